@@ -1,0 +1,206 @@
+"""What shapes a DAP model: the encoder, how a sentence is pooled, and the objectives it is trained with."""
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+from transformers import AutoConfig, BertConfig, PreTrainedConfig
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_dap.DAPConfig",
+    "AutoModel": "modeling_dap.DAPModel",
+    "AutoModelForPreTraining": "modeling_dap.DAPForPreTraining",
+    "AutoModelForSequenceClassification": "modeling_dap.DAPForSequenceClassification",
+}
+
+CHOICES: dict[str, tuple] = {
+    "objective": ("tr", "tr+tlm", "tr+rtl"),
+    "pooling": ("cls", "mean"),
+    "projection": (None, "mlp"),
+    "tr_similarity": ("cosine", "dot"),
+    "rtl_direction": ("source-to-target", "target-to-source", "both"),
+}
+# Each range reads: lowest, highest, whether the lowest itself is allowed.
+RANGES: dict[str, tuple[float, float, bool]] = {
+    "tr_temperature": (0.0, float("inf"), False),
+    "tr_margin": (0.0, float("inf"), True),
+    "rtl_ratio": (0.0, 1.0, False),
+    "rtl_weight": (0.0, float("inf"), True),
+    "tlm_probability": (0.0, 1.0, False),
+    "tlm_weight": (0.0, float("inf"), True),
+}
+FLAGS = ("tr_bidirectional", "tr_mask_duplicates")
+# Keys that a saved config.json may carry beside the fields of PreTrainedConfig.
+SAVED_KEYS = {"model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"}
+SAVED_KEYS |= {"quantization_config", "num_labels", "revision", "output_attentions"}
+
+
+class DAPConfig(PreTrainedConfig):
+    """Configuration of `DAPModel`, `DAPForPreTraining` and `DAPForSequenceClassification`.
+
+    Source and target are the paper's x (non-English) and y (its English translation). The defaults are the paper's,
+    and the released code's where the paper is silent.
+
+    Args:
+        encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
+        objective: `"tr"`, `"tr+tlm"` or `"tr+rtl"` (= DAP, section 3.3). What an objective does not use is not built.
+        pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
+        projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
+        tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
+        tr_temperature: divisor of the similarities; 0.05 for cosine and 1.0 for dot unless given.
+        tr_margin: additive margin taken from the similarity of a true pair.
+        tr_bidirectional: also rank the sources for each target, and take the mean of both losses.
+        tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
+        rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).
+        rtl_direction: which side is reconstructed from the other (Table 5); `"both"` takes even pairs source-to-target
+            and odd pairs target-to-source.
+        rtl_ratio: rho, the share of target tokens to reconstruct; the others are visible to the head (section 5.2).
+        rtl_weight: factor of the RTL loss.
+        rtl_languages: source language codes, in the order of `language_ids`; wherever a source is reconstructed, the
+            head gets an embedding of each side's language (section 5.1).
+        target_vocab_size: number of token ids of the target side that RTL predicts; all of the vocabulary when absent.
+            The ids themselves are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
+        tlm_probability: share of the tokens that TLM masks.
+        tlm_weight: factor of the TLM loss.
+        mask_token_id: the tokenizer's mask token; RTL and TLM need it.
+
+    Raises:
+        ValueError: an unknown field, or a value that is not allowed or contradicts another; it names the field, the
+            value and what is allowed.
+    """
+
+    model_type = "dap"
+    sub_configs = {"encoder_config": AutoConfig}
+
+    def __init__(
+        self,
+        encoder_config: PreTrainedConfig | dict | None = None,
+        objective: str = "tr+rtl",
+        pooling: str = "cls",
+        projection: str | None = None,
+        tr_similarity: str = "cosine",
+        tr_temperature: float | None = None,
+        tr_margin: float = 0.0,
+        tr_bidirectional: bool = False,
+        tr_mask_duplicates: bool = True,
+        rtl_layers: int = 2,
+        rtl_direction: str = "source-to-target",
+        rtl_ratio: float = 1.0,
+        rtl_weight: float = 1.0,
+        rtl_languages: list[str] | None = None,
+        target_vocab_size: int | None = None,
+        tlm_probability: float = 0.2,
+        tlm_weight: float = 0.1,
+        mask_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.encoder_config = _build_encoder_config(encoder_config)
+        self.objective = objective
+        self.pooling = pooling
+        self.projection = projection
+        self.tr_similarity = tr_similarity
+        default_temperature = 1.0 if tr_similarity == "dot" else 0.05
+        self.tr_temperature = default_temperature if tr_temperature is None else tr_temperature
+        self.tr_margin = tr_margin
+        self.tr_bidirectional = tr_bidirectional
+        self.tr_mask_duplicates = tr_mask_duplicates
+        self.rtl_layers = rtl_layers
+        self.rtl_direction = rtl_direction
+        self.rtl_ratio = rtl_ratio
+        self.rtl_weight = rtl_weight
+        self.rtl_languages = None if rtl_languages is None else list(rtl_languages)
+        self.target_vocab_size = target_vocab_size
+        self.tlm_probability = tlm_probability
+        self.tlm_weight = tlm_weight
+        self.mask_token_id = mask_token_id
+        self.auto_map = kwargs.pop("auto_map", None) or dict(AUTO_MAP)
+        _refuse_unknown(kwargs)
+        self.check()
+        super().__init__(**kwargs)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.encoder_config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.encoder_config.vocab_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.encoder_config.num_hidden_layers
+
+    @property
+    def uses_rtl(self) -> bool:
+        return self.objective == "tr+rtl"
+
+    @property
+    def uses_tlm(self) -> bool:
+        return self.objective == "tr+tlm"
+
+    def check(self) -> None:
+        """Raise `ValueError` for a value that is not allowed; models call it again, as attributes can be set later."""
+        for name, allowed in CHOICES.items():
+            _require(self, name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
+        for name, bounds in RANGES.items():
+            _require_range(self, name, *bounds)
+        for name in FLAGS:
+            _require(self, name, isinstance(getattr(self, name), bool), "True or False")
+        layers = self.encoder_config.num_hidden_layers
+        _require(self, "rtl_layers", _is_int(self.rtl_layers, 1, layers), f"1 to {layers}, the encoder's layers")
+        size, vocabulary = self.target_vocab_size, self.encoder_config.vocab_size
+        allowed = f"None or 1 to {vocabulary}, the encoder's vocabulary"
+        _require(self, "target_vocab_size", size is None or _is_int(size, 1, vocabulary), allowed)
+        mask, allowed = self.mask_token_id, f"None or an id from 0 to {vocabulary - 1}"
+        _require(self, "mask_token_id", mask is None or _is_int(mask, 0, vocabulary - 1), allowed)
+        self._check_directions()
+
+    def _check_directions(self) -> None:
+        if self.rtl_direction == "source-to-target" or not self.uses_rtl:
+            return
+        known = bool(self.rtl_languages) and len(set(self.rtl_languages)) == len(self.rtl_languages)
+        allowed = f"the different source languages, as rtl_direction is {self.rtl_direction!r}"
+        _require(self, "rtl_languages", known, allowed)
+        allowed = f"None, as rtl_direction {self.rtl_direction!r} reconstructs sources, whose ids are not the target's"
+        _require(self, "target_vocab_size", self.target_vocab_size is None, allowed)
+
+
+def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedConfig:
+    if value is None:
+        return BertConfig()
+    if isinstance(value, PreTrainedConfig):
+        return value
+    if not isinstance(value, dict) or "model_type" not in value:
+        raise ValueError(f"encoder_config={value!r}: give a configuration, or its dict with 'model_type'.")
+    options = {key: item for key, item in value.items() if key != "model_type"}
+    return AutoConfig.for_model(value["model_type"], **options)
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    known = SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
+    unknown = sorted(key for key in kwargs if key not in known and not key.startswith("_"))
+    if unknown:
+        own = [name for name in inspect.signature(DAPConfig.__init__).parameters if name not in ("self", "kwargs")]
+        listed = ", ".join(f"{key}={kwargs[key]!r}" for key in unknown)
+        raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(own)}.")
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _require(config: DAPConfig, name: str, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"DAPConfig: {name}={getattr(config, name)!r} is not allowed; give {allowed}.")
+
+
+def _require_range(config: DAPConfig, name: str, low: float, high: float, closed: bool) -> None:
+    value = getattr(config, name)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    holds = number and (low <= value if closed else low < value) and value <= high and value != float("inf")
+    left = "[" if closed else "("
+    right = "inf)" if high == float("inf") else f"{high:g}]"
+    _require(config, name, holds, f"a number in {left}{low:g}, {right}")
+
+
+AutoConfig.register("dap", DAPConfig, exist_ok=True)

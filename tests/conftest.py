@@ -1,0 +1,97 @@
+"""Tiny but real models, tokenizers and parallel text, built on the spot: no test needs a network."""
+
+import lzma
+import os
+import random
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+    ModernBertConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+LANGUAGES = ("de", "fr", "sw")
+
+
+def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tuple[str, str]]:
+    """Pairs whose source is the English sentence word by word in a made-up language, all English sides different."""
+    rng = random.Random(f"{language}-{seed}")
+    words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne", "pu", "ra") for b in ("ban", "der", "fin", "gol", "sut")]
+    pairs = {}
+    while len(pairs) < count:
+        english = rng.choices(words, k=rng.randint(3, 9))
+        pairs[" ".join(english)] = " ".join(word[::-1] + language for word in english)
+    return [(source, target) for target, source in pairs.items()]
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    text = [side for language in LANGUAGES for pair in synthetic_pairs(language) for side in pair]
+    trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(text + ["abcdefghijklmnopqrstuvwxyz .,?!"], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    tokens = {f"{name}_token": token for name, token in names.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **tokens)
+
+
+def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
+    """A three-layer configuration of one of the supported encoder classes, without dropout."""
+    shape = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape |= {"intermediate_size": 48, "max_position_embeddings": 80, "pad_token_id": 1}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if model_type == "deberta-v2":
+        relative = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"]}
+        more = {"position_biased_input": False, "type_vocab_size": 0, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+        return DebertaV2Config(**shape, **quiet, **relative, **more)
+    if model_type == "modernbert":
+        ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+        return ModernBertConfig(**shape, **ids, local_attention=8, global_attn_every_n_layers=3)
+    classes = {"bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig}
+    return classes[model_type](**shape, **quiet)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_dir(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny_bert")
+    BertModel(tiny_config("bert", len(tiny_tokenizer)), add_pooling_layer=False).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bitext")
+    for language in LANGUAGES:
+        text = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs(language))
+        if language == "sw":
+            (folder / "sw-en.tsv.xz").write_bytes(lzma.compress(text.encode()))
+        else:
+            (folder / f"{language}-en.tsv").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> None:
+    torch.manual_seed(0)
