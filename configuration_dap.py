@@ -33,6 +33,8 @@ FLAGS = ("tr_bidirectional", "tr_mask_duplicates")
 # Keys that a saved config.json may carry beside the fields of PreTrainedConfig.
 SAVED_KEYS = {"model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"}
 SAVED_KEYS |= {"quantization_config", "num_labels", "revision", "output_attentions"}
+# ... and what the Trainer aligns with the tokenizer or sets for checkpointing.
+SAVED_KEYS |= {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
 
 
 class DAPConfig(PreTrainedConfig):

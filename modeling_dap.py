@@ -599,12 +599,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if dap_config.objective != "tr" and dap_config.mask_token_id is None:
             dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
         options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
-        pretrained, report = AutoModelForMaskedLM.from_pretrained(name_or_path, output_loading_info=True, **options)
+        pretrained, missing = load_masked_lm(name_or_path, **options)
         encoder_config._attn_implementation = pretrained.config._attn_implementation
         model = cls(dap_config).to(dtype)
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
-        model._copy_weights(pretrained, set(report["missing_keys"]), name_or_path)
+        model._copy_weights(pretrained, missing, name_or_path)
         return model
 
     def _copy_weights(self, pretrained: PreTrainedModel, missing: set[str], name: str) -> None:
@@ -778,6 +778,17 @@ def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:
         return None if a is None else torch.where(swapped.view(-1, *[1] * (a.dim() - 1)), b, a)
 
     return Side(*(choose(a, b) for a, b in zip(side, other)))
+
+
+def load_masked_lm(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """A checkpoint as a masked-LM model, and the names of the weights that it lacks (reported by the caller)."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, report = AutoModelForMaskedLM.from_pretrained(name_or_path, output_loading_info=True, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+    return model, set(report["missing_keys"])
 
 
 def find_mask_token_id(name_or_path: str, **source: Any) -> int:

@@ -1,0 +1,1 @@
+"""The shared library of dap-transformers: parallel text, training, encoding, retrieval, analysis."""

@@ -1,0 +1,368 @@
+"""Sentences in, vectors out: sorted by length, batched by tokens, in the order they came.
+
+Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from modeling_dap import pool
+
+logger = logging.getLogger(__name__)
+
+POOLINGS = ("cls", "mean")
+DEFAULT_MAX_SEQ_LENGTH = 128
+#: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
+CHUNK = 100_000
+#: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.
+FULL_CPU_BATCH = 512
+
+
+class NeedsSentenceTransformers(ValueError):
+    """The folder's sentence-transformers modules do more than transformer + cls/mean pooling (+ normalisation)."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a sentence-transformers folder says about itself."""
+
+    subfolder: str = ""
+    pooling: str | None = None
+    prefix: str = ""
+    max_seq_length: int | None = None
+
+
+class SentenceEncoder:
+    """An encoder with its tokenizer and pooling: `encode(sentences)` gives one float32 vector a sentence.
+
+    Args:
+        model: any encoder that returns `last_hidden_state` (B, S, D).
+        tokenizer: its tokenizer.
+        pooling: "cls" (the paper's) or "mean"; None takes a DAP model's own, and "cls" for others.
+        prefix: text put before every sentence, such as "query: ".
+        max_seq_length: tokens, special ones included; longer sentences are cut. None: 128, or what the model holds.
+        device: where to move the model; None leaves it where it is.
+        bf16: run the encoder under bfloat16 autocast; pooling stays float32.
+
+    Raises:
+        ValueError: an unknown pooling, or a length above what the model's position table holds.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        pooling: str | None = None,
+        prefix: str = "",
+        max_seq_length: int | None = None,
+        device: str | torch.device | None = None,
+        bf16: bool = False,
+    ) -> None:
+        pooling = pooling or getattr(model.config, "pooling", None) or "cls"
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling={pooling!r}: choose one of {', '.join(POOLINGS)}")
+        limit = longest_input(model)
+        if max_seq_length is None:
+            max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, limit or DEFAULT_MAX_SEQ_LENGTH)
+        if limit is not None and max_seq_length > limit:
+            raise ValueError(f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it")
+        self.model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+        if device is not None:
+            self.model.to(device)
+        self.tokenizer, self.pooling, self.prefix = tokenizer, pooling, prefix
+        self.max_seq_length, self.bf16 = max_seq_length, bf16
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        pooling: str | None = None,
+        prefix: str | None = None,
+        max_seq_length: int | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        device: str | torch.device | None = None,
+        bf16: bool = False,
+    ) -> "SentenceEncoder":
+        """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
+
+        What is left None comes from the checkpoint (a DAP config's pooling, the sentence-transformers files), else:
+        pooling "cls" with a warning, no prefix, 128 tokens. `device=None` takes CUDA where there is one.
+
+        Raises:
+            NeedsSentenceTransformers: the folder has modules beyond what this class does; see `load_encoder`.
+            ValueError: the checkpoint lacks weights of the encoder, or an argument does not fit it.
+        """
+        settings = _sentence_transformers_settings(name_or_path, revision) or _Settings()
+        hub = {"revision": revision, "trust_remote_code": trust_remote_code, "subfolder": settings.subfolder}
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
+        model = _load_complete_model(name_or_path, **hub)
+        pooling = pooling or getattr(model.config, "pooling", None) or settings.pooling
+        if pooling is None:
+            pooling = "cls"
+            logger.warning("%s does not say how it pools: using 'cls', as in the paper", name_or_path)
+        if max_seq_length is None and settings.max_seq_length:  # folders of XLM-R say 514, its table holds 512
+            max_seq_length = min(settings.max_seq_length, longest_input(model) or settings.max_seq_length)
+        prefix = settings.prefix if prefix is None else prefix
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16)
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of the Hub repository the model came from; None for a local folder."""
+        return getattr(self.model.config, "_commit_hash", None)
+
+    def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
+        """The sentences' vectors, (N, D) float32 in input order, not normalised.
+
+        Equal sentences are encoded once. The result does not depend on `token_budget`, the most tokens a batch may
+        have (padding included), beyond float error. The empty string is a sentence like any other.
+        """
+        if isinstance(sentences, str):
+            raise ValueError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
+        if token_budget < 1:
+            raise ValueError(f"token_budget={token_budget}: at least 1 token")
+        index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
+        unique, parts = list(index), []
+        with tqdm(total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress) as bar:
+            for start in range(0, len(unique), CHUNK):
+                parts.append(self._encode_chunk(unique[start : start + CHUNK], token_budget, bar))
+        if not parts:
+            return np.empty((0, self.hidden_size), np.float32)
+        return np.concatenate(parts)[[index[sentence] for sentence in sentences]]
+
+    def encode_tokens(self, sentences: Sequence[str], token_budget: int = 4096) -> list[np.ndarray]:
+        """Each sentence's last-layer token states, (S_i, D) float32: no special tokens, no padding, no prefix.
+
+        Raises:
+            ValueError: the tokenizer is not a fast one, which is needed to tell the prefix's tokens.
+        """
+        if not self.tokenizer.is_fast:
+            raise ValueError(f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one")
+        if not sentences:
+            return []
+        tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
+        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(sentences)
+        for rows, hidden, _ in self._forward(tokens["input_ids"], token_budget):
+            for row, row_states in zip(rows, hidden.cpu().numpy(), strict=True):
+                spans = zip(tokens["special_tokens_mask"][row], tokens["offset_mapping"][row], strict=True)
+                keep = [i for i, (special, (_, end)) in enumerate(spans) if not special and end > len(self.prefix)]
+                states[row] = row_states[keep]  # (S_i, D)
+        return states
+
+    @property
+    def hidden_size(self) -> int:
+        """`D`, the length of a vector."""
+        config = self.model.config
+        return getattr(config, "encoder_config", config).hidden_size
+
+    def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
+        input_ids = self._tokenize(sentences)["input_ids"]
+        bar.total += sum(map(len, input_ids))  # tokens, not sentences: the longest come first
+        result = torch.zeros(len(sentences), self.hidden_size, device=self.model.device)  # (N, D)
+        for rows, hidden, mask in self._forward(input_ids, token_budget):
+            result[torch.tensor(rows, device=result.device)] = pool(hidden, mask, self.pooling)  # (B, D)
+            bar.update(sum(len(input_ids[row]) for row in rows))
+        return result.cpu().numpy()
+
+    def _tokenize(self, sentences: Sequence[str], **wanted: bool) -> dict[str, list]:
+        text = [self.prefix + sentence for sentence in sentences]
+        return self.tokenizer(
+            text, truncation=True, max_length=self.max_seq_length, return_attention_mask=False, verbose=False, **wanted
+        )
+
+    def _forward(self, input_ids: list[list[int]], token_budget: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """Yields each batch, longest first: row numbers, states (B, S, D) float32, attention mask (B, S)."""
+        device = self.model.device
+        full = FULL_CPU_BATCH if device.type == "cpu" else token_budget
+        with torch.inference_mode(), _eval_mode(self.model):
+            for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
+                ids, mask = self._pad([input_ids[row] for row in rows])
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                    hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, S, D)
+                yield rows, hidden.float(), mask
+
+    def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        width, pad = max(map(len, rows)), self.tokenizer.pad_token_id or 0
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])  # (B, S)
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = (torch.arange(width) < lengths[:, None]).long()  # (B, S)
+        return ids.to(self.model.device, non_blocking=True), mask.to(self.model.device, non_blocking=True)
+
+
+class LibraryEncoder:
+    """The same `encode`, done by the sentence-transformers library: for folders with modules such as Dense."""
+
+    pooling = "sentence-transformers modules"
+    bf16 = False
+
+    def __init__(self, model: Any, prefix: str | None = None) -> None:
+        self.model, self._prompt = model, prefix
+        default = model.prompts.get(model.default_prompt_name, "") if model.default_prompt_name else ""
+        self.prefix: str = default if prefix is None else prefix
+        self.max_seq_length: int | None = model.max_seq_length
+        self.revision: str | None = None
+
+    def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
+        """The sentences' vectors, (N, D) float32 in input order; batches of about `token_budget` tokens."""
+        rows = max(1, token_budget // 64)
+        return self.model.encode(list(sentences), prompt=self._prompt, batch_size=rows, show_progress_bar=progress)
+
+
+def load_encoder(
+    name_or_path: str,
+    pooling: str | None = None,
+    prefix: str | None = None,
+    max_seq_length: int | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    bf16: bool = False,
+) -> SentenceEncoder | LibraryEncoder:
+    """`SentenceEncoder.from_pretrained`, or the sentence-transformers library for what that cannot express.
+
+    Raises:
+        ValueError: the folder needs the library and it is not installed, or `pooling`/`bf16` is given, which
+            such a model does not take.
+    """
+    try:
+        return SentenceEncoder.from_pretrained(
+            name_or_path, pooling, prefix, max_seq_length, trust_remote_code, revision, bf16=bf16
+        )
+    except NeedsSentenceTransformers as reason:
+        if pooling or bf16:
+            raise ValueError(f"{reason}; pooling and bf16 cannot be set for it: leave them out") from reason
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError:
+            raise ValueError(f"{reason}: pip install 'dap-transformers[st]' to evaluate it") from reason
+    model = SentenceTransformer(name_or_path, trust_remote_code=trust_remote_code, revision=revision)
+    model.max_seq_length = max_seq_length or model.max_seq_length
+    return LibraryEncoder(model, prefix)
+
+
+def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:
+    """Row numbers in batches, longest sentences first; rows of length 0 are left out.
+
+    A batch holds at most `token_budget` tokens, padding included (a single longer row is a batch of its own), and ends
+    where the length changes once it has `full` tokens: with `full` small there is next to no padding.
+
+    >>> length_batches([2, 5, 2, 5, 0, 3], token_budget=10, full=10)
+    [[1, 3], [5, 0, 2]]
+    >>> length_batches([2, 5, 2, 5, 0, 3], token_budget=10, full=1)
+    [[1, 3], [5], [0, 2]]
+    """
+    batches: list[list[int]] = []
+    room = 0  # rows that the current batch can still take
+    for row in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):
+        length = lengths[row]
+        longest = lengths[batches[-1][0]] if batches else length
+        if room and (length == longest or len(batches[-1]) * longest < full):
+            batches[-1].append(row)
+            room -= 1
+        else:
+            batches.append([row])
+            room = max(1, token_budget // length) - 1
+    return batches
+
+
+def longest_input(model: PreTrainedModel) -> int | None:
+    """The tokens that the model's table of absolute positions has room for; None where there is no such table.
+
+    RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return None
+
+
+@contextmanager
+def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _load_complete_model(name_or_path: str, **hub: Any) -> PreTrainedModel:
+    """`AutoModel` in float32; heads that an encoder does not use are dropped, missing weights are an error."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        model, info = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, output_loading_info=True, **hub)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise ValueError(f"{name_or_path} lacks {len(missing)} weights of its encoder, such as {missing[0]!r}")
+    return model
+
+
+def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
+    """The parsed file of a local folder or a Hub repository; None where it does not exist."""
+    if Path(name_or_path).is_dir():
+        path = Path(name_or_path) / filename
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        return json.loads(Path(hf_hub_download(name_or_path, filename, revision=revision)).read_text(encoding="utf-8"))
+    except EntryNotFoundError:
+        return None
+
+
+def _sentence_transformers_settings(name_or_path: str, revision: str | None) -> _Settings | None:
+    """Reads modules.json and the files it names; None where there is no modules.json."""
+    modules = _read_json(name_or_path, "modules.json", revision)
+    if modules is None:
+        return None
+    kinds = [_module_kind(module["type"]) for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise NeedsSentenceTransformers(f"{name_or_path} consists of the modules {', '.join(kinds)}")
+    folders = [module["path"] for module in modules]
+    transformer = _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
+    pooling = _read_json(name_or_path, f"{folders[1]}/config.json", revision) or {}
+    library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
+    mode, prefix = _pooling_mode(pooling), (library.get("prompts") or {}).get(library.get("default_prompt_name"), "")
+    if (
+        mode not in POOLINGS
+        or transformer.get("do_lower_case")
+        or (prefix and not pooling.get("include_prompt", True))
+    ):
+        raise NeedsSentenceTransformers(f"{name_or_path} pools by {mode!r} or changes its text in a way of its own")
+    return _Settings(folders[0], mode, prefix, transformer.get("max_seq_length"))
+
+
+def _module_kind(dotted: str) -> str:
+    """Class name of the library's own modules, under their old and new paths; others keep their full name.
+
+    >>> _module_kind("sentence_transformers.models.Pooling")
+    'Pooling'
+    >>> _module_kind("sentence_transformers.base.modules.transformer.Transformer")
+    'Transformer'
+    """
+    return dotted.rsplit(".", 1)[-1] if dotted.startswith("sentence_transformers.") else dotted
+
+
+def _pooling_mode(config: dict[str, Any]) -> str:
+    """One pooling mode of either spelling of the pooling config; several joined by '+'."""
+    if "pooling_mode" in config:
+        modes = config["pooling_mode"]
+        return modes if isinstance(modes, str) else "+".join(modes)
+    legacy = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    active = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    return "+".join(legacy.get(key, key) for key in active)

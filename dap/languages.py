@@ -1,0 +1,75 @@
+"""Language codes of the 36 languages of XTREME's Tatoeba benchmark, and the paper's groups of them."""
+
+#: Code -> (Tatoeba's ISO 639-3 file code, English name), alphabetical as in the paper's appendix.
+_LANGUAGES: dict[str, tuple[str, str]] = {
+    "af": ("afr", "Afrikaans"),
+    "ar": ("ara", "Arabic"),
+    "bg": ("bul", "Bulgarian"),
+    "bn": ("ben", "Bengali"),
+    "de": ("deu", "German"),
+    "el": ("ell", "Greek"),
+    "es": ("spa", "Spanish"),
+    "et": ("est", "Estonian"),
+    "eu": ("eus", "Basque"),
+    "fa": ("pes", "Persian"),
+    "fi": ("fin", "Finnish"),
+    "fr": ("fra", "French"),
+    "he": ("heb", "Hebrew"),
+    "hi": ("hin", "Hindi"),
+    "hu": ("hun", "Hungarian"),
+    "id": ("ind", "Indonesian"),
+    "it": ("ita", "Italian"),
+    "ja": ("jpn", "Japanese"),
+    "jv": ("jav", "Javanese"),
+    "ka": ("kat", "Georgian"),
+    "kk": ("kaz", "Kazakh"),
+    "ko": ("kor", "Korean"),
+    "ml": ("mal", "Malayalam"),
+    "mr": ("mar", "Marathi"),
+    "nl": ("nld", "Dutch"),
+    "pt": ("por", "Portuguese"),
+    "ru": ("rus", "Russian"),
+    "sw": ("swh", "Swahili"),
+    "ta": ("tam", "Tamil"),
+    "te": ("tel", "Telugu"),
+    "th": ("tha", "Thai"),
+    "tl": ("tgl", "Tagalog"),
+    "tr": ("tur", "Turkish"),
+    "ur": ("urd", "Urdu"),
+    "vi": ("vie", "Vietnamese"),
+    "zh": ("cmn", "Chinese"),
+}
+
+#: The 36 languages of XTREME's Tatoeba benchmark (the paper's section 4.3 and appendix).
+TATOEBA_36: tuple[str, ...] = tuple(_LANGUAGES)
+#: The languages that have the full 1,000 sentence pairs.
+TATOEBA_28: tuple[str, ...] = tuple(c for c in TATOEBA_36 if c not in {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"})
+#: The languages of XNLI but English; the appendix's rows reproduce the paper's 14-language averages with them.
+TATOEBA_14: tuple[str, ...] = ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+
+#: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names; English, the pivot, is included.
+ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGUAGES.items()}
+#: ISO 639-1 -> English name; English, the pivot, is included.
+NAMES: dict[str, str] = {"en": "English"} | {code: name for code, (_, name) in _LANGUAGES.items()}
+
+_OTHER_CODES = {
+    "arb": "ar", "ekk": "et", "fas": "fa", "per": "fa", "fil": "tl", "iw": "he", "in": "id",
+    "jw": "jv", "swa": "sw", "zho": "zh", "chi": "zh", "ger": "de", "fre": "fr", "baq": "eu",
+}  # fmt: skip
+_TO_ISO1 = {iso3: code for code, iso3 in ISO3.items()} | _OTHER_CODES | {code: code for code in ISO3}
+
+
+def to_iso1(code: str) -> str:
+    """The ISO 639-1 code of a language given by its two- or three-letter code, in any case, with or without a region.
+
+    >>> to_iso1("deu"), to_iso1("ZH-Hans"), to_iso1("arb_Arab"), to_iso1("eng")
+    ('de', 'zh', 'ar', 'en')
+
+    Raises:
+        ValueError: the code is not one of English and the 36 languages.
+    """
+    base = code.strip().lower().replace("_", "-").split("-")[0]
+    if base not in _TO_ISO1:
+        known = " ".join(TATOEBA_36)
+        raise ValueError(f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)")
+    return _TO_ISO1[base]

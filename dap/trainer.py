@@ -1,0 +1,232 @@
+"""Pre-training as a `transformers.Trainer`: component losses in the log, retrieval on dev sets, named failures."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainingArguments
+
+from dap.encoding import SentenceEncoder
+from dap.retrieval import retrieval_accuracy
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, sum_over_processes
+
+Bitext = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
+
+LOGGED = ("tr_loss", "rtl_loss", "tlm_loss", "accuracy", "negatives", "ignored_tokens")
+
+
+@dataclass
+class DAPTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the paper's values as defaults (section 4.2) and what a contrastive loss needs."""
+
+    total_train_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Pairs a step over all processes, each a negative of every other; sets the per-device size."},
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after this many evaluations without a better metric_for_best_model."}
+    )
+    freeze_word_embeddings: bool = field(
+        default=False, metadata={"help": "Do not train the word embeddings: less memory, faster steps."}
+    )
+    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate of AdamW."})
+    max_steps: int = field(default=100_000, metadata={"help": "Number of optimizer steps."})
+    per_device_train_batch_size: int = field(default=128, metadata={"help": "Pairs a process in one step."})
+    dataloader_drop_last: bool = field(default=True, metadata={"help": "The gather needs equal batches: keep it."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "The collator uses all columns: keep it."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A loss that is not finite stops the run."})
+    metric_for_best_model: str | None = field(default="eval_mean_accuracy", metadata={"help": "What 'best' means."})
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Every parameter of an objective is used: keep it."}
+    )
+    report_to: None | str | list[str] = field(
+        default=None, metadata={"help": "Trackers; TensorBoard, when installed, if not given."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.report_to is None:
+            self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
+        if self.accelerator_config is None:  # every process reads its own share of a stream
+            self.accelerator_config = {"dispatch_batches": False}
+        super().__post_init__()
+        if self.total_train_batch_size is not None:
+            self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
+        if not self.dataloader_drop_last or self.remove_unused_columns:
+            raise ValueError(
+                f"dataloader_drop_last={self.dataloader_drop_last}, remove_unused_columns={self.remove_unused_columns}: "
+                "DAP trains with True and False, as negatives are gathered from equal batches; leave both out."
+            )
+        if self.n_gpu > 1:
+            raise ValueError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
+
+
+def share_of_batch(total: int, processes: int) -> int:
+    """Pairs of each process in a batch of `total`.
+
+    >>> share_of_batch(1024, 8)
+    128
+
+    Raises:
+        ValueError: fewer pairs than processes, or pairs that do not divide evenly.
+    """
+    if total < processes or total % processes:
+        better = max(1, round(total / processes)) * processes
+        raise ValueError(
+            f"total_train_batch_size={total} cannot be shared evenly by {processes} processes; give {better}, for one."
+        )
+    return total // processes
+
+
+class StepMeter:
+    """Means of the model's outputs and the pace since the last reading."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.steps, self.pairs, self.started = 0, 0, time.perf_counter()
+
+    def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
+        for name in LOGGED:
+            value = getattr(out, name)
+            if value is not None:
+                self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
+        self.steps += 1
+        self.pairs += pairs
+
+    def read(self, processes: int) -> dict[str, float]:
+        """Means over steps and processes, and pairs a second of all processes; starts anew."""
+        if not self.steps:
+            return {}
+        names = list(self.sums)
+        totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (self.steps * processes)
+        values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
+        values["pairs_per_second"] = round(self.pairs * processes / (time.perf_counter() - self.started), 1)
+        self.reset()
+        return values
+
+
+class DAPTrainer(Trainer):
+    """`Trainer` for `DAPForPreTraining`.
+
+    Args:
+        dev_bitext: source and target sentences by language. Evaluation measures retrieval in both directions:
+            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent.
+        max_seq_length: tokens a dev sentence is cut to.
+        train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
+        args: everything else as in `Trainer`; `processing_class` is the tokenizer, `data_collator` a `BitextCollator`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        dev_bitext: Mapping[str, Bitext] | None = None,
+        max_seq_length: int = 32,
+        train_sampler: Sampler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.dev_bitext = dict(dev_bitext or {})
+        self.max_seq_length = max_seq_length
+        self.train_sampler = train_sampler
+        self.meter = StepMeter()
+        if self.dev_bitext:
+            kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
+        super().__init__(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        return self.train_sampler or super()._get_train_sampler(train_dataset)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
+        """The objective's loss of one batch.
+
+        Raises:
+            FloatingPointError: the loss is not finite; names the step, the losses, the languages and the pairs.
+        """
+        inputs = dict(inputs)
+        pair_ids = inputs.pop("pair_ids", [])
+        out = model(**inputs)
+        if not torch.isfinite(out.loss):
+            raise FloatingPointError(self._describe_failure(out, pair_ids))
+        if model.training:
+            self.meter.add(out, len(inputs["source_input_ids"]))
+        return (out.loss, out) if return_outputs else out.loss
+
+    def _describe_failure(self, out: DAPForPreTrainingOutput, pair_ids: Sequence[str]) -> str:
+        losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss")}
+        listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items() if value is not None)
+        languages = ", ".join(sorted({pair.rsplit(":", 1)[0] for pair in pair_ids}))
+        kept = self.state.best_model_checkpoint or f"the last checkpoint in {self.args.output_dir}"
+        return (
+            f"the loss is not finite at step {self.state.global_step + 1} ({listed}); languages: {languages}; "
+            f"pairs: {' '.join(pair_ids)}. Nothing was saved after it: resume from {kept} with a lower learning rate, "
+            "or look at these pairs."
+        )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the means since the last log to a line that has the training loss."""
+        if "loss" in logs:
+            logs = {**logs, **self.meter.read(self.args.world_size)}
+        super().log(logs, start_time)
+
+    def evaluate(
+        self,
+        eval_dataset: Mapping[str, Bitext] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Retrieval accuracy on every language's dev pairs, shared among the processes.
+
+        Args:
+            eval_dataset: sources and targets by language; the dev pairs when absent.
+        """
+        started = time.perf_counter()
+        model = self.accelerator.unwrap_model(self.model)
+        encoder = SentenceEncoder(
+            model.dap,
+            self.processing_class,
+            pooling=model.config.pooling,
+            max_seq_length=self.max_seq_length,
+            bf16=self.args.bf16,
+        )
+        metrics = {}
+        bitext = eval_dataset if isinstance(eval_dataset, Mapping) else self.dev_bitext
+        for language, (sources, targets) in bitext.items():
+            vectors = self._encode_shared(encoder, [*sources, *targets])
+            forward, backward = retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :])
+            metrics[f"{metric_key_prefix}_{language}-en_accuracy"] = forward
+            metrics[f"{metric_key_prefix}_en-{language}_accuracy"] = backward
+        metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
+        metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.meter.started += time.perf_counter() - started  # evaluation is no part of the training pace
+        return metrics
+
+    def _encode_shared(self, encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
+        """Vectors (N, D) of the sentences on every process, each of which encodes its share."""
+        rank, processes = self.args.process_index, self.args.world_size
+        if processes == 1:
+            return torch.from_numpy(encoder.encode(sentences))
+        rows = np.arange(rank, len(sentences) + (-len(sentences)) % processes, processes) % len(sentences)
+        share = torch.from_numpy(encoder.encode([sentences[row] for row in rows])).to(self.args.device)
+        gathered = self.accelerator.gather(share).cpu()  # (W·N/W, D), process by process
+        return gathered.view(processes, len(rows), -1).transpose(0, 1).flatten(0, 1)[: len(sentences)]
+
+
+def freeze_word_embeddings(model: DAPForPreTraining) -> None:
+    """Take the word embeddings, which are the prediction head's output embeddings too, out of the training."""
+    model.get_input_embeddings().weight.requires_grad_(False)

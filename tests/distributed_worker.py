@@ -1,0 +1,66 @@
+"""One training step on W CPU processes: `python distributed_worker.py W PORT FOLDER` leaves gradients in the folder."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from test_modeling_dap import make_batch, tiny_model
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+CASES = [
+    {"objective": "tr", "tr_bidirectional": True},
+    {"objective": "tr+tlm", "tlm_probability": 0.5},
+    {"objective": "tr+rtl"},
+    {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
+]
+VARIANTS = [(1, False), (2, False), (1, True), (2, True)]  # accumulation steps, activation checkpointing
+PAIRS = 8  # in all processes together
+
+
+def micro_batch(step: int) -> dict[str, Tensor]:
+    """Pairs with uneven numbers of tokens; the first and the last, on different processes, have the same target."""
+    batch = make_batch(PAIRS, longest=11, seed=step)
+    for key in ("target_input_ids", "target_attention_mask", "target_noise"):
+        batch[key][-1] = batch[key][0]
+    return batch
+
+
+def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    """The rows of one process, without the columns that are padding in all of them."""
+    rows = {key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world] for key, value in batch.items()}
+    width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in ("source", "target")}
+    return {key: value[:, : width[key.split("_")[0]]] for key, value in rows.items()}
+
+
+def step_gradients(case: dict, accumulation: int, checkpointing: bool, rank: int = 0, world: int = 1) -> Tensor:
+    """Parameter gradients after one optimizer step's backward passes."""
+    model = tiny_model("xlm-roberta", **case)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    wrapped = DistributedDataParallel(model) if world > 1 else model
+    for step in range(accumulation):
+        last = step == accumulation - 1
+        with contextlib.nullcontext() if last or world == 1 else wrapped.no_sync():
+            out = wrapped(**share_of(micro_batch(step), rank, world))
+            (out.loss / accumulation).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def run(rank: int, world: int, port: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    found = [step_gradients(case, *variant, rank, world) for case in CASES for variant in VARIANTS]
+    if rank == 0:
+        torch.save(found, Path(folder) / "gradients.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    processes = int(sys.argv[1])
+    mp.start_processes(run, args=(processes, *sys.argv[2:]), nprocs=processes, start_method="fork")

@@ -1,0 +1,37 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_worker import CASES, VARIANTS, step_gradients
+
+import modeling_dap
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_give_the_gradients_of_one_with_all_pairs(processes: int, tmp_path: Path) -> None:
+    worker = Path(__file__).with_name("distributed_worker.py")
+    command = [sys.executable, str(worker), str(processes), free_port(), str(tmp_path)]
+    paths = {"PYTHONPATH": f"{worker.parent.parent}:{worker.parent}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=paths, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(tmp_path / "gradients.pt")
+    runs = [(case, variant) for case in CASES for variant in VARIANTS]
+    for (case, variant), gradient in zip(runs, found, strict=True):
+        expected = step_gradients(case, *variant)
+        error = (gradient - expected).norm() / expected.norm()
+        assert error < 1e-5, (case, variant, error)
+
+
+def test_gather_is_the_identity_in_one_process() -> None:
+    rows = torch.randn(3, 2, requires_grad=True)
+    assert modeling_dap.gather_rows(rows) is rows
+    assert modeling_dap.sum_over_processes(rows) is rows

@@ -1,0 +1,45 @@
+"""The language groups and codes against the paper's tables and the names of Tatoeba's files."""
+
+from pathlib import Path
+
+import pytest
+
+from dap.languages import ISO3, NAMES, TATOEBA_14, TATOEBA_28, TATOEBA_36, to_iso1
+
+TATOEBA_DIR = Path(__file__).parents[1] / ".." / "shared" / "data" / "tatoeba"
+
+
+def test_groups_have_their_sizes_and_are_subsets() -> None:
+    assert (len(TATOEBA_14), len(TATOEBA_28), len(TATOEBA_36)) == (14, 28, 36)
+    assert set(TATOEBA_14) < set(TATOEBA_36)
+    assert set(TATOEBA_28) < set(TATOEBA_36)
+    assert list(TATOEBA_36) == sorted(TATOEBA_36)
+
+
+def test_the_28_languages_are_those_with_1000_pairs() -> None:
+    assert set(TATOEBA_36) - set(TATOEBA_28) == {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
+
+
+@pytest.mark.parametrize("code", TATOEBA_36)
+def test_both_codes_lead_to_the_same_language(code: str) -> None:
+    assert to_iso1(code) == to_iso1(ISO3[code]) == to_iso1(ISO3[code].upper()) == code
+    assert NAMES[code]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("zho", "zh"), ("fas", "fa"), ("pt_BR", "pt"), ("en", "en"), ("iw", "he")]
+)
+def test_other_spellings(code: str, expected: str) -> None:
+    assert to_iso1(code) == expected
+
+
+@pytest.mark.parametrize("code", ["xx", "", "english", "tlh"])
+def test_unknown_code_is_named_with_the_known_ones(code: str) -> None:
+    with pytest.raises(ValueError, match=f"{code!r}.*af ar bg"):
+        to_iso1(code)
+
+
+@pytest.mark.skipif(not TATOEBA_DIR.is_dir(), reason="../shared with the Tatoeba test set is absent")
+def test_every_code_has_its_tatoeba_file() -> None:
+    for code in TATOEBA_36:
+        assert (TATOEBA_DIR / f"tatoeba.{ISO3[code]}-eng.{ISO3[code]}").is_file(), code

@@ -1,0 +1,94 @@
+"""The house itself: what the wheel holds, which module may import which, and the commands that README names."""
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from train_dap import parse_arguments
+
+SCRIPTS = ("train_dap", "eval_retrieval")
+# Layers from the bottom; a module imports only from layers below its own, or within `dap` without a cycle.
+ARROWS = {"configuration_dap": 0, "modeling_dap": 1, "dap": 2, "scripts": 3, "quickstart": 4}
+NO_MODEL = ("dap.corpus", "dap.data", "dap.languages", "dap.results", "dap.retrieval", "dap.similarity", "dap.analysis")
+
+
+def own_modules() -> dict[str, Path]:
+    files = [REPOSITORY / f"{name}.py" for name in (*SCRIPTS, "modeling_dap", "configuration_dap")]
+    files += [*(REPOSITORY / "dap").glob("*.py"), *(REPOSITORY / "quickstart").glob("*.py")]
+    return {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
+
+
+def layer(module: str) -> int:
+    return ARROWS["scripts" if module in SCRIPTS else module.split(".")[0]]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Own modules that a file imports, as `dap.data` or `modeling_dap`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+    return found & own_modules().keys()
+
+
+def test_imports_point_one_way() -> None:
+    graph = {name: imports_of(path) - {name} for name, path in own_modules().items()}
+    for name, wanted in graph.items():
+        for other in wanted:
+            same_package = name.split(".")[0] == other.split(".")[0] in ("dap", "quickstart")
+            below = layer(other) < layer(name)
+            assert below or same_package, f"{name} imports {other}"
+    for name in NO_MODEL:
+        assert "modeling_dap" not in reachable(graph, name), f"{name} reaches the model"
+    for name in graph:
+        assert name not in reachable(graph, name), f"{name} imports itself through others"
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen, ahead = set(), list(graph[start])
+    while ahead:
+        if (name := ahead.pop()) not in seen:
+            seen.add(name)
+            ahead += graph[name]
+    return seen
+
+
+def test_wheel_holds_every_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(REPOSITORY)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
+    expected = {str(path.relative_to(REPOSITORY)) for name, path in own_modules().items() if layer(name) < 4}
+    assert expected <= names
+    assert not {name for name in names if name.startswith(("tests", "quickstart", "benchmarks"))}
+
+
+def readme_commands(program: str) -> list[list[str]]:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if program in line and line.startswith(("accelerate", "python"))]
+    return [line.split(program, 1)[1].split() for line in lines]
+
+
+def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    commands = readme_commands("train_dap.py ")
+    assert len(commands) >= 2
+    for argv in commands:
+        model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv])
+        assert model.model_name_or_path
+        assert data.train_data
+
+
+def test_readme_names_files_that_exist() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:configs|dap|tests|quickstart|docs)/[\w./]+|\w+\.(?:py|md|txt))`", text):
+        assert (REPOSITORY / name).exists(), name

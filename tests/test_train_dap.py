@@ -1,0 +1,184 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY
+from safetensors.torch import load_file
+from test_distributed import free_port
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+
+import train_dap
+from train_dap import main, parse_arguments, recipe_flags
+
+
+@pytest.fixture
+def flags(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return [
+        *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
+        *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20", "--report_to", "none"),
+        *("--disable_tqdm", "true", "--logging_steps", "5"),
+    ]
+
+
+def run_environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+
+
+def results(folder: Path, name: str = "eval") -> dict[str, float]:
+    return json.loads((folder / f"{name}_results.json").read_text())
+
+
+def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    schedule = ["--max_steps", "120", "--eval_strategy", "steps", "--save_strategy", "steps", "--save_steps", "30"]
+    more = ["--eval_steps", "30", "--load_best_model_at_end", "--eval_on_start", "--objective", "tr"]
+    main([*flags, *schedule, *more, "--learning_rate", "5e-3", "--output_dir", str(out)])
+    history = json.loads((out / "trainer_state.json").read_text())["log_history"]
+    means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
+    assert max(means) > means[0] + 20
+    assert results(out)["eval_mean_accuracy"] == max(means)
+    assert AutoModel.from_pretrained(out).config.model_type == "dap"
+    with pytest.raises(ValueError, match="holds a finished run"):
+        main([*flags, "--max_steps", "2", "--output_dir", str(out)])
+
+
+def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
+    schedule = ["--max_steps", "60", "--save_strategy", "steps", "--save_steps", "20", "--rtl_ratio", "0.7"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, str(REPOSITORY / "train_dap.py"), *flags, *schedule, "--output_dir", str(killed)]
+    process = subprocess.Popen(command, env=run_environment(tmp_path), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not (killed / "checkpoint-20" / "trainer_state.json").exists():
+        assert process.poll() is None, "the run ended before its first checkpoint"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / train_dap.FINISHED).exists()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the killed process
+    main([*flags, *schedule, "--output_dir", str(killed)])
+    main([*flags, *schedule, "--output_dir", str(whole)])
+    torch.set_num_threads(threads)
+    resumed, expected = (load_file(folder / "model.safetensors") for folder in (killed, whole))
+    assert all(torch.equal(resumed[key], expected[key]) for key in expected)
+
+
+def test_two_processes_train_as_one_with_the_same_batch(flags: list[str], tmp_path: Path) -> None:
+    schedule = ["--total_train_batch_size", "32", "--max_steps", "20", "--logging_steps", "10"]
+    main([*flags, *schedule, "--output_dir", str(tmp_path / "one")])
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--main_process_port", free_port(), str(REPOSITORY / "train_dap.py")]
+    command = [*launch, *flags, *schedule, "--output_dir", str(tmp_path / "two")]
+    done = subprocess.run(command, env=run_environment(tmp_path), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "32 pairs a step" in done.stderr
+    one, two = ([line for line in state(tmp_path / name)["log_history"] if "loss" in line] for name in ("one", "two"))
+    for first, second in zip(one, two, strict=True):
+        for key in ("loss", "tr_loss", "rtl_loss", "negatives"):
+            assert second[key] == pytest.approx(first[key], rel=1e-3), key
+        assert second["accuracy"] == pytest.approx(first["accuracy"], abs=2.01 / 320)  # 320 pairs, some near ties
+    for key, value in results(tmp_path / "one").items():
+        if key.endswith("accuracy"):
+            assert results(tmp_path / "two")[key] == pytest.approx(value, abs=5.01)  # one of 20 sentences
+
+
+def state(folder: Path) -> dict:
+    return json.loads((folder / "trainer_state.json").read_text())
+
+
+def test_streaming_reads_the_same_text(flags: list[str], tmp_path: Path) -> None:
+    main([*flags, "--streaming", "--language_mix", "temperature", "--max_steps", "6", "--output_dir", str(tmp_path / "out")])
+    assert state(tmp_path / "out")["global_step"] == 6
+    assert "eval_sw-en_accuracy" in results(tmp_path / "out")
+
+
+def test_early_stopping_ends_a_run_that_does_not_improve(flags: list[str], tmp_path: Path) -> None:
+    schedule = ["--max_steps", "100", "--eval_strategy", "steps", "--eval_steps", "1", "--save_strategy", "best"]
+    more = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--objective", "tr"]
+    main([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "out")])
+    assert state(tmp_path / "out")["global_step"] == 3
+
+
+def test_dap_checkpoints_can_be_trained_on(flags: list[str], tmp_path: Path) -> None:
+    main([*flags, "--max_steps", "2", "--output_dir", str(tmp_path / "first")])
+    flags[1] = str(tmp_path / "first")
+    main([*flags, "--max_steps", "2", "--learning_rate", "0", "--output_dir", str(tmp_path / "second")])
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_directions_get_the_languages_of_the_data(flags: list[str], tmp_path: Path) -> None:
+    main([*flags, "--rtl_direction", "both", "--max_steps", "2", "--output_dir", str(tmp_path / "out")])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["rtl_languages"] == ["de", "fr", "sw"]
+
+
+# ----------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
+def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
+    argv = [str(REPOSITORY / "configs" / f"{name}.yaml"), "--train_data", "corpus", "--output_dir", str(tmp_path)]
+    model, data, training = parse_arguments(argv)
+    assert (data.max_seq_length, training.learning_rate, training.max_steps) == (32, 5e-5, 100_000)
+    assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
+    assert (model.rtl_layers, model.rtl_weight, model.tlm_probability, model.tlm_weight) == (2, 1.0, 0.2, 0.1)
+    assert model.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+
+
+def test_flags_override_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\ntr_bidirectional: true\nrevision: null\n")
+    model, data, training = parse_arguments([str(recipe), "--learning_rate", "2e-4", "--output_dir", str(tmp_path)])
+    assert (model.model_name_or_path, model.tr_bidirectional, model.revision) == ("a", True, None)
+    assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
+
+
+@pytest.mark.parametrize(("text", "message"), [("learnign_rate: 1", "unknown argument learnign_rate"), ("- a", "found list")])
+def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    with pytest.raises(ValueError, match=rf"recipe\.yaml: .*{message}"):
+        recipe_flags(recipe)
+
+
+# ----------------------------------------------------------------------------------------- bad input
+
+
+def test_length_above_the_models_positions_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_seq_length=65.*model_max_length=64"):
+        main([*flags, "--max_seq_length", "65", "--output_dir", str(tmp_path / "out")])
+
+
+def test_length_above_the_encoders_table_is_refused(flags: list[str], tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=250, max_position_embeddings=40, **shape)).save_pretrained(tmp_path / "short")
+    tiny_tokenizer.save_pretrained(tmp_path / "short")
+    flags[1] = str(tmp_path / "short")
+    with pytest.raises(ValueError, match="max_seq_length=50 is above the encoder's 40 positions"):
+        main([*flags, "--max_seq_length", "50", "--output_dir", str(tmp_path / "out")])
+
+
+def test_tokenizer_without_mask_token_is_refused(flags: list[str], tmp_path: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    BertModel.from_pretrained(tiny_bert_dir).save_pretrained(tmp_path / "bare")
+    bare = PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>", cls_token="<s>", sep_token="</s>", model_max_length=64
+    )
+    bare.save_pretrained(tmp_path / "bare")
+    flags[1] = str(tmp_path / "bare")
+    with pytest.raises(ValueError, match="no mask token"):
+        main([*flags, "--output_dir", str(tmp_path / "out")])
+
+
+def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:
+    flags[3] = str(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        main([*flags, "--output_dir", str(tmp_path / "out")])

@@ -1,0 +1,122 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import LANGUAGES, synthetic_pairs
+from transformers import PreTrainedTokenizerFast
+
+from dap.corpus import load_bitext
+from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize_bitext
+from dap.trainer import DAPTrainer, DAPTrainingArguments, StepMeter, freeze_word_embeddings, share_of_batch
+from modeling_dap import DAPForPreTraining, pool
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, bitext_dir: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast):  # noqa: ANN201
+    def make(objective: str = "tr+rtl", **arguments: object) -> DAPTrainer:
+        options = {"per_device_train_batch_size": 8, "max_steps": 4, "logging_steps": 1, "report_to": [], **arguments}
+        args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), disable_tqdm=True, **options)
+        tokenized = tokenize_bitext(load_bitext([bitext_dir], cache_dir=tmp_path), tiny_tokenizer, 16)
+        dev = {language: list(zip(*synthetic_pairs(language, 15, seed=1))) for language in LANGUAGES}
+        return DAPTrainer(
+            model=DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective),
+            args=args,
+            train_dataset=mix_languages(tokenized, "natural", 0.5, 0),
+            train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
+            data_collator=BitextCollator(tiny_tokenizer.pad_token_id, sorted(tokenized)),
+            processing_class=tiny_tokenizer,
+            dev_bitext=dev,
+            max_seq_length=16,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("objective", ["tr", "tr+tlm", "tr+rtl"])
+def test_log_has_every_component_and_they_add_up(objective: str, make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(objective)
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(lines) == 4
+    config = trainer.model.config
+    for line in lines:
+        total = line["tr_loss"] + config.rtl_weight * line.get("rtl_loss", 0) + config.tlm_weight * line.get("tlm_loss", 0)
+        assert line["loss"] == pytest.approx(total, abs=2e-3)
+        assert ("rtl_loss" in line, "tlm_loss" in line) == (objective == "tr+rtl", objective == "tr+tlm")
+        assert 0 <= line["accuracy"] <= 1
+        assert line["negatives"] == 7
+        assert line["pairs_per_second"] > 0
+
+
+def test_accumulated_loss_is_the_mean_of_its_batches(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer("tr", gradient_accumulation_steps=2, max_steps=2, learning_rate=0.0)
+    trainer.train()
+    for line in (line for line in trainer.state.log_history if "loss" in line):
+        assert line["loss"] == pytest.approx(line["tr_loss"], abs=2e-3)
+
+
+def test_evaluation_is_retrieval_of_the_dev_pairs(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer()
+    metrics = trainer.evaluate()
+    sources, targets = trainer.dev_bitext["de"]
+    sides = []
+    for side in (sources, targets):
+        batch = trainer.processing_class(list(side), padding=True, truncation=True, max_length=16, return_tensors="pt")
+        with torch.no_grad():
+            states = trainer.model.eval().dap.encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        vectors = pool(states, batch["attention_mask"], "cls").numpy().astype(np.float64)
+        sides.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    correct = [max(range(15), key=lambda j, i=i: sides[0][i] @ sides[1][j]) == i for i in range(15)]
+    assert metrics["eval_de-en_accuracy"] == pytest.approx(100 * np.mean(correct))
+    both = [metrics[f"eval_{pair}_accuracy"] for code in LANGUAGES for pair in (f"{code}-en", f"en-{code}")]
+    assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(both))
+
+
+def test_loss_that_is_not_finite_names_step_languages_and_pairs(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
+
+    def poison(*_: object) -> None:
+        if trainer.state.global_step == 3:
+            with torch.no_grad():
+                trainer.model.dap.encoder.embeddings.LayerNorm.weight.fill_(float("nan"))
+
+    trainer.model.register_forward_pre_hook(poison)
+    with pytest.raises(FloatingPointError, match=r"not finite at step 4 \(tr_loss=nan.*languages: .*pairs: (\w\w:\d+ ?){8}"):
+        trainer.train()
+    assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert all(torch.isfinite(value).all() for value in DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2").parameters())
+
+
+def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN001
+    trainer, seen = make_trainer("tr", max_steps=150, logging_steps=150, learning_rate=0.0), []
+    collate = trainer.data_collator
+    trainer.data_collator = lambda rows: seen.extend(row["pair_id"] for row in rows) or collate(rows)
+    trainer.train()
+    first, second = seen[:600], seen[600:1200]
+    assert len(set(first)) == len(set(second)) == 600
+    assert first != second
+
+
+def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(learning_rate=1e-2)
+    freeze_word_embeddings(trainer.model)
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+    assert set(before) - changed == {"dap.encoder.embeddings.word_embeddings.weight"}
+
+
+@pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
+def test_batches_that_processes_cannot_share_are_refused(total: int, processes: int, better: int) -> None:
+    with pytest.raises(ValueError, match=f"total_train_batch_size={total} .* {processes} processes; give {better}"):
+        share_of_batch(total, processes)
+
+
+def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dataloader_drop_last=False"):
+        DAPTrainingArguments(output_dir=str(tmp_path), dataloader_drop_last=False)
+
+
+def test_meter_without_steps_says_nothing() -> None:
+    assert StepMeter().read(1) == {}
