@@ -40,6 +40,7 @@ except ImportError:  # a checkout or an installed wheel, where the two files are
 logger = logging.get_logger(__name__)
 
 LOGITS_PER_CHUNK = 2**25  # float32 logits held at a time by the vocabulary loss: 128 MiB
+TOKENS_PER_GROUP = 128  # on CPU, rows of like length run together once they have this many tokens
 
 
 # ------------------------------------------------------------------------------------------- across processes
@@ -98,7 +99,7 @@ class RankingResult(NamedTuple):
 
 
 def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
-    """phi(x, y) of eq. L_TR for every query (B, D) and candidate (N, D): one float32 product (B, N), under autocast too.
+    """phi(x, y) of eq. L_TR for every query (B, D) and candidate (N, D): one float32 product (B, N), autocast or not.
 
     >>> similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
     tensor([[1., 0.]])
@@ -172,7 +173,7 @@ def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, label
         bias: (V,).
         labels: (T,) rows of `weight`.
 
-    >>> vocabulary_cross_entropy(torch.zeros(3, 2), torch.ones(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))  # 3 log 4
+    >>> vocabulary_cross_entropy(torch.zeros(3, 2), torch.ones(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))
     tensor(4.1589)
     """
     with torch.autocast(hidden.device.type, enabled=False):
@@ -310,6 +311,40 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}: use 'tr'.")
 
 
+def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
+    """Row numbers, shortest rows first, in groups that end where the length changes once they have enough tokens.
+
+    >>> length_groups([9, 2, 2, 9, 3], tokens=4)
+    [[1, 2], [4, 0, 3]]
+    """
+    groups: list[list[int]] = [[]]
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        current = groups[-1]
+        if current and lengths[row] > lengths[current[-1]] and sum(lengths[i] for i in current) >= tokens:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
+
+
+def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
+    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
+
+    On CPU rows of like length run together, so that next to no padding is computed; the states of padding are zeros.
+    """
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return encoder(attention_mask=mask, **inputs).last_hidden_state
+    lengths = mask.sum(1).tolist()
+    groups = length_groups(lengths, TOKENS_PER_GROUP)
+    parts = []
+    for rows in groups:
+        width = lengths[rows[-1]]
+        part = {key: value[rows, :width] for key, value in inputs.items()}
+        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state  # (rows, width, D)
+        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))
+    order = torch.tensor([row for rows in groups for row in rows])
+    return torch.cat(parts)[order.argsort()]
+
+
 def position_offset(encoder: PreTrainedModel) -> int | None:
     """Position id of the first token, or None where the encoder has no absolute position embeddings."""
     table = getattr(encoder.embeddings, "position_embeddings", None)
@@ -444,7 +479,7 @@ class RTLHead(nn.Module):
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
         order = real_tokens_first(mask)
         states = gather_columns(states, order)
-        out = self.blocks(inputs_embeds=states, attention_mask=gather_columns(mask, order)).last_hidden_state
+        out = last_states(self.blocks, gather_columns(mask, order), inputs_embeds=states)
         return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
 
 
@@ -586,7 +621,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             config: fields of `DAPConfig`. `mask_token_id` is read from the checkpoint's tokenizer when not given.
 
         Raises:
-            ValueError: a decoder or an encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
+            ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
                 mask token, or a field that `DAPConfig` refuses.
         """
         source = {"trust_remote_code": trust_remote_code, "revision": revision}
@@ -668,11 +703,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return out
 
     def _encode(self, ids: Tensor, mask: Tensor, noise: Tensor | None) -> Side:
-        out = self.dap(input_ids=ids, attention_mask=mask)
+        states = last_states(self.dap.encoder, mask, input_ids=ids)
         masks_some = self.config.uses_tlm or (self.config.uses_rtl and self.config.rtl_ratio < 1)
         if noise is None and masks_some:
             noise = torch.rand(ids.shape, dtype=torch.float64, device=ids.device)
-        return Side(ids, mask, out.last_hidden_state, out.pooler_output, noise)
+        return Side(ids, mask, states, pool(states, mask, self.config.pooling), noise)
 
     def _translation_ranking(self, source: Side, target: Side) -> RankingResult:
         config = self.config
@@ -748,11 +783,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
         masked = mask_tokens(
             ids, noise, self.config.tlm_probability, self.config.mask_token_id, self.config.vocab_size
         )
-        out = self.dap.encoder(input_ids=masked, attention_mask=mask, **self._positions(ids, column))
-        return self._predict(out.last_hidden_state[chosen], ids[chosen])[0]
+        states = last_states(self.dap.encoder, mask, input_ids=masked, **self._positions(ids, column))
+        return self._predict(states[chosen], ids[chosen])[0]
 
     def _predict(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy over the labels of all processes (as a share that averages to it), and this one's count."""
+        """Mean cross entropy over the labels of all processes (as a share that averages to it), and the own count."""
         words = self.get_input_embeddings().weight  # (V, E)
         total, count = self.prediction_head.loss_sum(hidden, labels, words)
         return total * world_size() / sum_over_processes(count).clamp(min=1), count

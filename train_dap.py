@@ -214,7 +214,9 @@ def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArgumen
 
 def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
     """One line about the run, for the log."""
-    pairs = "streamed" if any(not hasattr(part, "__len__") for part in train.values()) else sum(map(len, train.values()))
+    pairs = (
+        "streamed" if any(not hasattr(part, "__len__") for part in train.values()) else sum(map(len, train.values()))
+    )
     vocabulary = model.config.target_vocab_size or model.config.vocab_size
     total = training.per_device_train_batch_size * training.world_size
     return (

@@ -28,7 +28,9 @@ class DAPTrainingArguments(TrainingArguments):
 
     total_train_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Pairs a step over all processes, each a negative of every other; sets the per-device size."},
+        metadata={
+            "help": "Pairs a step over all processes, each a negative of every other; sets the per-device size."
+        },
     )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better metric_for_best_model."}
@@ -60,8 +62,8 @@ class DAPTrainingArguments(TrainingArguments):
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
         if not self.dataloader_drop_last or self.remove_unused_columns:
             raise ValueError(
-                f"dataloader_drop_last={self.dataloader_drop_last}, remove_unused_columns={self.remove_unused_columns}: "
-                "DAP trains with True and False, as negatives are gathered from equal batches; leave both out."
+                f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
+                " DAP needs True and False, as negatives are gathered from equal batches; leave both out."
             )
         if self.n_gpu > 1:
             raise ValueError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")

@@ -50,7 +50,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    names = {
+        "bos": "<s>",
+        "cls": "<s>",
+        "eos": "</s>",
+        "sep": "</s>",
+        "pad": "<pad>",
+        "unk": "<unk>",
+        "mask": "<mask>",
+    }
     tokens = {f"{name}_token": token for name, token in names.items()}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **tokens)
 
@@ -62,7 +70,12 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if model_type == "deberta-v2":
         relative = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"]}
-        more = {"position_biased_input": False, "type_vocab_size": 0, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+        more = {
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+        }
         return DebertaV2Config(**shape, **quiet, **relative, **more)
     if model_type == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}

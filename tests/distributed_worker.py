@@ -1,4 +1,4 @@
-"""One training step on W CPU processes: `python distributed_worker.py W PORT FOLDER` leaves gradients in the folder."""
+"""One training step on W CPU processes: `python distributed_worker.py W PORT FOLDER` saves gradients in the folder."""
 
 import contextlib
 import os

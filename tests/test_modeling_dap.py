@@ -40,6 +40,12 @@ OBJECTIVES = ("tr", "tr+tlm", "tr+rtl")
 MASK, PAD = 4, 1
 
 
+@pytest.fixture(autouse=True)
+def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny batches, too, run in several groups of like length."""
+    monkeypatch.setattr(modeling_dap, "TOKENS_PER_GROUP", 8)
+
+
 def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
     torch.manual_seed(0)
     options = {"mask_token_id": MASK, "objective": "tr+rtl", **config}
@@ -82,7 +88,9 @@ def gradients(model: torch.nn.Module) -> Tensor:
 # ----------------------------------------------------------------------------------------- losses against plain loops
 
 
-@pytest.mark.parametrize(("similarity", "temperature", "margin"), [("cosine", 0.05, 0.0), ("cosine", 0.1, 0.3), ("dot", 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("similarity", "temperature", "margin"), [("cosine", 0.05, 0.0), ("cosine", 0.1, 0.3), ("dot", 1.0, 0.0)]
+)
 def test_translation_ranking_follows_its_equation(similarity: str, temperature: float, margin: float) -> None:
     x, y = torch.randn(4, 8), torch.randn(7, 8)
     excluded = torch.zeros(4, 7, dtype=torch.bool)
@@ -108,7 +116,9 @@ def test_translation_ranking_follows_its_equation(similarity: str, temperature: 
 
 
 @pytest.mark.parametrize("per_chunk", [3, 10_000])
-def test_vocabulary_loss_and_gradients_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch, per_chunk: int) -> None:
+def test_vocabulary_loss_and_gradients_do_not_depend_on_the_chunk(
+    monkeypatch: pytest.MonkeyPatch, per_chunk: int
+) -> None:
     monkeypatch.setattr(modeling_dap, "LOGITS_PER_CHUNK", per_chunk * 11)
     values = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((7, 5), (11, 5), (11,))]
     labels = torch.randint(0, 11, (7,))
@@ -165,7 +175,14 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
     batch = make_batch()
     ids = sorted({2, *range(60, 199)})
     model.set_target_vocabulary(ids)
-    full.load_state_dict({k: v for k, v in model.state_dict().items() if k not in ("prediction_head.token_ids", "prediction_head.bias")}, strict=False)
+    full.load_state_dict(
+        {
+            k: v
+            for k, v in model.state_dict().items()
+            if k not in ("prediction_head.token_ids", "prediction_head.bias")
+        },
+        strict=False,
+    )
     with torch.no_grad():
         full.prediction_head.bias.fill_(float("-inf"))
         full.prediction_head.bias[ids] = model.prediction_head.bias
@@ -232,6 +249,21 @@ def test_padding_and_order_change_nothing(model_type: str, objective: str) -> No
         assert (gradients(model) - expected).norm() < 1e-4 * expected.norm()
 
 
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_groups_of_like_length_equal_the_padded_batch(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, found = tiny_model(model_type), make_batch(), []
+    for tokens in (1, 8, 10**9):
+        monkeypatch.setattr(modeling_dap, "TOKENS_PER_GROUP", tokens)
+        model.zero_grad()
+        model(**batch).loss.backward()
+        found.append(gradients(model))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # one padded batch, as on a GPU
+    model.zero_grad()
+    model(**batch).loss.backward()
+    for gradient in found:
+        assert (gradient - gradients(model)).norm() < 1e-4 * gradient.norm()
+
+
 @pytest.mark.parametrize("direction", ["target-to-source", "both"])
 def test_directions_swap_sides_and_read_languages(direction: str) -> None:
     languages = ["de", "fr", "sw"]
@@ -269,7 +301,11 @@ def test_equal_targets_are_not_negatives_whatever_their_padding() -> None:
 def test_bidirectional_is_the_mean_of_both_directions() -> None:
     both, forward = (tiny_model("bert", objective="tr", tr_bidirectional=flag) for flag in (True, False))
     batch = make_batch()
-    swapped = {key.replace("source", "x").replace("target", "source").replace("x", "target"): value for key, value in batch.items() if "noise" not in key}
+    swapped = {
+        key.replace("source", "x").replace("target", "source").replace("x", "target"): value
+        for key, value in batch.items()
+        if "noise" not in key
+    }
     expected = (forward(**batch).loss + forward(**swapped).loss) / 2
     assert both(**batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -402,9 +438,15 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
 def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
     shape = {"vocab_size": 250, "n_embd": 32, "n_layer": 2, "n_head": 4}
     GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
-    T5ForConditionalGeneration(T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)).save_pretrained(tmp_path / "t5")
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+    ).save_pretrained(tmp_path / "t5")
     tiny_model().save_pretrained(tmp_path / "dap")
-    for name, reason in (("gpt2", "not a bidirectional encoder"), ("t5", "encoder-decoder"), ("dap", "from_pretrained")):
+    for name, reason in (
+        ("gpt2", "not a bidirectional encoder"),
+        ("t5", "encoder-decoder"),
+        ("dap", "from_pretrained"),
+    ):
         with pytest.raises(ValueError, match=reason):
             DAPForPreTraining.from_encoder(str(tmp_path / name), mask_token_id=4)
 
@@ -417,7 +459,9 @@ def test_checkpoint_without_encoder_weights_is_refused(tiny_bert_dir: Path, tmp_
         DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
 
 
-def test_tokenizer_without_mask_token_is_refused(tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokenizer_without_mask_token_is_refused(
+    tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False).save_pretrained(tmp_path)
     bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>")
     bare.save_pretrained(tmp_path)
@@ -464,7 +508,11 @@ assert AutoModelForPreTraining.from_pretrained("checkpoint", trust_remote_code=T
 print("loaded", type(model).__name__)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "loaded DAPModel" in done.stdout

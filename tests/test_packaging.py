@@ -15,7 +15,15 @@ from train_dap import parse_arguments
 SCRIPTS = ("train_dap", "eval_retrieval")
 # Layers from the bottom; a module imports only from layers below its own, or within `dap` without a cycle.
 ARROWS = {"configuration_dap": 0, "modeling_dap": 1, "dap": 2, "scripts": 3, "quickstart": 4}
-NO_MODEL = ("dap.corpus", "dap.data", "dap.languages", "dap.results", "dap.retrieval", "dap.similarity", "dap.analysis")
+NO_MODEL = (
+    "dap.corpus",
+    "dap.data",
+    "dap.languages",
+    "dap.results",
+    "dap.retrieval",
+    "dap.similarity",
+    "dap.analysis",
+)
 
 
 def own_modules() -> dict[str, Path]:
@@ -74,7 +82,9 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
 
 def readme_commands(program: str) -> list[list[str]]:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if program in line and line.startswith(("accelerate", "python"))]
+    lines = [
+        line.strip() for line in text.splitlines() if program in line and line.startswith(("accelerate", "python"))
+    ]
     return [line.split(program, 1)[1].split() for line in lines]
 
 

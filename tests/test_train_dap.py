@@ -22,7 +22,16 @@ def flags(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     return [
         *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
-        *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20", "--report_to", "none"),
+        *(
+            "--per_device_train_batch_size",
+            "16",
+            "--learning_rate",
+            "1e-3",
+            "--dev_pairs",
+            "20",
+            "--report_to",
+            "none",
+        ),
         *("--disable_tqdm", "true", "--logging_steps", "5"),
     ]
 
@@ -95,7 +104,18 @@ def state(folder: Path) -> dict:
 
 
 def test_streaming_reads_the_same_text(flags: list[str], tmp_path: Path) -> None:
-    main([*flags, "--streaming", "--language_mix", "temperature", "--max_steps", "6", "--output_dir", str(tmp_path / "out")])
+    main(
+        [
+            *flags,
+            "--streaming",
+            "--language_mix",
+            "temperature",
+            "--max_steps",
+            "6",
+            "--output_dir",
+            str(tmp_path / "out"),
+        ]
+    )
     assert state(tmp_path / "out")["global_step"] == 6
     assert "eval_sw-en_accuracy" in results(tmp_path / "out")
 
@@ -136,13 +156,17 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
 
 def test_flags_override_the_recipe(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\ntr_bidirectional: true\nrevision: null\n")
+    recipe.write_text(
+        "model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\ntr_bidirectional: true\nrevision: null\n"
+    )
     model, data, training = parse_arguments([str(recipe), "--learning_rate", "2e-4", "--output_dir", str(tmp_path)])
     assert (model.model_name_or_path, model.tr_bidirectional, model.revision) == ("a", True, None)
     assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
 
 
-@pytest.mark.parametrize(("text", "message"), [("learnign_rate: 1", "unknown argument learnign_rate"), ("- a", "found list")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("learnign_rate: 1", "unknown argument learnign_rate"), ("- a", "found list")]
+)
 def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(text)
@@ -158,7 +182,9 @@ def test_length_above_the_models_positions_is_refused(flags: list[str], tmp_path
         main([*flags, "--max_seq_length", "65", "--output_dir", str(tmp_path / "out")])
 
 
-def test_length_above_the_encoders_table_is_refused(flags: list[str], tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_length_above_the_encoders_table_is_refused(
+    flags: list[str], tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=250, max_position_embeddings=40, **shape)).save_pretrained(tmp_path / "short")
     tiny_tokenizer.save_pretrained(tmp_path / "short")
@@ -167,10 +193,16 @@ def test_length_above_the_encoders_table_is_refused(flags: list[str], tmp_path: 
         main([*flags, "--max_seq_length", "50", "--output_dir", str(tmp_path / "out")])
 
 
-def test_tokenizer_without_mask_token_is_refused(flags: list[str], tmp_path: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokenizer_without_mask_token_is_refused(
+    flags: list[str], tmp_path: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     BertModel.from_pretrained(tiny_bert_dir).save_pretrained(tmp_path / "bare")
     bare = PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>", cls_token="<s>", sep_token="</s>", model_max_length=64
+        tokenizer_object=tiny_tokenizer.backend_tokenizer,
+        pad_token="<pad>",
+        cls_token="<s>",
+        sep_token="</s>",
+        model_max_length=64,
     )
     bare.save_pretrained(tmp_path / "bare")
     flags[1] = str(tmp_path / "bare")

@@ -41,7 +41,9 @@ def test_log_has_every_component_and_they_add_up(objective: str, make_trainer) -
     assert len(lines) == 4
     config = trainer.model.config
     for line in lines:
-        total = line["tr_loss"] + config.rtl_weight * line.get("rtl_loss", 0) + config.tlm_weight * line.get("tlm_loss", 0)
+        total = (
+            line["tr_loss"] + config.rtl_weight * line.get("rtl_loss", 0) + config.tlm_weight * line.get("tlm_loss", 0)
+        )
         assert line["loss"] == pytest.approx(total, abs=2e-3)
         assert ("rtl_loss" in line, "tlm_loss" in line) == (objective == "tr+rtl", objective == "tr+tlm")
         assert 0 <= line["accuracy"] <= 1
@@ -82,10 +84,15 @@ def test_loss_that_is_not_finite_names_step_languages_and_pairs(make_trainer, tm
                 trainer.model.dap.encoder.embeddings.LayerNorm.weight.fill_(float("nan"))
 
     trainer.model.register_forward_pre_hook(poison)
-    with pytest.raises(FloatingPointError, match=r"not finite at step 4 \(tr_loss=nan.*languages: .*pairs: (\w\w:\d+ ?){8}"):
+    with pytest.raises(
+        FloatingPointError, match=r"not finite at step 4 \(tr_loss=nan.*languages: .*pairs: (\w\w:\d+ ?){8}"
+    ):
         trainer.train()
     assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
-    assert all(torch.isfinite(value).all() for value in DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2").parameters())
+    assert all(
+        torch.isfinite(value).all()
+        for value in DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2").parameters()
+    )
 
 
 def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN001
