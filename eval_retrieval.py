@@ -78,7 +78,10 @@ def read_languages(paths: Sequence[str], languages: Sequence[str] | None = None)
     absent = [code for code in wanted if code not in found]
     if absent:
         raise ValueError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
-    pairs = {code: [(p["source"], p["target"]) for file in found[code] for p in read_pairs(file)] for code in wanted}
+    pairs = {
+        code: [(p["source"], p["target"]) for file in found[code] for p in read_pairs(file, max_bad_lines=0.0)]
+        for code in wanted
+    }
     for code, rows in pairs.items():
         if not rows:
             raise ValueError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")

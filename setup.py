@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import setup
 
 EXTRAS = {
-    "eval": ["matplotlib>=3.8", "scikit-learn>=1.4"],
+    "eval": ["matplotlib>=3.8"],
     "st": ["sentence-transformers>=5.2"],
     "onnx": ["onnx>=1.17", "onnxruntime>=1.20"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
@@ -37,8 +37,8 @@ setup(
         "accelerate>=1.12",
         "datasets>=4.4",
         "evaluate>=0.4.6",
-        "safetensors>=0.6",
-        "huggingface-hub>=1.3",
+        "safetensors>=0.8",
+        "huggingface-hub>=1.5",
         "numpy>=1.26",
         "pyarrow>=18",
         "pyyaml>=6",

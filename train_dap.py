@@ -203,6 +203,9 @@ def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArgumen
     """All languages as one dataset, and the sampler that draws the language mix from it (none for a stream)."""
     seed = training.data_seed or training.seed
     if not data.streaming:
+        pairs, batch = sum(map(len, train.values())), training.per_device_train_batch_size * training.world_size
+        if pairs < batch:
+            raise ValueError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
         sampler = LanguageMixSampler([len(part) for part in train.values()], data.language_mix, data.mix_alpha, seed)
         return mix_languages(train, "natural", data.mix_alpha, seed), sampler
     sizes = None

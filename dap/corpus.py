@@ -260,18 +260,6 @@ def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> in
     return sum(1 for file in files for _ in _pairs(file, max_bad_lines))
 
 
-def read_tatoeba_folder(folder: str | Path, target_language: str = "en") -> dict[str, tuple[list[str], list[str]]]:
-    """Source and target sentences of each language, line i ↔ line i, from a Tatoeba-layout folder.
-
-    Every other layout of `find_bitext` is read too. No line may be bad: skipping one would hide a test sentence.
-    """
-    texts: dict[str, tuple[list[str], list[str]]] = {}
-    for language, files in find_bitext(folder, target_language).items():
-        pairs = [pair for file in files for pair in _pairs(file, 0.0)]
-        texts[language] = ([source for source, _ in pairs], [target for _, target in pairs])
-    return texts
-
-
 def _pairs(file: BitextFile, max_bad_lines: float) -> Iterator[tuple[str, str]]:
     audit = LineAudit(str(file), max_bad_lines)
     rows, parse = _READERS[file.format]

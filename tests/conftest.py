@@ -3,12 +3,15 @@
 import lzma
 import os
 import random
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+_cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
+os.environ["HF_DATASETS_CACHE"] = _cache.name
 
 import pytest
 import torch

@@ -18,8 +18,7 @@ from train_dap import main, parse_arguments, recipe_flags
 
 
 @pytest.fixture
-def flags(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
     return [
         *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
         *(
@@ -36,8 +35,8 @@ def flags(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: py
     ]
 
 
-def run_environment(tmp_path: Path) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+def one_thread() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def results(folder: Path, name: str = "eval") -> dict[str, float]:
@@ -62,7 +61,7 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
     schedule = ["--max_steps", "60", "--save_strategy", "steps", "--save_steps", "20", "--rtl_ratio", "0.7"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, str(REPOSITORY / "train_dap.py"), *flags, *schedule, "--output_dir", str(killed)]
-    process = subprocess.Popen(command, env=run_environment(tmp_path), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=one_thread(), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 100
     while not (killed / "checkpoint-20" / "trainer_state.json").exists():
         assert process.poll() is None, "the run ended before its first checkpoint"
@@ -86,7 +85,7 @@ def test_two_processes_train_as_one_with_the_same_batch(flags: list[str], tmp_pa
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--main_process_port", free_port(), str(REPOSITORY / "train_dap.py")]
     command = [*launch, *flags, *schedule, "--output_dir", str(tmp_path / "two")]
-    done = subprocess.run(command, env=run_environment(tmp_path), capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, env=one_thread(), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "32 pairs a step" in done.stderr
     one, two = ([line for line in state(tmp_path / name)["log_history"] if "loss" in line] for name in ("one", "two"))
@@ -208,6 +207,11 @@ def test_tokenizer_without_mask_token_is_refused(
     flags[1] = str(tmp_path / "bare")
     with pytest.raises(ValueError, match="no mask token"):
         main([*flags, "--output_dir", str(tmp_path / "out")])
+
+
+def test_fewer_pairs_than_a_batch_are_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="540 training pairs do not fill one batch of 1024"):
+        main([*flags, "--per_device_train_batch_size", "1024", "--output_dir", str(tmp_path / "out")])
 
 
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:
