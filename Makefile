@@ -1,22 +1,27 @@
-SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: quickstart test lint clean
 
-quickstart: .venv/ready  ## a real encoder, real parallel text, training, evaluation: about 8 minutes on 2 cores
+quickstart: .venv/quickstart-ready  # a real encoder and real text: train, evaluate before and after, save, load
 	$(BIN)/python -m quickstart.run
 
-test: .venv/ready  ## the test suite: under two minutes on 2 cores
+test: .venv/dev-ready
 	$(BIN)/python -m pytest -n 2
 
-lint: .venv/ready
+lint: .venv/dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-.venv/ready: setup.py constraints.txt
+.venv/quickstart-ready: setup.py constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) ".[quickstart]"
+	touch $@
+
+.venv/dev-ready: setup.py constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) ".[dev]"
 	touch $@
 
 clean:
