@@ -15,7 +15,7 @@ from transformers import Trainer, TrainingArguments
 
 from dap.encoding import SentenceEncoder
 from dap.retrieval import retrieval_accuracy
-from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, sum_over_processes
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, sum_over_processes, world_size
 
 Bitext = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 
@@ -181,7 +181,7 @@ class DAPTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the means since the last log to a line that has the training loss."""
         if "loss" in logs:
-            logs = {**logs, **self.meter.read(self.args.world_size)}
+            logs = {**logs, **self.meter.read(world_size())}
         super().log(logs, start_time)
 
     def evaluate(
