@@ -15,6 +15,7 @@ EXTRAS["dev"] = [
     *EXTRAS["quickstart"],
     *EXTRAS["st"],
     "build>=1.2",
+    "setuptools>=77",
     "pytest>=8",
     "pytest-xdist>=3.6",
     "ruff==0.17.6",

@@ -93,7 +93,7 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
     commands = readme_commands("train_dap.py ")
     assert len(commands) >= 2
     for argv in commands:
-        model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv])
+        model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv] + ["--use_cpu"])
         assert model.model_name_or_path
         assert data.train_data
 
