@@ -5,6 +5,9 @@ from dataclasses import fields
 from typing import Any
 
 from transformers import AutoConfig, BertConfig, PreTrainedConfig
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 AUTO_MAP = {
     "AutoConfig": "configuration_dap.DAPConfig",
@@ -55,8 +58,9 @@ class DAPConfig(PreTrainedConfig):
         tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
         rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: which side is reconstructed from the other (Table 5); `"both"` takes even pairs source-to-target
-            and odd pairs target-to-source.
-        rtl_ratio: rho, the share of target tokens to reconstruct; the others are visible to the head (section 5.2).
+            and odd pairs target-to-source, and the average of the two means.
+        rtl_ratio: rho, the share of target tokens to reconstruct; of the others the head sees the encoder's states
+            (section 5.2).
         rtl_weight: factor of the RTL loss.
         rtl_languages: source language codes, in the order of `language_ids`; wherever a source is reconstructed, the
             head gets an embedding of each side's language (section 5.1).
@@ -120,6 +124,14 @@ class DAPConfig(PreTrainedConfig):
         self.check()
         super().__init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in Transformers; keys of a saved file that this version does not know are left out with a warning."""
+        own = inspect.signature(cls.__init__).parameters
+        if dropped := [key for key in _unknown(config_dict) if key not in own]:
+            logger.warning(f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out.")
+        return super().from_dict({key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs)
+
     @property
     def hidden_size(self) -> int:
         return self.encoder_config.hidden_size
@@ -178,10 +190,14 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
     return AutoConfig.for_model(value["model_type"], **options)
 
 
-def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+def _unknown(keys: dict[str, Any]) -> list[str]:
+    """Those that are neither fields of `PreTrainedConfig` nor what a saved config.json may carry beside them."""
     known = SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
-    unknown = sorted(key for key in kwargs if key not in known and not key.startswith("_"))
-    if unknown:
+    return sorted(key for key in keys if key not in known and not key.startswith("_"))
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    if unknown := _unknown(kwargs):
         own = [name for name in inspect.signature(DAPConfig.__init__).parameters if name not in ("self", "kwargs")]
         listed = ", ".join(f"{key}={kwargs[key]!r}" for key in unknown)
         raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(own)}.")

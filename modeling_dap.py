@@ -77,6 +77,11 @@ def gather_rows(rows: Tensor) -> Tensor:
     return rows if world_size() == 1 else _AllGather.apply(rows)
 
 
+def first_row(count: int) -> int:
+    """Row of this process's first pair in the gathered batch, where every process brings `count`."""
+    return dist.get_rank() * count if world_size() > 1 else 0
+
+
 @torch.compiler.disable
 def sum_over_processes(value: Tensor) -> Tensor:
     """The sum of a tensor over all processes, without gradient; the tensor itself when W is 1."""
@@ -292,6 +297,11 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
         raise ValueError(f"{name} is a DAP checkpoint already: load it with DAPForPreTraining.from_pretrained.")
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder-decoder (model_type {config.model_type!r}). {remedy}")
+    if type(config).__module__.startswith("transformers_modules."):
+        raise ValueError(
+            f"{name} (model_type {config.model_type!r}) runs code of its own; a DAP checkpoint nests only encoders that "
+            f"are part of Transformers. {remedy}"
+        )
     if getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise ValueError(f"{name} is not a bidirectional encoder (model_type {config.model_type!r}). {remedy}")
 
@@ -308,7 +318,10 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     for name, module in encoder.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers:
             return name, module
-    raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}: use 'tr'.")
+    raise ValueError(
+        f"{type(encoder).__name__} has no list of {encoder.config.num_hidden_layers} layers to make an RTL head of: "
+        "use objective='tr' or 'tr+tlm'."
+    )
 
 
 def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
@@ -385,6 +398,8 @@ class DAPModel(DAPPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode sentences.
@@ -392,7 +407,9 @@ class DAPModel(DAPPreTrainedModel):
         Args:
             input_ids: (B, S) token ids, or `inputs_embeds` (B, S, D) in their place.
             attention_mask: (B, S), 1 for real tokens; all of them when absent.
-            kwargs: passed to the encoder (`token_type_ids`, `position_ids`, `output_hidden_states`, ...).
+            token_type_ids: (B, S), for encoders that tell the sentences of a pair apart.
+            position_ids: (B, S), for encoders with absolute positions.
+            kwargs: passed to the encoder (`output_hidden_states`, ...).
 
         Returns:
             `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the embedding as it is, not normalised.
@@ -401,6 +418,8 @@ class DAPModel(DAPPreTrainedModel):
         given = input_ids if input_ids is not None else inputs_embeds
         if attention_mask is None and given is not None:
             attention_mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
+        optional = {"token_type_ids": token_type_ids, "position_ids": position_ids}
+        kwargs |= {key: value for key, value in optional.items() if value is not None}  # not every encoder has them
         out = self.encoder(
             input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
         )
@@ -421,7 +440,7 @@ class _PassThrough(nn.Module):
 
     word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
 
-    def forward(self, inputs_embeds: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any) -> Tensor:
         return inputs_embeds
 
 
@@ -503,17 +522,20 @@ class PredictionHead(nn.Module):
         self.has_target_vocabulary = size is not None
 
     @torch.no_grad()
-    def copy_masked_lm_head(self, model: PreTrainedModel) -> None:
-        """Take over dense, norm and bias of a masked-LM model, whatever that class calls them."""
+    def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
+        """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such."""
         body = {id(module) for module in model.base_model.modules()}
         output = model.get_output_embeddings()
         own = [module for module in model.modules() if id(module) not in body and module is not output]
-        dense = next(module for module in own if isinstance(module, nn.Linear))
-        norm = next(module for module in own if isinstance(module, nn.LayerNorm))
+        dense = next((module for module in own if isinstance(module, nn.Linear)), None)
+        norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
+        if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+            return False
         self.dense.load_state_dict(dense.state_dict())
         self.norm.load_state_dict(norm.state_dict())
         if output.bias is not None:
             self.bias.copy_(output.bias[self.token_ids] if self.has_target_vocabulary else output.bias)
+        return True
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, word_embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Summed cross entropy and number of the labels (T,) that are in the vocabulary; `hidden` is (T, D)."""
@@ -648,14 +670,28 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if lost:
             raise ValueError(f"{name} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: not usable.")
         self.dap.encoder.load_state_dict(body.state_dict())
-        if self.rtl_head is not None:
-            self.rtl_head.copy_last_layers(body)
         if self.prediction_head is None:
             return
-        if missing:
-            logger.warning(f"{name} has no masked-LM head: the prediction head starts from random weights.")
-        else:
-            self.prediction_head.copy_masked_lm_head(pretrained)
+        self._check_heads(name)
+        if self.rtl_head is not None:
+            self.rtl_head.copy_last_layers(body)
+        if missing or not self.prediction_head.copy_masked_lm_head(pretrained):
+            logger.warning(f"{name} has no masked-LM head to take: the prediction head starts from random weights.")
+
+    @torch.no_grad()
+    def _check_heads(self, name: str) -> None:
+        """Raise `ValueError` for a class of encoder that is built in another way than the heads expect."""
+        ids, mask = torch.full((1, 2), self.config.mask_token_id), torch.ones(1, 2, dtype=torch.long)
+        hidden = torch.zeros(1, 2, self.config.hidden_size, dtype=self.dtype)
+        try:
+            if self.rtl_head is not None:
+                hidden = self.rtl_head(hidden, mask, self._embed_queries(ids), mask, torch.zeros_like(ids))
+            self.prediction_head.loss_sum(hidden[0], ids[0], self.get_input_embeddings().weight)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: objective {self.config.objective!r} does not work with {type(self.dap.encoder).__name__} "
+                f"({error}): use objective='tr'."
+            ) from error
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
         """Set the token ids that RTL predicts; as many as `config.target_vocab_size`."""
@@ -714,7 +750,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         queries, answers = source.embeds, target.embeds  # (B, D)
         if self.projection is not None:
             queries, answers = self.projection(queries), self.projection(answers)
-        first = dist.get_rank() * len(queries) if world_size() > 1 else 0
+        first = first_row(len(queries))
         excluded = None
         if config.tr_mask_duplicates:
             own = text_hash(target.ids, target.mask)  # (B,)
@@ -734,10 +770,23 @@ class DAPForPreTraining(DAPPreTrainedModel):
         real = answer.mask.bool()
         chosen = real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio)  # (B, Q)
         chosen = chosen[:, 1:]  # CLS takes no part on either side
-        queries = self._embed_queries(answer.ids, answer.noise)[:, 1:]  # (B, Q-1, D)
+        queries = self._embed_queries(answer.ids)[:, 1:]  # (B, Q-1, D)
+        if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
+            queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
         states = self.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
-        loss, count = self._predict(states[chosen], answer.ids[:, 1:][chosen])
-        return loss, chosen.sum() - count
+        labels, losses, count = answer.ids[:, 1:], [], 0
+        for part in self._directions(chosen):
+            loss, known = self._predict(states[part], labels[part])
+            losses.append(loss)
+            count = count + known
+        return torch.stack(losses).mean(), chosen.sum() - count
+
+    def _directions(self, chosen: Tensor) -> list[Tensor]:
+        """The chosen tokens (B, Q) of each direction apart, whose means are averaged (Table 5)."""
+        if self.config.rtl_direction != "both":
+            return [chosen]
+        odd = odd_rows(len(chosen), chosen.device).unsqueeze(-1)  # (B, 1)
+        return [chosen & ~odd, chosen & odd]
 
     def _directed(self, source: Side, target: Side, language_ids: Tensor | None) -> tuple[Side, Side, Tensor | None]:
         """Context, the side to reconstruct, and their language embedding rows (B, 2), by `rtl_direction`."""
@@ -749,16 +798,14 @@ class DAPForPreTraining(DAPPreTrainedModel):
         languages = torch.stack([language_ids + 1, torch.zeros_like(language_ids)], 1)  # (B, 2): source, target
         if direction == "target-to-source":
             return target, source, languages.flip(1)
-        odd = torch.arange(len(language_ids), device=language_ids.device) % 2 == 1  # (B,)
+        odd = odd_rows(len(language_ids), language_ids.device)  # (B,)
         source, target = pad_to_same_length(source, target)
         context, answer = swap_rows(source, target, odd), swap_rows(target, source, odd)
         return context, answer, torch.where(odd[:, None], languages.flip(1), languages)
 
-    def _embed_queries(self, ids: Tensor, noise: Tensor | None) -> Tensor:
-        """[MASK] embeddings (B, Q, D) with the positions of the tokens to reconstruct; the others show themselves."""
+    def _embed_queries(self, ids: Tensor) -> Tensor:
+        """[MASK] embeddings (B, Q, D) with the positions of the tokens (B, Q)."""
         masked = torch.full_like(ids, self.config.mask_token_id)
-        if noise is not None:
-            masked = torch.where(noise < self.config.rtl_ratio, masked, ids)
         return self.dap.encoder.embeddings(input_ids=masked, **self._positions(ids))
 
     def _positions(self, ids: Tensor, columns: Tensor | None = None) -> dict[str, Tensor]:
@@ -804,6 +851,11 @@ def pad_to_same_length(source: Side, target: Side) -> tuple[Side, Side]:
         return Side(F.pad(side.ids, (0, missing)), F.pad(side.mask, (0, missing)), states, side.embeds, noise)
 
     return padded(source), padded(target)
+
+
+def odd_rows(count: int, device: torch.device) -> Tensor:
+    """(B,) bool: whether a row's number in the gathered batch is odd."""
+    return (torch.arange(count, device=device) + first_row(count)) % 2 == 1
 
 
 def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:
@@ -865,6 +917,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Classify sentences or sentence pairs.
@@ -873,11 +928,13 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             input_ids: (B, S) token ids.
             attention_mask: (B, S).
             labels: (B,) class indices, or (B, num_labels) for regression and multi-label problems.
+            token_type_ids, position_ids, inputs_embeds: as in `DAPModel`; named here so that `Trainer` keeps them.
 
         Returns:
             `logits` (B, num_labels) and, with labels, `loss`.
         """
         return_dict = kwargs.pop("return_dict", None)
+        kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         out = self.dap(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         logits = self.classifier(out.pooler_output)
         loss = None

@@ -20,6 +20,7 @@ from transformers import (
     BertConfig,
     BertModel,
     DebertaV2Config,
+    DistilBertConfig,
     ModernBertConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
@@ -83,6 +84,10 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     if model_type == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
         return ModernBertConfig(**shape, **ids, local_attention=8, global_attn_every_n_layers=3)
+    if model_type == "distilbert":
+        shape |= {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
+        named = {key: shape[key] for key in ("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id")}
+        return DistilBertConfig(**named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0)
     classes = {"bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig}
     return classes[model_type](**shape, **quiet)
 

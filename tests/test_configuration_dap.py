@@ -1,12 +1,14 @@
+import json
 from pathlib import Path
 
 import pytest
 from conftest import tiny_config
 from transformers import AutoConfig, BertConfig
 
+import configuration_dap
 from configuration_dap import AUTO_MAP, DAPConfig
 
-ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert")
+ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
@@ -19,6 +21,19 @@ def test_save_load_save_is_stable(model_type: str, tmp_path: Path) -> None:
     assert type(again.encoder_config) is type(config.encoder_config)
     assert again.encoder_config.num_hidden_layers == 3
     assert again.auto_map == AUTO_MAP
+
+
+def test_a_saved_field_that_is_not_known_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    DAPConfig(tiny_config("bert"), rtl_weight=0.5).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"of_a_later_version": 1}))
+    configuration_dap.logger.addHandler(caplog.handler)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert "of_a_later_version" in caplog.text
+    assert config.rtl_weight == 0.5
+    assert not hasattr(config, "of_a_later_version")
 
 
 def test_defaults_are_the_papers() -> None:

@@ -7,19 +7,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
+from datasets import Dataset
 from torch import Tensor
 from transformers import (
+    AlbertConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     BertConfig,
     BertModel,
+    ElectraConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedConfig,
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+    XLMConfig,
 )
 
 import modeling_dap
@@ -31,11 +38,12 @@ from modeling_dap import (
     layer_stack,
     maskable,
     position_offset,
+    require_encoder,
     translation_ranking_loss,
     vocabulary_cross_entropy,
 )
 
-ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert")
+ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 OBJECTIVES = ("tr", "tr+tlm", "tr+rtl")
 MASK, PAD = 4, 1
 
@@ -146,11 +154,11 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
         source, target = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
         states = encoder(source[None]).last_hidden_state[:, 1:]  # without CLS
         positions = {} if offset is None else {"position_ids": torch.arange(len(target))[None] + offset}
-        shown = target.clone()
-        for i in range(len(target)):
-            if batch["target_noise"][row, i] < model.config.rtl_ratio:
-                shown[i] = MASK
-        masks = encoder.embeddings(input_ids=shown[None], **positions)[:, 1:]
+        masks = encoder.embeddings(input_ids=torch.full_like(target, MASK)[None], **positions)[:, 1:]
+        representations = encoder(target[None]).last_hidden_state[:, 1:]
+        for i in range(len(target) - 1):
+            if batch["target_noise"][row, i + 1] >= model.config.rtl_ratio:
+                masks[:, i] = representations[:, i]
         out = head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state[0, states.shape[1] :]
         for i, label in enumerate(target[1:].tolist()):
             if batch["target_noise"][row, i + 1] < model.config.rtl_ratio:
@@ -226,7 +234,7 @@ def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -
     assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
 
 
-def test_every_fifth_token_is_masked_but_never_the_special_ones() -> None:
+def test_first_and_last_tokens_are_never_masked() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
     assert maskable(mask).tolist() == [[False, True, True, False, False], [False, True, True, True, False]]
 
@@ -270,7 +278,7 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
     model = tiny_model("bert", rtl_direction=direction, rtl_languages=languages).double()
     batch, ids = make_batch(), torch.tensor([0, 1, 2, 0, 1, 2])
     loss = model(**batch, language_ids=ids).rtl_loss
-    embeddings, total, count = model.rtl_head.language_embeddings.weight, 0.0, 0
+    embeddings, losses = model.rtl_head.language_embeddings.weight, {False: [], True: []}
     for row in range(6):
         reverse = direction == "target-to-source" or row % 2 == 1
         sides = ("target", "source") if reverse else ("source", "target")
@@ -282,8 +290,10 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
         logits = model.prediction_head
         hidden = logits.norm(logits.activation(logits.dense(out[0, states.shape[1] :])))
         scores = hidden @ model.get_input_embeddings().weight.T + logits.bias
-        total, count = total + F.cross_entropy(scores, y[1:], reduction="sum"), count + len(y) - 1
-    assert loss.item() == pytest.approx((total / count).item(), rel=1e-9)
+        losses[reverse] += [score.exp().sum().log() - score[label] for score, label in zip(scores, y[1:])]
+    means = [torch.stack(part).mean().item() for part in losses.values() if part]
+    assert len(means) == (2 if direction == "both" else 1)
+    assert loss.item() == pytest.approx(sum(means) / len(means), rel=1e-9)
     with pytest.raises(ValueError, match="language_ids=None.*" + direction):
         model(**batch)
 
@@ -451,6 +461,34 @@ def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
             DAPForPreTraining.from_encoder(str(tmp_path / name), mask_token_id=4)
 
 
+SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
+        ElectraConfig(**SHAPE, embedding_size=16, intermediate_size=48),  # embeddings narrower than the states
+        AlbertConfig(**SHAPE, embedding_size=16, intermediate_size=48),  # one layer, used three times
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_encoders_that_rtl_cannot_be_built_on_are_named_and_train_with_tr(
+    config: PreTrainedConfig, tmp_path: Path
+) -> None:
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="(Model|ALBERT).*use objective='tr'"):
+        DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+    assert torch.isfinite(model(**make_batch()).loss)
+
+
+def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
+    config = type("NewConfig", (BertConfig,), {"__module__": "transformers_modules.new.configuration"})()
+    with pytest.raises(ValueError, match="some/encoder .* runs code of its own"):
+        require_encoder(config, "some/encoder")
+
+
 def test_checkpoint_without_encoder_weights_is_refused(tiny_bert_dir: Path, tmp_path: Path) -> None:
     model = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
     state = {key: value for key, value in model.state_dict().items() if "layer.2" not in key}
@@ -525,3 +563,13 @@ def test_models_refuse_what_was_set_after_the_config_was_checked() -> None:
         DAPForPreTraining(config)
     with pytest.raises(ValueError, match="mask_token_id=None"):
         DAPForPreTraining(DAPConfig(tiny_config("bert")))
+
+
+def test_trainer_keeps_token_types_for_classification(tmp_path: Path) -> None:
+    model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3))
+    args = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+    rows = [{"input_ids": [0, 5, 2], "token_type_ids": [0, 0, 1], "labels": 1, "premise": "text"}]
+    loader = Trainer(model=model, args=args, train_dataset=Dataset.from_list(rows)).get_train_dataloader()
+    batch = next(iter(loader))
+    assert set(batch) == {"input_ids", "token_type_ids", "labels"}
+    assert not torch.equal(model.eval()(**batch).logits, model(input_ids=batch["input_ids"]).logits)
