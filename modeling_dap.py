@@ -299,8 +299,8 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
         raise ValueError(f"{name} is an encoder-decoder (model_type {config.model_type!r}). {remedy}")
     if type(config).__module__.startswith("transformers_modules."):
         raise ValueError(
-            f"{name} (model_type {config.model_type!r}) runs code of its own; a DAP checkpoint nests only encoders that "
-            f"are part of Transformers. {remedy}"
+            f"{name} (model_type {config.model_type!r}) runs code of its own; a DAP checkpoint nests only encoders "
+            f"that are part of Transformers. {remedy}"
         )
     if getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise ValueError(f"{name} is not a bidirectional encoder (model_type {config.model_type!r}). {remedy}")

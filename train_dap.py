@@ -5,29 +5,28 @@
 The recipe is optional, and flags override it. A run that was stopped goes on from its last checkpoint.
 """
 
-import dataclasses
 import json
 import logging
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import (
     AutoConfig,
     AutoTokenizer,
     EarlyStoppingCallback,
-    HfArgumentParser,
     PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import sort_checkpoints
 
+from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
 from dap.corpus import count_pairs, find_bitext, load_bitext
 from dap.data import (
     BitextCollator,
     LanguageMixSampler,
+    drop_targets,
     mix_languages,
     require_mask_token,
     split_validation,
@@ -43,106 +42,103 @@ logger = logging.getLogger(__name__)
 FINISHED = "train_results.json"  # written last, so it marks a finished run
 
 
-@dataclass
-class ModelArguments:
-    """What is trained; see `DAPConfig` for the fields that it shares with it."""
-
-    model_name_or_path: str = field(metadata={"help": "Encoder to start from, or a DAP checkpoint to go on with."})
-    objective: str = field(default="tr+rtl", metadata={"help": "tr, tr+tlm, or tr+rtl (= DAP)."})
-    pooling: str = field(default="cls", metadata={"help": "cls or mean."})
-    projection: str | None = field(default=None, metadata={"help": "mlp: a train-only layer on the sentence vector."})
-    tr_similarity: str = field(default="cosine", metadata={"help": "cosine or dot."})
-    tr_temperature: float | None = field(default=None, metadata={"help": "0.05 for cosine, 1 for dot by default."})
-    tr_margin: float = field(default=0.0, metadata={"help": "Additive margin on the true pair's similarity."})
-    tr_bidirectional: bool = field(default=False, metadata={"help": "Rank sources for each target, too."})
-    tr_mask_duplicates: bool = field(default=True, metadata={"help": "Equal targets are not each other's negatives."})
-    rtl_layers: int = field(default=2, metadata={"help": "K, transformer blocks of the RTL head."})
-    rtl_direction: str = field(default="source-to-target", metadata={"help": "Or target-to-source, or both."})
-    rtl_ratio: float = field(default=1.0, metadata={"help": "rho, share of target tokens to reconstruct."})
-    rtl_weight: float = field(default=1.0, metadata={"help": "Factor of the RTL loss."})
-    tlm_probability: float = field(default=0.2, metadata={"help": "Share of tokens that TLM masks."})
-    tlm_weight: float = field(default=0.1, metadata={"help": "Factor of the TLM loss."})
-    restrict_target_vocabulary: bool = field(
-        default=True, metadata={"help": "RTL predicts only ids that occur in the training targets (not in streams)."}
-    )
-    attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, ..."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of the checkpoint."})
-
-
-@dataclass
-class DataArguments:
-    """Parallel text; sources of every language share one target language, English."""
-
-    train_data: list[str] = field(metadata={"help": "Files, folders or a Hub dataset id; see README for the formats."})
-    validation_data: list[str] = field(default_factory=list, metadata={"help": "Dev pairs; held out if not given."})
-    dev_pairs: int = field(default=1000, metadata={"help": "Pairs a language to hold out, at most a tenth; 0: none."})
-    target_language: str = field(default="en", metadata={"help": "Language code of the target side."})
-    max_seq_length: int = field(default=32, metadata={"help": "Tokens a sentence is cut to."})
-    language_mix: str = field(default="natural", metadata={"help": "natural, uniform or temperature."})
-    mix_alpha: float = field(default=0.5, metadata={"help": "Exponent of the temperature mix, 0 to 1."})
-    streaming: bool = field(default=False, metadata={"help": "Read the text as it is needed instead of caching it."})
-    max_bad_lines: float = field(default=0.001, metadata={"help": "Share of malformed lines a file may have."})
-
-
-Arguments = tuple[ModelArguments, DataArguments, DAPTrainingArguments]
-
-
-def parse_arguments(argv: list[str]) -> Arguments:
-    """Arguments from an optional YAML recipe (first in `argv`) and flags, which override it."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, DAPTrainingArguments))
-    if argv and argv[0].endswith((".yaml", ".yml")):
-        argv = recipe_flags(Path(argv[0])) + argv[1:]
-    return parser.parse_args_into_dataclasses(args=argv)
-
-
-def recipe_flags(path: Path) -> list[str]:
-    """A recipe as flags: `{"rtl_layers": 2}` becomes `["--rtl_layers", "2"]`.
-
-    Raises:
-        ValueError: not a mapping, or a key that is no argument of this command.
-    """
-    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(recipe, dict):
-        raise ValueError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")
-    groups = (ModelArguments, DataArguments, DAPTrainingArguments)
-    known = {item.name for group in groups for item in dataclasses.fields(group)}
-    if unknown := sorted(set(recipe) - known):
-        raise ValueError(f"{path}: unknown argument {', '.join(unknown)}; `python train_dap.py --help` lists them.")
-    flags: list[str] = []
-    for key, value in recipe.items():
-        if value is not None:
-            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-            flags += [f"--{key}", *map(str, values)]
-    return flags
+# What may change when training goes on from a DAP checkpoint; everything else is part of its weights.
+CHANGEABLE = {"tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates"}
+CHANGEABLE |= {"rtl_ratio", "rtl_weight", "tlm_probability", "tlm_weight"}
 
 
 def find_resumable(args: DAPTrainingArguments) -> str | None:
-    """The checkpoint to go on from: the one asked for, or the last in `output_dir`.
+    """The checkpoint to go on from: the one asked for, or the last complete one in `output_dir`.
 
     Raises:
-        ValueError: the folder holds a finished run.
+        ValueError: the folder holds a finished run, or the checkpoint asked for is not complete.
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
         raise ValueError(f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it.")
-    if args.resume_from_checkpoint not in (None, "True", "true", True):
-        return args.resume_from_checkpoint
-    return get_last_checkpoint(folder) if folder.is_dir() else None
+    wanted = str(args.resume_from_checkpoint)
+    if wanted.lower() == "false":
+        return None
+    if wanted.lower() not in ("none", "true"):
+        if not is_complete(Path(wanted)):
+            raise ValueError(
+                f"--resume_from_checkpoint {wanted}: no complete checkpoint (trainer_state.json) is there."
+            )
+        return wanted
+    for checkpoint in reversed(sort_checkpoints(str(folder)) if folder.is_dir() else []):
+        if is_complete(Path(checkpoint)):
+            return checkpoint
+        logger.warning("%s is left out: it is not complete, as of a run that was killed while it saved", checkpoint)
+    return None
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint was saved to the end: the Trainer writes its state after everything else."""
+    try:
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return False
+    return True
+
+
+def check_same_run(checkpoint: str, model: DAPForPreTraining) -> None:
+    """Raise `ValueError` when the checkpoint to resume from was trained as another model than this one."""
+    saved = DAPConfig.from_pretrained(checkpoint)
+    pairs = {name: (getattr(saved, name), getattr(model.config, name)) for name in CONFIG_DEFAULTS}
+    if differing := [f"{name}={old!r}, now {new!r}" for name, (old, new) in pairs.items() if old != new]:
+        raise ValueError(
+            f"{checkpoint} was trained with {'; '.join(differing)}: give the same arguments, or another --output_dir."
+        )
+
+
+def is_dap_checkpoint(args: ModelArguments) -> bool:
+    """Whether training goes on from a DAP checkpoint."""
+    source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
+    return AutoConfig.from_pretrained(args.model_name_or_path, **source).model_type == DAPConfig.model_type
 
 
 def load_model(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, **config: Any) -> DAPForPreTraining:
-    """A DAP checkpoint to go on with, or a new model around a plain encoder."""
-    source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
-    options = {**source, "attn_implementation": args.attn_implementation}
-    if AutoConfig.from_pretrained(args.model_name_or_path, **source).model_type == DAPConfig.model_type:
-        return DAPForPreTraining.from_pretrained(args.model_name_or_path, dtype="float32", **options)
-    named = {item.name for item in dataclasses.fields(ModelArguments)}
-    shared = {key: getattr(args, key) for key in named if key.startswith(("tr_", "rtl_", "tlm_"))}
-    shared |= {"objective": args.objective, "pooling": args.pooling, "projection": args.projection}
-    if args.objective != "tr":
-        shared["mask_token_id"] = require_mask_token(tokenizer)
-    return DAPForPreTraining.from_encoder(args.model_name_or_path, **shared, **config, **options)
+    """A DAP checkpoint to go on with, or a new model around a plain encoder.
+
+    Raises:
+        ValueError: an argument that contradicts the weights of the DAP checkpoint.
+    """
+    options = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
+    options["attn_implementation"] = args.attn_implementation
+    wanted = given_fields(args)
+    if is_dap_checkpoint(args):
+        return load_dap_checkpoint(args.model_name_or_path, wanted, **options)
+    if wanted.get("objective", CONFIG_DEFAULTS["objective"]) != "tr":
+        wanted["mask_token_id"] = require_mask_token(tokenizer)
+    return DAPForPreTraining.from_encoder(args.model_name_or_path, **wanted, **config, **options)
+
+
+def load_dap_checkpoint(name: str, wanted: dict[str, Any], **options: Any) -> DAPForPreTraining:
+    """A DAP checkpoint with the given fields changed; raises `ValueError` where its weights do not allow that."""
+    model = DAPForPreTraining.from_pretrained(name, dtype="float32", **options)
+    for key, value in wanted.items():
+        saved = getattr(model.config, key)
+        if value != saved and key not in CHANGEABLE:
+            raise ValueError(
+                f"{name} was trained with {key}={saved!r}, not {value!r}: leave --{key} out (of the recipe, too), or "
+                "start from a plain encoder."
+            )
+        setattr(model.config, key, value)
+    model.config.check()
+    return model
+
+
+def text_fields(
+    args: ModelArguments, data: DataArguments, train: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """What the training text says about a new model: the ids that RTL predicts, or the languages."""
+    settings = CONFIG_DEFAULTS | given_fields(args)
+    if settings["objective"] != "tr+rtl" or is_dap_checkpoint(args):
+        return {}
+    if settings["rtl_direction"] != "source-to-target":
+        return {"rtl_languages": sorted(train)}
+    restricted = args.restrict_target_vocabulary and not data.streaming
+    return {"target_token_ids": target_vocabulary(train, tokenizer)} if restricted else {}
 
 
 def build_datasets(
@@ -153,9 +149,28 @@ def build_datasets(
     train = load_bitext(data.train_data, streaming=data.streaming, **options)
     if data.validation_data:
         dev = load_bitext(data.validation_data, **options)
+        train = drop_targets(train, (text for part in dev.values() for text in part["target"][:]))
     else:
-        train, dev = split_validation(train, data.dev_pairs, training.data_seed or training.seed)
-    return tokenize_bitext(train, tokenizer, data.max_seq_length, data.streaming), dev
+        train, dev = split_validation(train, data.dev_pairs, data_seed(training))
+    order = {"streaming": data.streaming, "shuffle_buffer": data.shuffle_buffer, "seed": data_seed(training)}
+    return tokenize_bitext(train, tokenizer, data.max_seq_length, **order), dev
+
+
+def check_schedule(training: DAPTrainingArguments, dev: dict[str, Any]) -> None:
+    """Raise `ValueError` when there is nothing to rank a pair against, or nothing to evaluate on."""
+    pairs = training.per_device_train_batch_size * training.world_size
+    if pairs < 2:
+        raise ValueError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
+    if not dev and training.eval_strategy != "no":
+        raise ValueError(
+            f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
+            "give --validation_data, or --eval_strategy no --load_best_model_at_end false."
+        )
+
+
+def data_seed(training: DAPTrainingArguments) -> int:
+    """The seed of everything that chooses or orders text."""
+    return training.seed if training.data_seed is None else training.data_seed
 
 
 def check_length(model: DAPForPreTraining, max_seq_length: int) -> None:
@@ -171,15 +186,10 @@ def build_trainer(model_args: ModelArguments, data: DataArguments, training: DAP
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **source)
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, tokenizer)
-    config: dict[str, Any] = {}
-    source_to_target = model_args.rtl_direction == "source-to-target"
-    if model_args.objective == "tr+rtl" and source_to_target:
-        if model_args.restrict_target_vocabulary and not data.streaming:
-            config["target_token_ids"] = target_vocabulary(train, tokenizer)
-    elif model_args.objective == "tr+rtl":
-        config["rtl_languages"] = sorted(train)
+    check_schedule(training, dev)
+    fields = text_fields(model_args, data, train, tokenizer)
     set_seed(training.seed)
-    model = load_model(model_args, tokenizer, **config)
+    model = load_model(model_args, tokenizer, **fields)
     check_length(model, data.max_seq_length)
     if training.freeze_word_embeddings:
         freeze_word_embeddings(model)
@@ -193,15 +203,16 @@ def build_trainer(model_args: ModelArguments, data: DataArguments, training: DAP
         train_sampler=sampler,
         data_collator=BitextCollator(tokenizer.pad_token_id, model.config.rtl_languages or sorted(train)),
         processing_class=tokenizer,
+        target_language=data.target_language,
         dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},
         max_seq_length=data.max_seq_length,
-        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
+        callbacks=[EarlyStoppingCallback(patience)] if patience is not None else None,
     )
 
 
 def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArguments) -> tuple[Any, Any]:
     """All languages as one dataset, and the sampler that draws the language mix from it (none for a stream)."""
-    seed = training.data_seed or training.seed
+    seed = data_seed(training)
     if not data.streaming:
         pairs, batch = sum(map(len, train.values())), training.per_device_train_batch_size * training.world_size
         if pairs < batch:
@@ -209,7 +220,7 @@ def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArgumen
         sampler = LanguageMixSampler([len(part) for part in train.values()], data.language_mix, data.mix_alpha, seed)
         return mix_languages(train, "natural", data.mix_alpha, seed), sampler
     sizes = None
-    if data.language_mix == "temperature":
+    if data.language_mix != "uniform":
         found = find_bitext(data.train_data, data.target_language)
         sizes = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
     return mix_languages(train, data.language_mix, data.mix_alpha, seed, sizes), None
@@ -235,6 +246,8 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
     checkpoint = find_resumable(training)
     trainer = build_trainer(model_args, data, training)
+    if checkpoint is not None:
+        check_same_run(checkpoint, trainer.model)
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()

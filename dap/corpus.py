@@ -2,7 +2,9 @@
 
 A corpus is one or many files or folders of `{xx}-en.tsv[.gz|.xz]`, `{xx}-en.jsonl[.gz|.xz]`, `{xx}-en.parquet`,
 Moses pairs `name.{xx}` + `name.en` (Tatoeba's `tatoeba.{xxx}-eng.{xxx}` + `….eng` is one of them), or a dataset of
-the Hub (`user/name` or `user/name:config`). The language comes from the file name, ISO 639-1 or 639-3.
+the Hub (`user/name` or `user/name:config`). The language comes from the file name, ISO 639-1 or 639-3. A region or
+script is dropped: `pt-br-en.tsv`, `a.zh-CN` and `deu_Latn-eng_Latn.tsv` are pt, zh and de. In capitals every region
+is known as one, in small letters those of `REGIONS`; else what precedes the two codes is a name: `it-da-en.tsv` is da.
 
 Text is taken as it stands: quotes are text, and only a line feed (or CR + LF) ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
@@ -25,6 +27,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,11 +37,12 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import config as datasets_config
 
-from dap.languages import ISO3, to_iso1
+from dap.languages import ISO3, NAMES, to_iso1
 
 logger = logging.getLogger(__name__)
 
 FEATURES = Features({"source": Value("string"), "target": Value("string")})
+STREAM_FEATURES = Features({**FEATURES, "row": Value("string")})
 LAYOUTS = (
     "{xx}-en.tsv[.gz|.xz], {xx}-en.jsonl[.gz|.xz], {xx}-en.parquet, or Moses pairs name.{xx} + name.en "
     "({xx}: a language code of 2 or 3 letters; the target language, in file names too, is the second one)"
@@ -48,8 +52,22 @@ SHOWN = 5  # bad lines quoted in a warning or an error, per file
 BLOCK = 10_000  # pairs written at once
 CACHE_VERSION = 1
 
-_TABLE = re.compile(r"(?:.*[._-])?([a-z]{2,3})-([a-z]{2,3})\.(tsv|jsonl|parquet)(\.gz|\.xz)?")
-_SIDE = re.compile(r"(.+)\.(?!gz$|xz$)([a-z]{2,3})(\.gz|\.xz)?")
+#: Regions that file names of known corpora write in small letters, by language.
+REGIONS = {
+    "ar": "ae|eg|ma|sa|sy", "bn": "bd|in", "de": "at|ch|de", "en": "au|ca|gb|in|uk|us", "es": "ar|cl|co|es|mx|pe|us",
+    "eu": "es", "fa": "af|ir", "fr": "be|ca|ch|fr", "it": "ch|it", "nl": "be|nl", "pt": "ao|br|pt", "sw": "ke|tz",
+    "ta": "in|lk", "ur": "in|pk", "zh": "cn|hk|mo|sg|tw|hans|hant",
+}  # fmt: skip
+#: Endings of two or three letters that tell what a file holds, not the language of a Moses side.
+NO_LANGUAGES = (
+    "bak|bat|bin|bpe|bz|cfg|csv|dat|db|doc|err|gz|htm|idx|ids|ini|js|key|lck|log|lst|md|npy|npz|odt|old|out|pdf|pkl|"
+    "py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|xls|xml|xz|yml|zip|zst"
+)
+
+_SMALL = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
+_LANGUAGE = rf"(?:{_SMALL}|[a-z]{{2,3}}(?:[-_](?:[A-Z][a-z]{{3}}|[A-Z]{{2}}|[0-9]{{3}}))*)"
+_TABLE = re.compile(rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(tsv|jsonl|parquet)(\.gz|\.xz)?")
+_SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(\.gz|\.xz)?")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
 
@@ -99,17 +117,24 @@ def find_bitext(paths: str | Path | Sequence[str | Path], target_language: str =
     found: dict[str, list[BitextFile]] = {}
     for file in sorted(dict.fromkeys(files), key=lambda file: file.language):
         found.setdefault(file.language, []).append(file)
+    for language in found.keys() - NAMES.keys():
+        _warn_of(language, str(found[language][0]))
     return found
 
 
+@cache  # once a language and file
+def _warn_of(language: str, name: str) -> None:
+    logger.warning("%s is taken for text in the language %r, which is none of the 36 known ones", name, language)
+
+
 def _code(code: str) -> str:
-    """ISO 639-1 where the code is one of the 36 languages or English, else the code as it stands."""
+    """ISO 639-1 where the code is one of the 36 languages or English, else the code without its region."""
     try:
         return to_iso1(code)
     except ValueError:
-        if not re.fullmatch("[a-z]{2,3}", code):
+        if not re.fullmatch(_LANGUAGE, code):
             raise
-        return code
+        return re.split("[-_]", code)[0]
 
 
 def _expand(given: str, names: set[str], target: str) -> list[BitextFile]:
@@ -189,7 +214,7 @@ def _find_hub(name: str, target: str) -> list[BitextFile]:
 
 def _hub_language(dataset: str, config: str, target: str) -> str | None:
     """The other language of a configuration, from its name or from its `translation` column; None without target."""
-    if match := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", config):
+    if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
         codes = list(map(_code, match.groups()))
     else:
         features = _hub_dataset(dataset, config, streaming=True).features or {}
@@ -208,12 +233,15 @@ def _hub_dataset(dataset: str, config: str | None, streaming: bool) -> Dataset |
 
 
 class LineAudit:
-    """Counts the bad lines of one file and raises when they are too many (see the module's docstring)."""
+    """Counts the bad lines of one file and raises when they are too many (see the module's docstring).
 
-    def __init__(self, name: str, max_bad_lines: float) -> None:
+    A `quiet` one warns of none: those of a stream's later passes are known.
+    """
+
+    def __init__(self, name: str, max_bad_lines: float, quiet: bool = False) -> None:
         if not 0.0 <= max_bad_lines <= 1.0:
             raise ValueError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
-        self.name, self.limit = name, max_bad_lines
+        self.name, self.limit, self.quiet = name, max_bad_lines, quiet
         self.bad = 0
         self.first: list[str] = []
 
@@ -222,7 +250,7 @@ class LineAudit:
         self.bad += 1
         if self.bad <= SHOWN:
             self.first.append(f"line {line}: {reason}")
-        level = logging.WARNING if self.bad <= SHOWN else logging.INFO
+        level = logging.DEBUG if self.quiet else logging.WARNING if self.bad <= SHOWN else logging.INFO
         logger.log(level, "%s, line %d skipped: %s", self.name, line, reason)
         if self.bad > self.limit * max(line, JUDGE_AFTER):
             self._stop(line)
@@ -231,7 +259,7 @@ class LineAudit:
         """The verdict over the whole file of `lines` lines."""
         if self.bad > self.limit * lines:
             self._stop(lines)
-        if self.bad:
+        if self.bad and not self.quiet:
             logger.warning("%s: %d of %d lines skipped (limit %.3g%%)", self.name, self.bad, lines, 100 * self.limit)
 
     def _stop(self, lines: int) -> None:
@@ -260,8 +288,8 @@ def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> in
     return sum(1 for file in files for _ in _pairs(file, max_bad_lines))
 
 
-def _pairs(file: BitextFile, max_bad_lines: float) -> Iterator[tuple[str, str]]:
-    audit = LineAudit(str(file), max_bad_lines)
+def _pairs(file: BitextFile, max_bad_lines: float, quiet: bool = False) -> Iterator[tuple[str, str]]:
+    audit = LineAudit(str(file), max_bad_lines, quiet)
     rows, parse = _READERS[file.format]
     number = 0
     for number, row in enumerate(rows(file), 1):
@@ -389,6 +417,9 @@ def load_bitext(
 ) -> dict[str, Dataset] | dict[str, IterableDataset]:
     """One dataset a language, columns `source` and `target` (strings); files of one language follow each other.
 
+    Streams have the column `row` (str) too, which names the pair whatever becomes of the stream's order: its number in
+    the language's file, from 0, as the row of a map-style dataset; with several files `"name:number"`.
+
     Args:
         streaming: False reads everything once into Arrow files in `cache_dir`, memory mapped, and reuses them while
             paths, sizes and modification times stay the same. True reads on the fly, in file order, resumable; a bad
@@ -411,14 +442,28 @@ def load_bitext(
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> IterableDataset:
     LineAudit("", max_bad_lines)  # a wrong limit is found now, not at the first batch
-    shards = [replace(file, streaming=True) for file in files]
-    arguments = {"files": shards, "max_bad_lines": max_bad_lines}
-    return IterableDataset.from_generator(_read_all, features=FEATURES, gen_kwargs=arguments)
+    shards = [(replace(file, streaming=True), name) for file, name in zip(files, _names(files), strict=True)]
+    arguments = {"shards": shards, "max_bad_lines": max_bad_lines}
+    return IterableDataset.from_generator(_read_all, features=STREAM_FEATURES, gen_kwargs=arguments)
 
 
-def _read_all(files: list[BitextFile], max_bad_lines: float) -> Iterator[dict[str, str]]:
-    for file in files:
-        yield from read_pairs(file, max_bad_lines)
+_READ_ONCE: set[str] = set()  # streamed files of whose bad lines this process has warned
+
+
+def _read_all(shards: list[tuple[BitextFile, str]], max_bad_lines: float) -> Iterator[dict[str, str]]:
+    for file, name in shards:
+        for number, (source, target) in enumerate(_pairs(file, max_bad_lines, str(file) in _READ_ONCE)):
+            yield {"source": source, "target": target, "row": f"{name}{number}"}
+        _READ_ONCE.add(str(file))
+
+
+def _names(files: list[BitextFile]) -> list[str]:
+    """What precedes the number in the rows of each file: nothing for one file, else its name, below what all share."""
+    if len(files) == 1:
+        return [""]
+    folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
+    shared = os.path.commonpath(folders) if folders else ""
+    return [f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:" for file in files]
 
 
 def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> Dataset:

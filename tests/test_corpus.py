@@ -121,7 +121,7 @@ def test_all_formats_of_one_language_follow_each_other(tmp_path: Path, streaming
     write_tsv(tmp_path / "xh-en.tsv", PAIRS[:1])
     data = load_bitext(tmp_path, streaming=streaming, cache_dir=tmp_path / "cache")
     assert list(data) == ["de", "xh"]
-    assert data["de"].features == corpus.FEATURES
+    assert data["de"].features == (corpus.STREAM_FEATURES if streaming else corpus.FEATURES)
     assert pairs_of(data["de"]) == PAIRS + PAIRS[:2] + PAIRS[1:] + PAIRS
     assert pairs_of(data["xh"]) == PAIRS[:1]
 
@@ -136,6 +136,33 @@ def test_a_stream_resumes_where_it_stopped(tmp_path: Path) -> None:
     again = load_bitext(tmp_path, streaming=True)["de"]
     again.load_state_dict(state)
     assert seen + list(again) == list(stream)
+
+
+def test_rows_of_a_stream_name_the_place_in_the_text(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "fr-en.tsv", [*many(2), ("alone",), *many(2)])
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        write_tsv(tmp_path / folder / "de-en.tsv", many(2))
+    write_moses(tmp_path / "y/a", many(1), ("de", "en"))
+    paths = [tmp_path / "fr-en.tsv", tmp_path / "x", tmp_path / "y"]
+    data = load_bitext(paths, streaming=True, max_bad_lines=0.5)
+    assert [row["row"] for row in data["fr"]] == ["0", "1", "2", "3"]  # as the rows of a map-style dataset
+    assert [row["row"] for row in data["de"]] == [
+        "x/de-en.tsv:0",
+        "x/de-en.tsv:1",
+        "y/a.de:0",
+        "y/de-en.tsv:0",
+        "y/de-en.tsv:1",
+    ]
+    assert [row["row"] for row in load_bitext(tmp_path / "y", streaming=True)["de"]][0] == "a.de:0"
+
+
+def test_a_stream_warns_of_bad_lines_in_its_first_pass_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_tsv(tmp_path / "de-en.tsv", [*many(9), ("alone",)])
+    stream = load_bitext(path, streaming=True, max_bad_lines=0.1)["de"]
+    for _ in range(3):
+        assert pairs_of(stream) == many(9)
+    assert caplog.text.count("line 10 skipped") == caplog.text.count("1 of 10 lines skipped") == 1
 
 
 def test_the_fixture_streams_what_it_loads(bitext_dir: Path, tmp_path: Path) -> None:
@@ -297,6 +324,47 @@ def test_names_that_tell_no_language(tmp_path: Path, caplog: pytest.LogCaptureFi
     write_tsv(tmp_path / "de-en.tsv", PAIRS)
     assert list(find_bitext(tmp_path)) == ["de"]
     assert "train.tsv is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [
+        ("pt-br-en.tsv", "pt"),
+        ("news.pt_br-en.tsv.gz", "pt"),
+        ("zh-tw-en.jsonl", "zh"),
+        ("zh-CN-en.tsv", "zh"),
+        ("zho_Hans-eng_Latn.tsv", "zh"),
+        ("zh-Hant-TW-en_GB.parquet", "zh"),
+        ("es-419-en.tsv", "es"),
+        ("eu-es-en.tsv", "eu"),
+        ("bn-in-en.tsv", "bn"),
+        ("xh-ZA-en.tsv", "xh"),
+        ("de-en-us.tsv", "de"),
+        ("br-en.tsv", "br"),
+        ("it-da-en.tsv", "da"),
+        ("ted-de-en.tsv", "de"),
+        ("a.pt-br", "pt"),
+        ("a.zh-CN.gz", "zh"),
+        ("a.pt_BR", "pt"),
+    ],
+)
+def test_regions_are_no_languages(tmp_path: Path, name: str, language: str) -> None:
+    (tmp_path / name).touch()
+    (tmp_path / "a.en").touch()
+    (file,) = find_bitext(tmp_path / name)[language]
+    assert file.paths[0] == str(tmp_path / name)
+
+
+def test_endings_that_are_no_languages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_moses(tmp_path / "x", PAIRS, ("de", "en"))
+    write_moses(tmp_path / "x", PAIRS, ("xh", "en"))
+    for ending in ("txt", "ids", "log", "bak", "tmp", "csv", "zip", "md", "txt.gz", "tar.xz"):
+        write_tsv(tmp_path / f"x.{ending}", PAIRS)
+        with pytest.raises(ValueError, match="does not tell the language"):
+            find_bitext(tmp_path / f"x.{ending}")
+    for _ in range(2):
+        assert list(find_bitext(tmp_path)) == ["de", "xh"]
+    assert caplog.text.count("x.en is taken for text in the language 'xh'") == 1
 
 
 def test_moses_sides_of_different_length(tmp_path: Path) -> None:

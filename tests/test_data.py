@@ -1,20 +1,26 @@
 """Split, tokens, mix and batches keep their promises: no leak, no loss, the same result for the same seed."""
 
+import logging
 from collections import Counter
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset, IterableDataset
+from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from dap.corpus import find_bitext, load_bitext
+from dap.corpus import find_bitext, load_bitext, read_pairs
 from dap.data import (
     BitextCollator,
     LanguageMixSampler,
+    drop_targets,
     mix_indices,
     mix_languages,
     normalise,
@@ -46,6 +52,18 @@ def streams(datasets: dict[str, Dataset]) -> dict[str, IterableDataset]:
     return {language: dataset.to_iterable_dataset() for language, dataset in datasets.items()}
 
 
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with lists for arrays."""
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+
+
+def text_of(folder: Path, pair_id: str) -> str:
+    """The source of a pair of `folder`, where each language has one file."""
+    language, row = pair_id.split(":")
+    (files,) = [files for code, files in find_bitext(folder).items() if code == language]
+    return next(islice(read_pairs(files[0]), int(row), None))["source"]
+
+
 # Tokens
 
 
@@ -66,8 +84,46 @@ def test_tokens_are_the_tokenizers_own_one_sentence_at_a_time(
 def test_streaming_gives_the_same_tokens(
     bitext_dir: Path, tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    stream = tokenize_bitext(load_bitext(bitext_dir, streaming=True), tiny_tokenizer, 8, streaming=True)
-    assert all(list(stream[language]) == list(tokenized[language]) for language in tokenized)
+    text = load_bitext(bitext_dir, streaming=True)
+    stream = tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=0)
+    for language, dataset in tokenized.items():
+        rows = [plain(row) for row in islice(stream[language], 2 * len(dataset))]
+        assert rows == 2 * list(dataset)  # without end
+    with pytest.raises(ValueError, match="shuffle_buffer must be 0 .*, not -1"):
+        tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=-1)
+
+
+@pytest.mark.parametrize("buffer", [70, 200, 450])
+def test_streams_are_shuffled_in_each_pass_anew_and_lose_nothing(
+    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, buffer: int
+) -> None:
+    def ids(seed: int, count: int = 1000) -> list[int]:
+        text = load_bitext(bitext_dir / "de-en.tsv", streaming=True)
+        stream = tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=buffer, seed=seed)["de"]
+        return [int(row["pair_id"].removeprefix("de:")) for row in islice(stream, count)]
+
+    order = ids(1)
+    assert order == ids(1) != ids(2)
+    for start in range(0, 1000 - buffer, buffer):  # blocks hold what the files hold there, each pair as often
+        block = [number % 200 for number in range(start, start + buffer)]
+        assert sorted(order[start : start + buffer]) == sorted(block) != order[start : start + buffer]
+    passes = [order[start : start + 200] for start in range(0, 1000, 200)]
+    assert passes[0] != passes[1]
+    if buffer >= 200:
+        assert sorted(passes[0]) == list(range(200))
+    uses = np.array([[seen.count(row) for row in range(200)] for seen in (order[:137], order[:400], order[:777])])
+    assert (uses.max(axis=1) - uses.min(axis=1)).max() <= 2
+
+
+def test_a_tokenised_stream_holds_one_tokenizer_that_others_cannot_change(
+    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = load_bitext(bitext_dir, streaming=True)
+    mixed = mix_languages(tokenize_bitext(text, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
+    tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding="max_length")
+    for row in islice(mixed, 20):
+        naive = tiny_tokenizer(text_of(bitext_dir, row["pair_id"]), truncation=True, max_length=8)["input_ids"]
+        assert row["source_input_ids"].tolist() == naive
 
 
 def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
@@ -183,6 +239,50 @@ def test_ids_name_the_row_before_the_split(
     assert again["de"].cache_files == tokenized["de"].cache_files
 
 
+def test_streamed_ids_name_the_row_whatever_is_held_out_and_shuffled(
+    bitext_dir: Path, bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    train, dev = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=3)
+    assert all(bitext["de"][int(row["row"])]["source"] == row["source"] for row in dev["de"])
+    held = {row["target"] for split in dev.values() for row in split}
+    stream = tokenize_bitext(train, tiny_tokenizer, 64, streaming=True, shuffle_buffer=50)["de"]
+    mapped = tokenize_bitext(drop_targets(bitext, held), tiny_tokenizer, 64)["de"]
+    expected = {row["pair_id"]: row for row in mapped}
+    rows = [plain(row) for row in islice(stream, 3 * len(mapped))]
+    assert {row["pair_id"] for row in rows} == expected.keys()
+    assert all(row == expected[row["pair_id"]] for row in rows)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_dev_targets_are_dropped(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
+    data = leaky()
+    given = streams(data) if streaming else data
+    with caplog.at_level(logging.INFO, "dap.data"):
+        left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
+    for language in data:
+        naive = [row for row in data[language]["source"] if int(row.split()[1]) not in DROPPED[language]]
+        assert [row["source"] for row in left[language]] == naive
+    if not streaming:
+        assert [left["fr"][6]["row"], left["fr"][7]["row"]] == [6, 8]
+        assert "fr: 2 of 300 pairs dropped" in caplog.text
+        assert drop_targets(data, ["elsewhere"])["de"] is data["de"]
+
+
+DROPPED = {"de": {7, 250}, "fr": {7, 207}, "sw": {100}}
+
+
+def test_nothing_left_is_an_error_and_no_endless_search(
+    bitext_dir: Path, bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    targets = bitext["de"]["target"][:]
+    with pytest.raises(ValueError, match="de: all 200 pairs have a target .* nothing is left"):
+        drop_targets(bitext, targets)
+    left = drop_targets(load_bitext(bitext_dir, streaming=True), targets)
+    mixed = mix_languages(tokenize_bitext(left, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
+    with pytest.raises(ValueError, match="de: all pairs of a stream have a target .* nothing is left"):
+        list(islice(mixed, 50))
+
+
 # Mix
 
 SIZES = {"aa": 4000, "bb": 1000, "cc": 10}
@@ -201,18 +301,19 @@ SIZES = {"aa": 4000, "bb": 1000, "cc": 10}
 def test_shares_of_the_mix(mix: str, alpha: float, shares: list[float]) -> None:
     mixed = mix_languages(made_up(SIZES), mix, alpha, seed=0)
     assert len(mixed) == 5010
-    counts = Counter(name.split(":")[0] for name in mixed["pair_id"])
+    names = mixed["pair_id"][:]
+    counts = Counter(name.split(":")[0] for name in names)
     for language, share in zip(SIZES, shares):
         assert abs(counts[language] - 5010 * share / sum(shares)) <= 1
-    times = Counter(mixed["pair_id"])
+    times = Counter(names)
     for language in SIZES:  # nothing is repeated before everything has been seen
         uses = [times[f"{language}:{row}"] for row in range(SIZES[language])]
         assert max(uses) - min(uses) <= 1
 
 
 def test_mix_depends_on_the_seed_alone_and_is_shuffled() -> None:
-    first, second, other = (mix_languages(made_up(SIZES), "uniform", 0.5, seed)["pair_id"] for seed in (0, 0, 1))
-    assert list(first) == list(second) != list(other)
+    first, second, other = (mix_languages(made_up(SIZES), "uniform", 0.5, seed)["pair_id"][:] for seed in (0, 0, 1))
+    assert first == second != other
     languages = [name.split(":")[0] for name in first[:300]]
     assert min(Counter(languages).values()) > 70
 
@@ -238,38 +339,113 @@ def test_sampler_follows_the_epoch_of_a_prepared_loader() -> None:
         assert names == list(expected)
 
 
-def test_streamed_mixes() -> None:
+@pytest.mark.parametrize(
+    ("mix", "shares"), [("natural", [400, 100, 10]), ("uniform", [1, 1, 1]), ("temperature", [20, 10, 10**0.5])]
+)
+def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(mix: str, shares: list[float]) -> None:
     data = made_up({"aa": 400, "bb": 100, "cc": 10})
     sizes = {language: len(dataset) for language, dataset in data.items()}
-    everything = sorted(name for dataset in data.values() for name in dataset["pair_id"])
-    for known in (None, sizes):
-        natural = mix_languages(streams(data), "natural", 0.5, seed=0, sizes=known)
-        assert sorted(row["pair_id"] for row in natural) == everything
-    uniform = [row["pair_id"] for row in mix_languages(streams(data), "uniform", 0.5, seed=0)]
-    assert set(uniform) == set(everything)
-    assert min(Counter(name.split(":")[0] for name in uniform).values()) > 330
-    warm = mix_languages(streams(data), "temperature", 0.5, seed=0, sizes=sizes)
-    counts = Counter(row["pair_id"].split(":")[0] for row in warm)
-    assert counts["aa"] / counts["bb"] == pytest.approx(2, rel=0.3)
-    with pytest.raises(ValueError, match="needs the sizes"):
-        mix_languages(streams(data), "temperature", 0.5, seed=0)
-    with pytest.raises(ValueError, match=r"sizes lacks \['cc'\]"):
-        mix_languages(streams(data), "natural", 0.5, seed=0, sizes={"aa": 1, "bb": 1})
+    names = [row["pair_id"] for row in islice(mix_languages(streams(data), mix, 0.5, seed=0, sizes=sizes), 2000)]
+    assert set(names) == {name for dataset in data.values() for name in dataset["pair_id"]}
+    counts = Counter(name.split(":")[0] for name in names)
+    for language, share in zip(data, shares):
+        assert counts[language] / 2000 == pytest.approx(share / sum(shares), abs=0.03)
+        times = Counter(name for name in names if name.startswith(language)).values()
+        assert max(times) - min(times) <= 1
 
 
-@pytest.mark.parametrize("mix", ["natural", "uniform"])
-def test_a_streamed_mix_of_real_files_resumes(
-    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, mix: str
-) -> None:
+def test_streamed_mixes_need_sizes() -> None:
+    data = streams(made_up({"aa": 4, "bb": 1}))
+    for mix in ("natural", "temperature"):
+        with pytest.raises(ValueError, match=f"a streamed {mix} mix needs the sizes .*corpus.count_pairs"):
+            mix_languages(data, mix, 0.5, seed=0)
+        with pytest.raises(ValueError, match=r"sizes lacks \['bb'\]"):
+            mix_languages(data, mix, 0.5, seed=0, sizes={"aa": 1})
+
+
+def test_a_streamed_mix_of_real_files_resumes(bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     def build() -> IterableDataset:
         train, _ = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=0)
-        return mix_languages(tokenize_bitext(train, tiny_tokenizer, 16, streaming=True), mix, 0.5, seed=7)
+        tokenized = tokenize_bitext(train, tiny_tokenizer, 16, streaming=True, shuffle_buffer=50, seed=7)
+        return mix_languages(tokenized, "uniform", 0.5, seed=7)
 
     stream, resumed = build(), build()
     rows = iter(stream)
-    seen = [next(rows) for _ in range(123)]
+    seen = [next(rows)["pair_id"] for _ in range(723)]  # beyond the first pass
     resumed.load_state_dict(stream.state_dict())
-    assert seen + list(resumed) == list(build())
+    seen += [row["pair_id"] for row in islice(resumed, 400)]
+    assert seen == [row["pair_id"] for row in islice(build(), 1123)]
+
+
+# Streams over processes and workers
+
+SHARDS = {
+    "one": {"de": 1, "fr": 1},
+    "two": {"de": 2, "fr": 2},
+    "three": {"de": 3, "fr": 3},
+    "uneven": {"de": 3, "fr": 2},
+}
+PAIRS = {"de": 60, "fr": 30}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders in which the pairs of a language are spread over one to three files."""
+    folders = {}
+    for name, files in SHARDS.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        for language, count in files.items():
+            for number in range(count):
+                rows = range(number, PAIRS[language], count)
+                text = "".join(f"{language}{row}\tsentence {row}\n" for row in rows)
+                (folders[name] / f"{number}.{language}-en.tsv").write_text(text)
+    return folders
+
+
+def batches(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, rank: int, workers: int, split: str = "datasets"
+) -> DataLoader:
+    """Batches of five pairs of one of two processes, split as `datasets` or as accelerate does."""
+    tokenized = tokenize_bitext(
+        load_bitext(folder, streaming=True), tokenizer, 16, streaming=True, shuffle_buffer=25, seed=3
+    )
+    mixed = mix_languages(tokenized, "natural", 0.5, seed=3, sizes=PAIRS)
+    if split == "datasets":
+        mixed = split_dataset_by_node(mixed, rank, 2)
+    loader = DataLoader(mixed, batch_size=5, num_workers=workers, collate_fn=BitextCollator(1, ["de", "fr"]))
+    if split == "accelerate":
+        loader = prepare_data_loader(loader, num_processes=2, process_index=rank, dispatch_batches=False)
+    return loader
+
+
+@pytest.mark.parametrize(("split", "workers"), [("datasets", 0), ("datasets", 2), ("accelerate", 2)])
+@pytest.mark.parametrize("files", SHARDS)
+def test_processes_draw_full_batches_of_different_pairs_without_end(
+    sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, split: str, workers: int
+) -> None:
+    drawn = []
+    for rank in range(2):
+        loader = batches(sharded[files], tiny_tokenizer, rank, workers, split)
+        drawn.append([batch["pair_ids"] for batch in islice(loader, 4 * 90 // 10)])
+    assert {len(batch) for batch in drawn[0] + drawn[1]} == {5}
+    assert [len(part) for part in drawn] == [36, 36]
+    first, second = ({pair for batch in part[:4] for pair in batch} for part in drawn)
+    assert not first & second
+    uses = Counter(pair for part in drawn for batch in part for pair in batch)
+    assert len(uses) == 90
+    counts = Counter(pair.split(":")[0] for pair in uses.elements())
+    assert counts["de"] / counts.total() == pytest.approx(2 / 3, abs=0.08)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("files", ["one", "uneven"])
+def test_skipping_batches_resumes_exactly_beyond_the_first_pass(
+    sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, workers: int
+) -> None:
+    whole = batches(sharded[files], tiny_tokenizer, 1, workers, "accelerate")
+    rest = skip_first_batches(batches(sharded[files], tiny_tokenizer, 1, workers, "accelerate"), 23)
+    expected = [batch["pair_ids"] for batch in islice(whole, 33)][23:]
+    assert [batch["pair_ids"] for batch in islice(rest, 10)] == expected
 
 
 def test_unknown_mix_and_alpha() -> None:

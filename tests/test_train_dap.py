@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import REPOSITORY, synthetic_pairs
 from safetensors.torch import load_file
 from test_distributed import free_port
-from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import train_dap
-from train_dap import main, parse_arguments, recipe_flags
+from configuration_dap import DAPConfig
+from dap.arguments import given_fields, parse_arguments, recipe_flags
+from dap.trainer import DAPTrainingArguments
+from train_dap import build_datasets, find_resumable, main
 
 
 @pytest.fixture
@@ -80,6 +83,7 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
 
 
 def test_two_processes_train_as_one_with_the_same_batch(flags: list[str], tmp_path: Path) -> None:
+    flags = [flag if flag != "--per_device_train_batch_size" else "--total_train_batch_size" for flag in flags]
     schedule = ["--total_train_batch_size", "32", "--max_steps", "20", "--logging_steps", "10"]
     main([*flags, *schedule, "--output_dir", str(tmp_path / "one")])
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -140,17 +144,68 @@ def test_directions_get_the_languages_of_the_data(flags: list[str], tmp_path: Pa
     assert config["rtl_languages"] == ["de", "fr", "sw"]
 
 
+def test_dap_checkpoints_keep_what_their_weights_are_made_for(flags: list[str], tmp_path: Path) -> None:
+    main([*flags, "--max_steps", "1", "--objective", "tr", "--output_dir", str(tmp_path / "first")])
+    flags[1] = str(tmp_path / "first")
+    changed = ["--max_steps", "1", "--tr_temperature", "0.1", "--tr_bidirectional"]
+    with pytest.raises(ValueError, match="first was trained with objective='tr', not 'tr\\+rtl'"):
+        main([*flags, *changed, "--objective", "tr+rtl", "--output_dir", str(tmp_path / "second")])
+    main([*flags, *changed, "--output_dir", str(tmp_path / "second")])
+    config = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert (config["objective"], config["tr_temperature"], config["tr_bidirectional"]) == ("tr", 0.1, True)
+
+
+def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path: Path) -> None:
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    pairs = synthetic_pairs("de")[:30]
+    (dev / "sw-en.tsv").write_text("".join(f"{source}\t{target}.\n" for source, target in pairs))
+    model, data, training = parse_arguments([*flags, "--validation_data", str(dev), "--output_dir", str(tmp_path)])
+    train, held = build_datasets(data, training, AutoTokenizer.from_pretrained(model.model_name_or_path))
+    assert {language: len(part) for language, part in train.items()} == {"de": 170, "fr": 200, "sw": 200}
+    assert len(held["sw"]) == 30
+
+
+# ----------------------------------------------------------------------------------------- resuming
+
+
+def test_half_saved_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step, state in ((20, "{}"), (100, "{"), (120, None)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if state is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    assert find_resumable(args) == str(tmp_path / "checkpoint-20")
+    assert "checkpoint-120 is left out" in caplog.text
+    assert "checkpoint-100 is left out" in caplog.text
+    args.resume_from_checkpoint = "false"
+    assert find_resumable(args) is None
+    args.resume_from_checkpoint = str(tmp_path / "checkpoint-120")
+    with pytest.raises(ValueError, match="checkpoint-120: no complete checkpoint"):
+        find_resumable(args)
+
+
+def test_another_model_does_not_resume(flags: list[str], tmp_path: Path) -> None:
+    schedule = ["--max_steps", "1", "--save_strategy", "steps", "--save_steps", "1", "--output_dir", str(tmp_path)]
+    main([*flags, *schedule])
+    (tmp_path / train_dap.FINISHED).unlink()
+    with pytest.raises(ValueError, match="checkpoint-1 was trained with rtl_weight=1.0, now 0.5"):
+        main([*flags, *schedule, "--rtl_weight", "0.5"])
+
+
 # ----------------------------------------------------------------------------------------- recipes
 
 
 @pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
 def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
-    argv = [str(REPOSITORY / "configs" / f"{name}.yaml"), "--train_data", "corpus", "--output_dir", str(tmp_path)]
+    argv = [str(REPOSITORY / "configs" / f"{name}.yaml"), "--output_dir", str(tmp_path)]
     model, data, training = parse_arguments(argv)
     assert (data.max_seq_length, training.learning_rate, training.max_steps) == (32, 5e-5, 100_000)
+    assert data.train_data == ["corpus"]
     assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
-    assert (model.rtl_layers, model.rtl_weight, model.tlm_probability, model.tlm_weight) == (2, 1.0, 0.2, 0.1)
-    assert model.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+    config = DAPConfig(**given_fields(model))
+    assert (config.rtl_layers, config.rtl_weight, config.tlm_probability, config.tlm_weight) == (2, 1.0, 0.2, 0.1)
+    assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
 
 
 def test_flags_override_the_recipe(tmp_path: Path) -> None:
@@ -163,8 +218,27 @@ def test_flags_override_the_recipe(tmp_path: Path) -> None:
     assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
 
 
+def test_a_batch_size_flag_overrides_the_other_one_in_the_recipe(tmp_path: Path) -> None:
+    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
+    _, _, training = parse_arguments([*recipe, "--per-device-train-batch-size=16"])
+    assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
+    with pytest.raises(ValueError, match="say the same"):
+        parse_arguments([*recipe, "--per_device_train_batch_size", "8", "--total_train_batch_size", "16"])
+
+
+def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("save_strategy: no\ntr_bidirectional: no\n")
+    assert recipe_flags(recipe) == ["--save_strategy", "no", "--tr_bidirectional", "False"]
+
+
 @pytest.mark.parametrize(
-    ("text", "message"), [("learnign_rate: 1", "unknown argument learnign_rate"), ("- a", "found list")]
+    ("text", "message"),
+    [
+        ("learnign_rate: 1", "unknown argument learnign_rate"),
+        ("- a", "found list"),
+        ("train_data: []", "train_data is an empty list"),
+    ],
 )
 def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
@@ -212,6 +286,16 @@ def test_tokenizer_without_mask_token_is_refused(
 def test_fewer_pairs_than_a_batch_are_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="540 training pairs do not fill one batch of 1024"):
         main([*flags, "--per_device_train_batch_size", "1024", "--output_dir", str(tmp_path / "out")])
+
+
+def test_a_batch_without_negatives_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a batch of 1 pair has no negatives"):
+        main([*flags, "--per_device_train_batch_size", "1", "--output_dir", str(tmp_path / "out")])
+
+
+def test_evaluation_without_dev_pairs_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="eval_strategy='steps', but there are no dev pairs"):
+        main([*flags, "--dev_pairs", "0", "--eval_strategy", "steps", "--output_dir", str(tmp_path / "out")])
 
 
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:

@@ -95,6 +95,21 @@ def test_loss_that_is_not_finite_names_step_languages_and_pairs(make_trainer, tm
     )
 
 
+def test_gradient_that_is_not_finite_stops_before_the_step(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
+    weight = trainer.model.dap.encoder.embeddings.LayerNorm.weight
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (float("inf") if trainer.state.global_step == 3 else 1.0)
+
+    weight.register_hook(poison)
+    message = r"gradient is not finite at step 4 \(norm=(nan|inf)\); languages: .*pairs: (\w\w:\d+ ?){8}\. Nothing"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert torch.isfinite(weight).all()
+    assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
 def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN001
     trainer, seen = make_trainer("tr", max_steps=150, logging_steps=150, learning_rate=0.0), []
     collate = trainer.data_collator
@@ -127,3 +142,15 @@ def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
 
 def test_meter_without_steps_says_nothing() -> None:
     assert StepMeter().read(1) == {}
+
+
+def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were launched, but world_size=1.*ACCELERATE_USE_CPU"):
+        args._check_processes()
+
+
+def test_patience_below_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="early_stopping_patience=0"):
+        DAPTrainingArguments(output_dir=str(tmp_path), early_stopping_patience=0)

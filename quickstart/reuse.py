@@ -1,0 +1,64 @@
+"""Whether the run that lies in a folder may be used: only if it was made from what is asked for now."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dap.results import write_json
+
+RECORD = "made_from.json"  # written before training begins
+FINISHED = "train_results.json"  # train_dap.py writes it last
+
+
+def folder_digest(folder: Path) -> str:
+    """16 hexadecimal digits that depend on name and content of every file in ``folder`` (not below it)."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            part = hashlib.sha256(path.name.encode())
+            while block := file.read(1 << 20):
+                part.update(block)
+        digest.update(part.digest())
+    return digest.hexdigest()[:16]
+
+
+def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str, Any]:
+    """What decides how a run comes out: start model, pooling, every line of the recipe, training text.
+
+    A model in a folder is known by its content, one of the Hub by its name.
+    """
+    start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
+    content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    lines = {f"{recipe.name} {key}": value for key, value in content.items()}
+    return {"start model": start, "pooling": pooling, "training text": folder_digest(text)} | lines
+
+
+def claim(out: Path, wanted: dict[str, Any]) -> bool:
+    """Whether ``out`` holds a finished run made from ``wanted``; if not, it is marked as a run that will be.
+
+    A folder without a finished run or a checkpoint to go on from is free for any run.
+
+    Raises:
+        ValueError: a finished or interrupted run from something else.
+    """
+    record, finished = out / RECORD, (out / FINISHED).exists()
+    if not finished and not any(out.glob("checkpoint-*")):
+        write_json(wanted, record)
+        return False
+    if not record.exists():
+        raise ValueError(f"{out} holds a run without {RECORD}, so nothing says what made it; {_remedy(out)}")
+    made = json.loads(record.read_text(encoding="utf-8"))
+    keys = [key for key in made | wanted if made.get(key) != wanted.get(key)]
+    if keys:
+        differences = "; ".join(
+            f"{key}: {made.get(key, 'not set')} there, {wanted.get(key, 'not set')} asked for" for key in keys
+        )
+        raise ValueError(f"{out} holds a run made from something else ({differences}); {_remedy(out)}")
+    return finished
+
+
+def _remedy(out: Path) -> str:
+    return f"remove or rename the folder to train again: mv {out} {out}-old"
