@@ -17,9 +17,11 @@ CASES = [
     {"objective": "tr+tlm", "tlm_probability": 0.5},
     {"objective": "tr+rtl"},
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
+    {"objective": "tr+rtl", "target_vocab_size": 140},
+    {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
 ]
 VARIANTS = [(1, False), (2, False), (1, True), (2, True)]  # accumulation steps, activation checkpointing
-PAIRS = 8  # in all processes together
+PAIRS = 12  # in all processes together: an odd number in each of four
 
 
 def micro_batch(step: int) -> dict[str, Tensor]:
@@ -27,19 +29,23 @@ def micro_batch(step: int) -> dict[str, Tensor]:
     batch = make_batch(PAIRS, longest=11, seed=step)
     for key in ("target_input_ids", "target_attention_mask", "target_noise"):
         batch[key][-1] = batch[key][0]
-    return batch
+    return batch | {"language_ids": torch.arange(PAIRS) % 3}
 
 
 def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
     """The rows of one process, without the columns that are padding in all of them."""
     rows = {key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world] for key, value in batch.items()}
+    languages = rows.pop("language_ids")
     width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in ("source", "target")}
-    return {key: value[:, : width[key.split("_")[0]]] for key, value in rows.items()}
+    cut = {key: value[:, : width[key.split("_")[0]]] for key, value in rows.items()}
+    return cut | {"language_ids": languages}
 
 
 def step_gradients(case: dict, accumulation: int, checkpointing: bool, rank: int = 0, world: int = 1) -> Tensor:
     """Parameter gradients after one optimizer step's backward passes."""
     model = tiny_model("xlm-roberta", **case)
+    if model.config.target_vocab_size:
+        model.set_target_vocabulary([2, *range(60, 199)])
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     wrapped = DistributedDataParallel(model) if world > 1 else model

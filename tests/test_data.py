@@ -121,9 +121,9 @@ def test_a_tokenised_stream_holds_one_tokenizer_that_others_cannot_change(
     text = load_bitext(bitext_dir, streaming=True)
     mixed = mix_languages(tokenize_bitext(text, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
     tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding="max_length")
-    for row in islice(mixed, 20):
+    for row in islice(mixed, 6):
         naive = tiny_tokenizer(text_of(bitext_dir, row["pair_id"]), truncation=True, max_length=8)["input_ids"]
-        assert row["source_input_ids"].tolist() == naive
+        assert plain(row)["source_input_ids"] == naive
 
 
 def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
