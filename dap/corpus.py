@@ -363,7 +363,7 @@ def _parquet_rows(file: BitextFile) -> Iterator[tuple[Any, Any]]:
 
 def _hub_rows(file: BitextFile) -> Iterator[tuple[Any, Any]]:
     dataset = _hub_dataset(file.paths[0], file.config, file.streaming)
-    columns = dataset.column_names or []
+    columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
     if "translation" not in columns and not {"source", "target"} <= set(columns):
         raise ValueError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
     swapped = _code((file.config or "").split("-")[0] or file.language) == file.target_language

@@ -10,6 +10,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes with more threads than cores slow each other down
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
 os.environ["HF_DATASETS_CACHE"] = _cache.name
 

@@ -437,8 +437,7 @@ def test_processes_draw_full_batches_of_different_pairs_without_end(
     assert counts["de"] / counts.total() == pytest.approx(2 / 3, abs=0.08)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("files", ["one", "uneven"])
+@pytest.mark.parametrize(("files", "workers"), [("one", 0), ("uneven", 2)])
 def test_skipping_batches_resumes_exactly_beyond_the_first_pass(
     sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, workers: int
 ) -> None:
@@ -491,7 +490,7 @@ def test_collator_refuses_unknown_languages_and_no_padding(tokenized: dict[str, 
 def test_real_data_goes_all_the_way(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     paths = [SHARED / f"data/train/{language}-en.tsv.xz" for language in ("jv", "af")]
     data = load_bitext(paths, cache_dir=tmp_path)
-    train, dev = split_validation(data, 200, seed=0)
+    train, dev = split_validation({code: part.select(range(2000)) for code, part in data.items()}, 200, seed=0)
     assert [len(split) for split in dev.values()] == [200, 200]
     mixed = mix_languages(tokenize_bitext(train, tiny_tokenizer, 32), "temperature", 0.5, seed=0)
     loader = DataLoader(mixed, batch_size=64, collate_fn=BitextCollator(1, list(find_bitext(paths))))
