@@ -106,19 +106,9 @@ def state(folder: Path) -> dict:
     return json.loads((folder / "trainer_state.json").read_text())
 
 
-def test_streaming_reads_the_same_text(flags: list[str], tmp_path: Path) -> None:
-    main(
-        [
-            *flags,
-            "--streaming",
-            "--language_mix",
-            "temperature",
-            "--max_steps",
-            "6",
-            "--output_dir",
-            str(tmp_path / "out"),
-        ]
-    )
+def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
+    streamed = ["--streaming", "--language_mix", "temperature", "--max_steps", "6"]
+    main([*flags, *streamed, "--output_dir", str(tmp_path / "out")])
     assert state(tmp_path / "out")["global_step"] == 6
     assert "eval_sw-en_accuracy" in results(tmp_path / "out")
 
