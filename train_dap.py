@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 FINISHED = "train_results.json"  # written last, so it marks a finished run
 
 
-# What may change when training goes on from a DAP checkpoint; everything else is part of its weights.
-CHANGEABLE = {"tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates"}
+# What may change when training goes on from a DAP checkpoint; its weights were made for everything else.
+CHANGEABLE = {"tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates"}
 CHANGEABLE |= {"rtl_ratio", "rtl_weight", "tlm_probability", "tlm_weight"}
 
 
