@@ -135,13 +135,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the report that it writes."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     model_args, data_args = HfArgumentParser((ModelArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
+    if folders := [path for path in _output_paths(data_args) if path.is_dir()]:
+        raise ValueError(f"{folders[0]} is a folder: give the JSON file to write, or --output_dir")
     pairs = read_languages(data_args.data_dir, data_args.languages)
     options = dict(vars(model_args))
     name = options.pop("model_name_or_path")
     encoder = load_encoder(name, **options)
     print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
           f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
-    token_budget = data_args.token_budget or (32768 if torch.cuda.is_available() else 4096)
+    token_budget = data_args.token_budget
+    if token_budget is None:
+        token_budget = 32768 if torch.cuda.is_available() else 4096
     started = time.perf_counter()
     accuracies = evaluate(encoder, pairs, token_budget, progress=True)
     seconds = time.perf_counter() - started

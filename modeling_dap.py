@@ -63,7 +63,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # autograd's own is not ours to change
         dist.all_reduce(gradient)
         return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
 

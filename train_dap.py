@@ -5,7 +5,6 @@
 The recipe is optional, and flags override it. A run that was stopped goes on from its last checkpoint.
 """
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -16,10 +15,11 @@ from transformers import (
     AutoTokenizer,
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerState,
     set_seed,
 )
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import sort_checkpoints
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
 from dap.corpus import count_pairs, find_bitext, load_bitext
@@ -34,61 +34,15 @@ from dap.data import (
     tokenize_bitext,
 )
 from dap.encoding import longest_input
+from dap.resuming import FindBestAgain, describe_run, find_resumable, has_ended, keep_record
 from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)
 
-FINISHED = "train_results.json"  # written last, so it marks a finished run
-
-
 # What may change when training goes on from a DAP checkpoint; its weights were made for everything else.
 CHANGEABLE = {"tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates"}
 CHANGEABLE |= {"rtl_ratio", "rtl_weight", "tlm_probability", "tlm_weight"}
-
-
-def find_resumable(args: DAPTrainingArguments) -> str | None:
-    """The checkpoint to go on from: the one asked for, or the last complete one in `output_dir`.
-
-    Raises:
-        ValueError: the folder holds a finished run, or the checkpoint asked for is not complete.
-    """
-    folder = Path(args.output_dir)
-    if (folder / FINISHED).exists():
-        raise ValueError(f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it.")
-    wanted = str(args.resume_from_checkpoint)
-    if wanted.lower() == "false":
-        return None
-    if wanted.lower() not in ("none", "true"):
-        if not is_complete(Path(wanted)):
-            raise ValueError(
-                f"--resume_from_checkpoint {wanted}: no complete checkpoint (trainer_state.json) is there."
-            )
-        return wanted
-    for checkpoint in reversed(sort_checkpoints(str(folder)) if folder.is_dir() else []):
-        if is_complete(Path(checkpoint)):
-            return checkpoint
-        logger.warning("%s is left out: it is not complete, as of a run that was killed while it saved", checkpoint)
-    return None
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint was saved to the end: the Trainer writes its state after everything else."""
-    try:
-        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-        return False
-    return True
-
-
-def check_same_run(checkpoint: str, model: DAPForPreTraining) -> None:
-    """Raise `ValueError` when the checkpoint to resume from was trained as another model than this one."""
-    saved = DAPConfig.from_pretrained(checkpoint)
-    pairs = {name: (getattr(saved, name), getattr(model.config, name)) for name in CONFIG_DEFAULTS}
-    if differing := [f"{name}={old!r}, now {new!r}" for name, (old, new) in pairs.items() if old != new]:
-        raise ValueError(
-            f"{checkpoint} was trained with {'; '.join(differing)}: give the same arguments, or another --output_dir."
-        )
 
 
 def is_dap_checkpoint(args: ModelArguments) -> bool:
@@ -161,6 +115,11 @@ def check_schedule(training: DAPTrainingArguments, dev: dict[str, Any]) -> None:
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2:
         raise ValueError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
+    if training.early_stopping_patience is not None and training.eval_strategy == "no":
+        raise ValueError(
+            f"early_stopping_patience={training.early_stopping_patience} needs evaluations: give "
+            "--eval_strategy steps --save_strategy steps --load_best_model_at_end."
+        )
     if not dev and training.eval_strategy != "no":
         raise ValueError(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
@@ -180,8 +139,20 @@ def check_length(model: DAPForPreTraining, max_seq_length: int) -> None:
         raise ValueError(f"max_seq_length={max_seq_length} is above the encoder's {longest} positions; lower it.")
 
 
-def build_trainer(model_args: ModelArguments, data: DataArguments, training: DAPTrainingArguments) -> DAPTrainer:
-    """Everything wired: tokenizer, data, model, trainer."""
+def check_languages(model: DAPForPreTraining, train: dict[str, Any], name: str) -> None:
+    """Raise `ValueError` when the model tells languages apart and the text has others."""
+    known = model.config.rtl_languages
+    if known is not None and (new := sorted(set(train) - set(known))):
+        raise ValueError(
+            f"{name} was trained with rtl_direction={model.config.rtl_direction!r} on {' '.join(known)}, the text has "
+            f"{' '.join(new)} too: leave it out, or start from a plain encoder."
+        )
+
+
+def build_trainer(
+    model_args: ModelArguments, data: DataArguments, training: DAPTrainingArguments
+) -> tuple[DAPTrainer, dict[str, Any]]:
+    """Everything wired: tokenizer, data, model, trainer; and the record of the run."""
     source = {"trust_remote_code": model_args.trust_remote_code, "revision": model_args.revision}
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **source)
     with training.main_process_first(desc="reading and tokenising"):
@@ -191,12 +162,15 @@ def build_trainer(model_args: ModelArguments, data: DataArguments, training: DAP
     set_seed(training.seed)
     model = load_model(model_args, tokenizer, **fields)
     check_length(model, data.max_seq_length)
+    check_languages(model, train, model_args.model_name_or_path)
     if training.freeze_word_embeddings:
         freeze_word_embeddings(model)
     logger.info("%s", describe(model, train, dev, training))
     mixed, sampler = mix(train, data, training)
-    patience = training.early_stopping_patience
-    return DAPTrainer(
+    callbacks: list[TrainerCallback] = [FindBestAgain()]
+    if training.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
+    trainer = DAPTrainer(
         model=model,
         args=training,
         train_dataset=mixed,
@@ -206,8 +180,10 @@ def build_trainer(model_args: ModelArguments, data: DataArguments, training: DAP
         target_language=data.target_language,
         dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},
         max_seq_length=data.max_seq_length,
-        callbacks=[EarlyStoppingCallback(patience)] if patience is not None else None,
+        callbacks=callbacks,
     )
+    pairs = {} if data.streaming else {language: len(part) for language, part in train.items()}
+    return trainer, describe_run(model.config, data, training, pairs)
 
 
 def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArguments) -> tuple[Any, Any]:
@@ -245,17 +221,30 @@ def main(argv: list[str] | None = None) -> None:
     model_args, data, training = parse_arguments(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
     checkpoint = find_resumable(training)
-    trainer = build_trainer(model_args, data, training)
-    if checkpoint is not None:
-        check_same_run(checkpoint, trainer.model)
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
+    trainer, run = build_trainer(model_args, data, training)
+    keep_record(run, training, checkpoint)
+    metrics = run_training(trainer, checkpoint)
+    trainer.save_model(_internal_call=True)  # pushed at the end, when all is on disk
     trainer.save_state()
     if trainer.dev_bitext:
         trainer.save_metrics("eval", trainer.evaluate(), combined=False)
-    trainer.save_metrics("train", result.metrics, combined=False)
+    trainer.save_metrics("train", metrics, combined=False)
     if training.push_to_hub:
         trainer.push_to_hub()
+
+
+def run_training(trainer: DAPTrainer, checkpoint: str | None) -> dict[str, float]:
+    """Train, from the checkpoint on if there is one; gives the training's metrics.
+
+    A run that was killed after its last step has nothing left to train: its model is loaded.
+    """
+    if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
+        return trainer.train(resume_from_checkpoint=checkpoint).metrics
+    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    trainer._load_from_checkpoint(best or checkpoint)
+    return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ from configuration_dap import DAPConfig
 from dap.data import SHUFFLE_BUFFER
 from dap.trainer import DAPTrainingArguments
 
-BATCH_SIZES = {
-    "per_device_train_batch_size": "total_train_batch_size",
-    "total_train_batch_size": "per_device_train_batch_size",
-}
+# Arguments of which only one can be given: a flag takes the place of the other one in the recipe.
+RIVALS = (("per_device_train_batch_size", "total_train_batch_size"), ("max_steps", "num_train_epochs"))
 STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
 
 
@@ -89,13 +87,16 @@ Arguments = tuple[ModelArguments, DataArguments, DAPTrainingArguments]
 
 def parse_arguments(argv: list[str]) -> Arguments:
     """Arguments from an optional YAML recipe (first in `argv`) and flags, which override it."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, DAPTrainingArguments))
+    parser = HfArgumentParser((ModelArguments, DataArguments, DAPTrainingArguments), allow_abbrev=False)
     if argv and argv[0].endswith((".yaml", ".yml")):
         flags = argv[1:]
-        recipe = recipe_flags(Path(argv[0]), without={BATCH_SIZES[name] for name in BATCH_SIZES if given(name, flags)})
-        argv = recipe + flags
-    if all(given(name, argv) for name in BATCH_SIZES):
-        raise ValueError(f"{' and '.join(f'--{name}' for name in BATCH_SIZES)} say the same: give one of them.")
+        rivals = {pair[1 - place] for pair in RIVALS for place in (0, 1) if given(pair[place], flags)}
+        argv = recipe_flags(Path(argv[0]), without=rivals) + flags
+    for pair in RIVALS:
+        if all(given(name, argv) for name in pair):
+            raise ValueError(f"--{pair[0]} and --{pair[1]} say the same: give one of them.")
+    if given("num_train_epochs", argv):
+        argv = [*argv, "--max_steps", "-1"]
     return parser.parse_args_into_dataclasses(args=argv)
 
 
@@ -111,8 +112,11 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
         without: arguments of the recipe to leave out.
 
     Raises:
+        FileNotFoundError: there is no such recipe.
         ValueError: not a mapping, a key that is no argument of this command, or an empty list.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such recipe; those of the project are in configs/.")
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(recipe, dict):
         raise ValueError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 POOLINGS = ("cls", "mean")
 DEFAULT_MAX_SEQ_LENGTH = 128
+SHORTEST = 3  # tokens: CLS, one of text, SEP
 #: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
 CHUNK = 100_000
 #: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.
@@ -59,7 +60,7 @@ class SentenceEncoder:
         bf16: run the encoder under bfloat16 autocast; pooling stays float32.
 
     Raises:
-        ValueError: an unknown pooling, or a length above what the model's position table holds.
+        ValueError: an unknown pooling, or a length below 3 or above what the model's position table holds.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class SentenceEncoder:
             max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, limit or DEFAULT_MAX_SEQ_LENGTH)
         if limit is not None and max_seq_length > limit:
             raise ValueError(f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it")
+        if max_seq_length < SHORTEST:
+            raise ValueError(f"max_seq_length={max_seq_length} leaves no token of the text: give {SHORTEST} or more")
         self.model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
         if device is not None:
             self.model.to(device)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,11 @@ class DAPTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
-        if self.accelerator_config is None:  # every process reads its own share of a stream
-            self.accelerator_config = {"dispatch_batches": False}
         super().__post_init__()
+        if self.accelerator_config.dispatch_batches is None:
+            self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
         self._check_processes()
+        self._check_supported()
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
         if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
@@ -72,6 +74,19 @@ class DAPTrainingArguments(TrainingArguments):
                 f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
                 " DAP needs True and False, as negatives are gathered from equal batches; leave both out."
             )
+
+    def _check_supported(self) -> None:
+        """Raise `ValueError` for arguments of `TrainingArguments` that would break the gather or do nothing."""
+        allowed = {
+            "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
+            "label_smoothing_factor": (self.label_smoothing_factor == 0, "0: no DAP objective has it"),
+            "train_sampling_strategy": (self.train_sampling_strategy == "random", "random, and --language_mix"),
+            "accelerator_config.dispatch_batches": (not self.accelerator_config.dispatch_batches, "false"),
+            "accelerator_config.split_batches": (not self.accelerator_config.split_batches, "false"),
+        }
+        for name, (fits, remedy) in allowed.items():
+            if not fits:
+                raise ValueError(f"{name}={attrgetter(name)(self)!r} is not supported: give {remedy}.")
 
     def _check_processes(self) -> None:
         """Raise `ValueError` unless each process trains on one device and all of them know of each other."""

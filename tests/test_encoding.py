@@ -252,6 +252,8 @@ def test_missing_encoder_weights_are_an_error(tmp_path: Path, tiny_tokenizer: Pr
 def test_arguments_that_do_not_fit(tiny_bert_dir: Path) -> None:
     with pytest.raises(ValueError, match="pooling='max': choose one of cls, mean"):
         SentenceEncoder.from_pretrained(str(tiny_bert_dir), "max")
+    with pytest.raises(ValueError, match="max_seq_length=2 leaves no token of the text: give 3"):
+        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", max_seq_length=2)
     with pytest.raises(ValueError, match="max_seq_length=81 is above the model's 80 positions"):
         SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", max_seq_length=81)
 

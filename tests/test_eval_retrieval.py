@@ -68,6 +68,12 @@ def test_a_folder_that_does_not_exist() -> None:
         read_languages(["no-such-folder"])
 
 
+def test_a_folder_as_the_output_file_is_refused_before_the_work(bitext_dir: Path, tmp_path: Path) -> None:
+    argv = ["--model_name_or_path", "absent", "--data_dir", str(bitext_dir), "--output_file", str(tmp_path)]
+    with pytest.raises(ValueError, match="is a folder: give the JSON file to write"):
+        main(argv)
+
+
 def test_a_language_with_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "de-en.tsv").write_text("")
     with pytest.raises(ValueError, match="de"):

@@ -11,13 +11,21 @@ import torch
 from conftest import REPOSITORY, synthetic_pairs
 from safetensors.torch import load_file
 from test_distributed import free_port
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    TrainerControl,
+    TrainerState,
+)
 
-import train_dap
 from configuration_dap import DAPConfig
 from dap.arguments import given_fields, parse_arguments, recipe_flags
+from dap.resuming import FINISHED, FindBestAgain, find_resumable
 from dap.trainer import DAPTrainingArguments
-from train_dap import build_datasets, find_resumable, main
+from train_dap import build_datasets, main
 
 
 @pytest.fixture
@@ -72,7 +80,7 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (killed / train_dap.FINISHED).exists()
+    assert not (killed / FINISHED).exists()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the killed process
     main([*flags, *schedule, "--output_dir", str(killed)])
@@ -159,28 +167,84 @@ def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path
 # ----------------------------------------------------------------------------------------- resuming
 
 
-def test_half_saved_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for step, state in ((20, "{}"), (100, "{"), (120, None)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        if state is not None:
-            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+def saved_checkpoint(folder: Path, without: str = "") -> Path:
+    """A folder with the files of a checkpoint."""
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (folder / name).touch()
+    (folder / "training_args.bin").touch()
+    (folder / "trainer_state.json").write_text("{}")
+    if without:
+        (folder / without).unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("without", "named"),
+    [("trainer_state.json", "trainer_state.json"), ("model.safetensors", "weights"), ("optimizer.pt", "optimizer")],
+)
+def test_half_saved_and_half_deleted_checkpoints_are_left_out(
+    without: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_checkpoint(tmp_path / "checkpoint-20")
+    broken = saved_checkpoint(tmp_path / "checkpoint-100", without)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) == str(tmp_path / "checkpoint-20")
-    assert "checkpoint-120 is left out" in caplog.text
-    assert "checkpoint-100 is left out" in caplog.text
+    assert f"checkpoint-100 is left out, as of a run killed at a save: it lacks {named}" in caplog.text
     args.resume_from_checkpoint = "false"
     assert find_resumable(args) is None
-    args.resume_from_checkpoint = str(tmp_path / "checkpoint-120")
-    with pytest.raises(ValueError, match="checkpoint-120: no complete checkpoint"):
+    args.resume_from_checkpoint = str(broken)
+    with pytest.raises(ValueError, match=f"checkpoint-100: it lacks its {named}"):
         find_resumable(args)
 
 
-def test_another_model_does_not_resume(flags: list[str], tmp_path: Path) -> None:
+def test_torn_state_is_no_checkpoint_and_models_alone_do_not_resume(tmp_path: Path) -> None:
+    (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text("{")
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    assert find_resumable(args) is None
+    args.save_only_model = True
+    with pytest.raises(ValueError, match="--save_only_model, which cannot be resumed"):
+        find_resumable(args)
+
+
+def test_run_killed_after_its_last_step_is_finished_without_another(flags: list[str], tmp_path: Path) -> None:
+    schedule = ["--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3", "--lr_scheduler_type", "constant"]
+    out = tmp_path / "out"
+    main([*flags, *schedule, "--output_dir", str(out)])
+    expected = load_file(out / "model.safetensors")
+    for name in (FINISHED, "model.safetensors", "eval_results.json"):
+        (out / name).unlink()
+    main([*flags, *schedule, "--output_dir", str(out)])
+    found = load_file(out / "model.safetensors")
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert state(out)["global_step"] == 6
+    assert results(out, "train")["steps"] == 6
+    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+
+
+def test_another_run_does_not_resume(flags: list[str], tmp_path: Path) -> None:
     schedule = ["--max_steps", "1", "--save_strategy", "steps", "--save_steps", "1", "--output_dir", str(tmp_path)]
     main([*flags, *schedule])
-    (tmp_path / train_dap.FINISHED).unlink()
-    with pytest.raises(ValueError, match="checkpoint-1 was trained with rtl_weight=1.0, now 0.5"):
-        main([*flags, *schedule, "--rtl_weight", "0.5"])
+    (tmp_path / FINISHED).unlink()
+    for flag, value, named in (
+        ("--rtl_weight", "0.5", "rtl_weight=1.0, now 0.5"),
+        ("--learning_rate", "1e-4", "learning_rate=0.001, now 0.0001"),
+        ("--language_mix", "uniform", "language_mix='natural', now 'uniform'"),
+    ):
+        with pytest.raises(ValueError, match=f"checkpoint-1 is of a run with {named}: give the same"):
+            main([*flags, *schedule, flag, value])
+    fewer = [*flags[:3], str(Path(flags[3]) / "de-en.tsv"), *flags[4:]]
+    with pytest.raises(ValueError, match="pairs={'de'.*, now {'de'"):
+        main([*fewer, *schedule, "--no_restrict_target_vocabulary"])
+
+
+def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
+    best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
+    for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
+        remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
+        FindBestAgain().on_train_begin(args, remembering, TrainerControl())
+        assert remembering.best_model_checkpoint == str(best)
 
 
 # ----------------------------------------------------------------------------------------- recipes
@@ -214,6 +278,19 @@ def test_a_batch_size_flag_overrides_the_other_one_in_the_recipe(tmp_path: Path)
     assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
     with pytest.raises(ValueError, match="say the same"):
         parse_arguments([*recipe, "--per_device_train_batch_size", "8", "--total_train_batch_size", "16"])
+
+
+def test_epochs_take_the_place_of_steps(tmp_path: Path) -> None:
+    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
+    _, _, training = parse_arguments([*recipe, "--num_train_epochs", "2"])
+    assert (training.num_train_epochs, training.max_steps) == (2, -1)
+    with pytest.raises(ValueError, match="--max_steps and --num_train_epochs say the same"):
+        parse_arguments([*recipe, "--num_train_epochs", "2", "--max_steps", "5"])
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
+        parse_arguments([str(tmp_path / "absent.yaml")])
 
 
 def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
@@ -286,6 +363,19 @@ def test_a_batch_without_negatives_is_refused(flags: list[str], tmp_path: Path) 
 def test_evaluation_without_dev_pairs_is_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="eval_strategy='steps', but there are no dev pairs"):
         main([*flags, "--dev_pairs", "0", "--eval_strategy", "steps", "--output_dir", str(tmp_path / "out")])
+
+
+def test_early_stopping_without_evaluation_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="early_stopping_patience=2 needs evaluations"):
+        main([*flags, "--early_stopping_patience", "2", "--output_dir", str(tmp_path / "out")])
+
+
+def test_languages_that_a_checkpoint_does_not_know_are_refused(flags: list[str], tmp_path: Path) -> None:
+    both = [*flags[:3], str(Path(flags[3]) / "de-en.tsv"), *flags[4:], "--rtl_direction", "both", "--max_steps", "1"]
+    main([*both, "--output_dir", str(tmp_path / "first")])
+    flags[1] = str(tmp_path / "first")
+    with pytest.raises(ValueError, match="rtl_direction='both' on de, the text has fr sw too"):
+        main([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "second")])
 
 
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:

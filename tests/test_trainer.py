@@ -140,6 +140,28 @@ def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
         DAPTrainingArguments(output_dir=str(tmp_path), dataloader_drop_last=False)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0 is not supported: give 1 or more"),
+        ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
+        ("train_sampling_strategy", "group_by_length", "train_sampling_strategy='group_by_length'.*--language_mix"),
+        ("accelerator_config", {"split_batches": True}, "accelerator_config.split_batches=True"),
+        ("accelerator_config", {"dispatch_batches": True}, "accelerator_config.dispatch_batches=True"),
+    ],
+)
+def test_arguments_that_do_nothing_or_harm_are_refused(
+    argument: str, value: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        DAPTrainingArguments(output_dir=str(tmp_path), **{argument: value})
+
+
+def test_other_accelerator_settings_keep_the_streams_shared(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path), accelerator_config={"even_batches": True})
+    assert args.accelerator_config.dispatch_batches is False
+
+
 def test_meter_without_steps_says_nothing() -> None:
     assert StepMeter().read(1) == {}
 
