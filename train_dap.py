@@ -188,17 +188,20 @@ def build_trainer(
 
 def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArguments) -> tuple[Any, Any]:
     """All languages as one dataset, and the sampler that draws the language mix from it (none for a stream)."""
-    seed = data_seed(training)
+    seed, sizes = data_seed(training), None
     if not data.streaming:
-        pairs, batch = sum(map(len, train.values())), training.per_device_train_batch_size * training.world_size
-        if pairs < batch:
-            raise ValueError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
-        sampler = LanguageMixSampler([len(part) for part in train.values()], data.language_mix, data.mix_alpha, seed)
-        return mix_languages(train, "natural", data.mix_alpha, seed), sampler
-    sizes = None
-    if data.language_mix != "uniform":
+        sizes = {language: len(part) for language, part in train.items()}
+    elif data.language_mix != "uniform":
         found = find_bitext(data.train_data, data.target_language)
         sizes = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
+    batch = training.per_device_train_batch_size * training.world_size
+    if sizes is not None and sum(sizes.values()) < batch:
+        raise ValueError(
+            f"{sum(sizes.values())} training pairs do not fill one batch of {batch}: lower the batch size."
+        )
+    if not data.streaming:
+        sampler = LanguageMixSampler(list(sizes.values()), data.language_mix, data.mix_alpha, seed)
+        return mix_languages(train, "natural", data.mix_alpha, seed), sampler
     return mix_languages(train, data.language_mix, data.mix_alpha, seed, sizes), None
 
 

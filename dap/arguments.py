@@ -49,7 +49,8 @@ class ModelArguments:
     tlm_probability: float | None = field(default=None, metadata={"help": "Share of masked tokens; 0.2 by default."})
     tlm_weight: float | None = field(default=None, metadata={"help": "Factor of the TLM loss; 0.1 by default."})
     restrict_target_vocabulary: bool = field(
-        default=True, metadata={"help": "RTL predicts only ids that occur in the training targets (not in streams)."}
+        default=True,
+        metadata={"help": "RTL predicts only ids of the training targets (neither streamed nor of sources)."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, ..."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
