@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from dap.results import write_json
+from dap.resuming import FINISHED
 
 RECORD = "made_from.json"  # written before training begins
-FINISHED = "train_results.json"  # train_dap.py writes it last
 
 
 def folder_digest(folder: Path) -> str:

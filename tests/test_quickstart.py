@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from dap.arguments import parse_arguments
 from quickstart import bitext, encoder, fetch, reuse, run
-from train_dap import FINISHED, parse_arguments
 
 WIDTH, INNER, LAYERS, HEADS = 32, 64, 1, 4
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "▁", "▁ab", "a", "b", "c", "ｃ", "<mask>"]
@@ -466,7 +466,6 @@ def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> Non
     assert training.output_dir == str(tmp_path)
     assert training.use_cpu
     assert 0 < training.warmup_steps <= training.max_steps / 5
-    assert reuse.FINISHED == FINISHED
 
 
 def test_a_half_written_or_outdated_encoder_is_written_again(
