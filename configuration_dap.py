@@ -127,6 +127,11 @@ class DAPConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in Transformers; keys of a saved file that this version does not know are left out with a warning."""
+        if config_dict.get("model_type", cls.model_type) != cls.model_type:
+            raise ValueError(
+                f"this is a plain {config_dict['model_type']!r} checkpoint, not a DAP one: start from it with "
+                "DAPForPreTraining.from_encoder, or load it with AutoModel."
+            )
         own = inspect.signature(cls.__init__).parameters
         if dropped := [key for key in _unknown(config_dict) if key not in own]:
             logger.warning(f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out.")
@@ -139,6 +144,10 @@ class DAPConfig(PreTrainedConfig):
     @property
     def vocab_size(self) -> int:
         return self.encoder_config.vocab_size
+
+    @vocab_size.setter
+    def vocab_size(self, size: int) -> None:
+        self.encoder_config.vocab_size = size
 
     @property
     def num_hidden_layers(self) -> int:
@@ -161,7 +170,8 @@ class DAPConfig(PreTrainedConfig):
         for name in FLAGS:
             _require(self, name, isinstance(getattr(self, name), bool), "True or False")
         layers = self.encoder_config.num_hidden_layers
-        _require(self, "rtl_layers", _is_int(self.rtl_layers, 1, layers), f"1 to {layers}, the encoder's layers")
+        fits = _is_int(self.rtl_layers, 1, layers if self.uses_rtl else 10**9)
+        _require(self, "rtl_layers", fits, f"1 to {layers}, the encoder's layers")
         size, vocabulary = self.target_vocab_size, self.encoder_config.vocab_size
         allowed = f"None or 1 to {vocabulary}, the encoder's vocabulary"
         _require(self, "target_vocab_size", size is None or _is_int(size, 1, vocabulary), allowed)

@@ -8,6 +8,8 @@ its CLS token, ends with a separator, and is padded on the right.
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -238,9 +240,11 @@ def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls"
     tensor([[2.]])
     """
     if pooling == "cls":
-        return last_hidden_state[:, 0]
-    mask = attention_mask.unsqueeze(-1).to(last_hidden_state.dtype)  # (B, S, 1)
-    return (last_hidden_state * mask).sum(1) / mask.sum(1).clamp(min=1)
+        first = attention_mask.bool().to(torch.uint8).argmax(1)  # (B,): 0 unless the padding is on the left
+        return last_hidden_state[torch.arange(len(first), device=first.device), first]
+    states = at_least_float32(last_hidden_state)  # a sum in half precision would overflow
+    mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, S, 1)
+    return ((states * mask).sum(1) / mask.sum(1).clamp(min=1)).to(last_hidden_state.dtype)
 
 
 def real_tokens_first(mask: Tensor) -> Tensor:
@@ -318,10 +322,7 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     for name, module in encoder.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers:
             return name, module
-    raise ValueError(
-        f"{type(encoder).__name__} has no list of {encoder.config.num_hidden_layers} layers to make an RTL head of: "
-        "use objective='tr' or 'tr+tlm'."
-    )
+    raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}")
 
 
 def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
@@ -384,6 +385,7 @@ class DAPModel(DAPPreTrainedModel):
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
         config.check()
+        require_encoder(config.encoder_config, "encoder_config")
         self.encoder = build_encoder(config.encoder_config)
         self.post_init()
 
@@ -397,9 +399,9 @@ class DAPModel(DAPPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode sentences.
@@ -415,6 +417,11 @@ class DAPModel(DAPPreTrainedModel):
             `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the embedding as it is, not normalised.
         """
         return_dict = kwargs.pop("return_dict", None)
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        for wanted in ("output_hidden_states", "output_attentions"):
+            if kwargs.get(wanted) is None:
+                kwargs[wanted] = getattr(self.config, wanted)
         given = input_ids if input_ids is not None else inputs_embeds
         if attention_mask is None and given is not None:
             attention_mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
@@ -458,8 +465,8 @@ class RTLHead(nn.Module):
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
         own = copy.deepcopy(config.encoder_config)
         own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # word embeddings are about to go
-        if hasattr(own, "conv_kernel_size"):
-            own.conv_kernel_size = 0  # DeBERTa-v2 has its convolution after the first layer only
+        if own.model_type == "deberta-v2":
+            own.conv_kernel_size = 0  # its convolution comes after the first layer only
         blocks = build_encoder(own)
         _, layers = layer_stack(blocks)
         del layers[: len(layers) - config.rtl_layers]
@@ -522,6 +529,13 @@ class PredictionHead(nn.Module):
         self.has_target_vocabulary = size is not None
 
     @torch.no_grad()
+    def resize(self, size: int) -> None:
+        """Predict `size` ids, those that are new with bias 0, unless a target vocabulary says which."""
+        if not self.has_target_vocabulary:
+            kept = self.bias[:size]
+            self.bias = nn.Parameter(F.pad(kept, (0, size - len(kept))))
+
+    @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
         """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such."""
         body = {id(module) for module in model.base_model.modules()}
@@ -546,7 +560,8 @@ class PredictionHead(nn.Module):
             known = self.token_ids[rows] == labels
             hidden, labels = hidden[known], rows[known]
         states = self.norm(self.activation(self.dense(hidden)))  # (T, E)
-        return vocabulary_cross_entropy(states, weight, self.bias, labels), hidden.new_tensor(len(labels)).float()
+        count = torch.tensor(float(len(labels)), device=labels.device)  # not in the states' type, which may be coarse
+        return vocabulary_cross_entropy(states, weight, self.bias, labels), count
 
 
 # ------------------------------------------------------------------------------------------- pre-training
@@ -658,40 +673,44 @@ class DAPForPreTraining(DAPPreTrainedModel):
         options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
         pretrained, missing = load_masked_lm(name_or_path, **options)
         encoder_config._attn_implementation = pretrained.config._attn_implementation
-        model = cls(dap_config).to(dtype)
-        if target_token_ids is not None:
-            model.set_target_vocabulary(target_token_ids)
-        model._copy_weights(pretrained, missing, name_or_path)
+        lost = sorted(key for key in missing if key.startswith(pretrained.base_model_prefix + "."))
+        if lost:
+            raise ValueError(
+                f"{name_or_path} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: not usable."
+            )
+        with encoder_named(name_or_path, dap_config):
+            model = cls(dap_config).to(dtype)
+            if target_token_ids is not None:
+                model.set_target_vocabulary(target_token_ids)
+            model._copy_weights(pretrained, missing, name_or_path)
+            model._try_out()
         return model
 
     def _copy_weights(self, pretrained: PreTrainedModel, missing: set[str], name: str) -> None:
-        body = pretrained.base_model
-        lost = sorted(key for key in missing if key.startswith(pretrained.base_model_prefix + "."))
-        if lost:
-            raise ValueError(f"{name} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: not usable.")
-        self.dap.encoder.load_state_dict(body.state_dict())
+        self.dap.encoder.load_state_dict(pretrained.base_model.state_dict())
+        if self.rtl_head is not None:
+            self.rtl_head.copy_last_layers(pretrained.base_model)
         if self.prediction_head is None:
             return
-        self._check_heads(name)
-        if self.rtl_head is not None:
-            self.rtl_head.copy_last_layers(body)
         if missing or not self.prediction_head.copy_masked_lm_head(pretrained):
             logger.warning(f"{name} has no masked-LM head to take: the prediction head starts from random weights.")
 
     @torch.no_grad()
-    def _check_heads(self, name: str) -> None:
-        """Raise `ValueError` for a class of encoder that is built in another way than the heads expect."""
-        ids, mask = torch.full((1, 2), self.config.mask_token_id), torch.ones(1, 2, dtype=torch.long)
-        hidden = torch.zeros(1, 2, self.config.hidden_size, dtype=self.dtype)
-        try:
-            if self.rtl_head is not None:
-                hidden = self.rtl_head(hidden, mask, self._embed_queries(ids), mask, torch.zeros_like(ids))
-            self.prediction_head.loss_sum(hidden[0], ids[0], self.get_input_embeddings().weight)
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{name}: objective {self.config.objective!r} does not work with {type(self.dap.encoder).__name__} "
-                f"({error}): use objective='tr'."
-            ) from error
+    def _try_out(self) -> None:
+        """Take two pairs of uneven lengths through encoder and heads, but through no other process."""
+        ids = torch.arange(16).view(2, 8) % self.config.vocab_size  # (2, 8)
+        masks = [(torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8])]
+        with torch.random.fork_rng(devices=[]):
+            source, target = (self._encode(ids, mask, None) for mask in masks)
+            for hidden, labels in self._predictions(source, target, torch.zeros(2, dtype=torch.long)):
+                self.prediction_head.loss_sum(hidden, labels, self.get_input_embeddings().weight)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As in Transformers; the prediction head's bias grows with the vocabulary, a target vocabulary stays."""
+        table = super().resize_token_embeddings(*args, **kwargs)
+        if self.prediction_head is not None:
+            self.prediction_head.resize(len(table.weight))
+        return table
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
         """Set the token ids that RTL predicts; as many as `config.target_vocab_size`."""
@@ -728,17 +747,20 @@ class DAPForPreTraining(DAPPreTrainedModel):
         target = self._encode(target_input_ids, target_attention_mask, target_noise)
         ranking = self._translation_ranking(source, target)
         out = DAPForPreTrainingOutput(loss=ranking.loss, tr_loss=ranking.loss)
+        predictions = self._predictions(source, target, language_ids)
         if self.config.uses_rtl:
-            out.rtl_loss, out.ignored_tokens = self._representation_translation(source, target, language_ids)
+            out.rtl_loss, out.ignored_tokens = self._predict(predictions)
             out.loss = out.loss + self.config.rtl_weight * out.rtl_loss
         if self.config.uses_tlm:
-            out.tlm_loss = self._translation_language_modelling(source, target)
+            out.tlm_loss, _ = self._predict(predictions)
             out.loss = out.loss + self.config.tlm_weight * out.tlm_loss
         out.source_embeds, out.target_embeds = source.embeds, target.embeds
         out.accuracy, out.negatives = ranking.accuracy, ranking.negatives
         return out
 
     def _encode(self, ids: Tensor, mask: Tensor, noise: Tensor | None) -> Side:
+        if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
+            raise ValueError("an attention mask has padding before a real token: pad on the right.")
         states = last_states(self.dap.encoder, mask, input_ids=ids)
         masks_some = self.config.uses_tlm or (self.config.uses_rtl and self.config.rtl_ratio < 1)
         if noise is None and masks_some:
@@ -762,24 +784,28 @@ class DAPForPreTraining(DAPPreTrainedModel):
         backward = translation_ranking_loss(answers, gather_rows(queries), *options)
         return RankingResult(*((a + b) / 2 for a, b in zip(forward, backward)))
 
+    def _predictions(self, source: Side, target: Side, language_ids: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """What the prediction head is given: states (T, D) and labels (T,), for "both" of each direction apart."""
+        if self.config.uses_tlm:
+            return [self._translation_language_modelling(source, target)]
+        if not self.config.uses_rtl:
+            return []
+        states, labels, chosen = self._representation_translation(source, target, language_ids)
+        return [(states[part], labels[part]) for part in self._directions(chosen)]
+
     def _representation_translation(
         self, source: Side, target: Side, language_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Eq. L_RTL over the global batch, and the number of tokens outside the target vocabulary."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """g of eq. L_RTL: states (B, Q, D), labels (B, Q), and which of them are to be reconstructed (B, Q)."""
         context, answer, languages = self._directed(source, target, language_ids)
         real = answer.mask.bool()
-        chosen = real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio)  # (B, Q)
-        chosen = chosen[:, 1:]  # CLS takes no part on either side
-        queries = self._embed_queries(answer.ids)[:, 1:]  # (B, Q-1, D)
+        chosen = real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio)  # (B, S)
+        chosen = chosen[:, 1:]  # (B, Q): CLS takes no part on either side
+        queries = self._embed_queries(answer.ids)[:, 1:]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
             queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
         states = self.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
-        labels, losses, count = answer.ids[:, 1:], [], 0
-        for part in self._directions(chosen):
-            loss, known = self._predict(states[part], labels[part])
-            losses.append(loss)
-            count = count + known
-        return torch.stack(losses).mean(), chosen.sum() - count
+        return states, answer.ids[:, 1:], chosen
 
     def _directions(self, chosen: Tensor) -> list[Tensor]:
         """The chosen tokens (B, Q) of each direction apart, whose means are averaged (Table 5)."""
@@ -817,8 +843,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             columns = columns_of(ids)
         return {"position_ids": columns + offset}
 
-    def _translation_language_modelling(self, source: Side, target: Side) -> Tensor:
-        """Eq. L_TLM over the global batch: masked x and y, side by side in one sequence, y's positions restarting."""
+    def _translation_language_modelling(self, source: Side, target: Side) -> tuple[Tensor, Tensor]:
+        """States (T, D) and labels (T,) of eq. L_TLM: x and y masked side by side, y's positions restarting."""
         x, y = (
             (side.ids, side.mask, columns_of(side.ids), side.noise, maskable(side.mask)) for side in (source, target)
         )
@@ -831,13 +857,20 @@ class DAPForPreTraining(DAPPreTrainedModel):
             ids, noise, self.config.tlm_probability, self.config.mask_token_id, self.config.vocab_size
         )
         states = last_states(self.dap.encoder, mask, input_ids=masked, **self._positions(ids, column))
-        return self._predict(states[chosen], ids[chosen])[0]
+        return states[chosen], ids[chosen]
 
-    def _predict(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy over the labels of all processes (as a share that averages to it), and the own count."""
+    def _predict(self, predictions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy over the labels of all processes, and how many of this process have no prediction.
+
+        The loss is a share that averages to the mean over processes. Where there are two directions, it is the average
+        of their means (Table 5); one without labels does not count.
+        """
         words = self.get_input_embeddings().weight  # (V, E)
-        total, count = self.prediction_head.loss_sum(hidden, labels, words)
-        return total * world_size() / sum_over_processes(count).clamp(min=1), count
+        sums, counts = zip(*(self.prediction_head.loss_sum(*given, words) for given in predictions))
+        everywhere = sum_over_processes(torch.stack(counts))  # (directions,)
+        means = torch.stack(sums) * world_size() / everywhere.clamp(min=1)  # (directions,)
+        labels = sum(len(given[1]) for given in predictions)
+        return means.sum() / (everywhere > 0).sum().clamp(min=1), labels - torch.stack(counts).sum()
 
 
 def pad_to_same_length(source: Side, target: Side) -> tuple[Side, Side]:
@@ -865,6 +898,20 @@ def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:
         return None if a is None else torch.where(swapped.view(-1, *[1] * (a.dim() - 1)), b, a)
 
     return Side(*(choose(a, b) for a, b in zip(side, other)))
+
+
+@contextmanager
+def encoder_named(name: str, config: DAPConfig) -> Iterator[None]:
+    """Errors of an encoder that is built in another way than this file expects become a `ValueError` that names it."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        remedy = "give another encoder" if config.objective == "tr" else "use objective='tr', or another encoder"
+        raise ValueError(
+            f"{name}: objective {config.objective!r} does not work with an encoder of model_type "
+            f"{config.encoder_config.model_type!r} ({reason}): {remedy}."
+        ) from error
 
 
 def load_masked_lm(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:

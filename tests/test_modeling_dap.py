@@ -18,8 +18,10 @@ from transformers import (
     BertConfig,
     BertModel,
     ElectraConfig,
+    FNetConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LongformerConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     T5Config,
@@ -37,6 +39,7 @@ from modeling_dap import (
     DAPModel,
     layer_stack,
     maskable,
+    pool,
     position_offset,
     require_encoder,
     translation_ranking_loss,
@@ -462,25 +465,107 @@ def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
+UNFIT = [
+    XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
+    ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
+    AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
+    LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
+]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
-        ElectraConfig(**SHAPE, embedding_size=16, intermediate_size=48),  # embeddings narrower than the states
-        AlbertConfig(**SHAPE, embedding_size=16, intermediate_size=48),  # one layer, used three times
-    ],
-    ids=lambda config: config.model_type,
-)
+@pytest.mark.parametrize("config", UNFIT, ids=lambda config: config.model_type)
 def test_encoders_that_rtl_cannot_be_built_on_are_named_and_train_with_tr(
     config: PreTrainedConfig, tmp_path: Path
 ) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="(Model|ALBERT).*use objective='tr'"):
+    message = f"{tmp_path}: objective 'tr\\+rtl' does not work with .*'{config.model_type}'.*use objective='tr'"
+    with pytest.raises(ValueError, match=message):
         DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
     assert torch.isfinite(model(**make_batch()).loss)
+
+
+def test_an_encoder_that_ignores_padding_is_named(tmp_path: Path) -> None:
+    config = FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"objective 'tr' does not work with .*'fnet'.*give another encoder"):
+        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+
+
+def test_trying_an_encoder_out_leaves_the_random_numbers_alone(tiny_bert_dir: Path) -> None:
+    torch.manual_seed(1)
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DAPForPreTraining, "_try_out", lambda self: None)
+        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
+    assert torch.equal(after, torch.rand(3))
+    assert model.training
+
+
+def test_plain_checkpoints_and_decoders_are_no_dap_models(tiny_bert_dir: Path) -> None:
+    for model_class in (DAPModel, DAPForPreTraining, DAPForSequenceClassification):
+        with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
+            model_class.from_pretrained(tiny_bert_dir)
+    with pytest.raises(ValueError, match="encoder_config is not a bidirectional encoder"):
+        DAPModel(DAPConfig(GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4), objective="tr"))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_sentence_vectors_do_not_depend_on_the_side_of_the_padding(pooling: str) -> None:
+    model = DAPModel(DAPConfig(tiny_config("deberta-v2"), pooling=pooling, objective="tr")).eval()
+    ids, mask = torch.tensor([[0, 7, 8, 2, PAD, PAD]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
+    left = model(ids.roll(2, 1), mask.roll(2, 1)).pooler_output
+    torch.testing.assert_close(left, model(ids, mask).pooler_output, rtol=1e-4, atol=1e-5)
+
+
+def test_training_batches_must_be_padded_on_the_right() -> None:
+    model, batch = tiny_model("bert", objective="tr"), make_batch()
+    batch["source_attention_mask"] = batch["source_attention_mask"].flip(1)
+    with pytest.raises(ValueError, match="pad on the right"):
+        model(**batch)
+
+
+def test_mean_in_half_precision_does_not_overflow() -> None:
+    states = torch.full((1, 512, 2), 300.0, dtype=torch.float16)
+    assert pool(states, torch.ones(1, 512), "mean").tolist() == [[300.0, 300.0]]
+
+
+def test_labels_are_counted_exactly_in_half_precision() -> None:
+    model, batch = tiny_model("bert").to(torch.bfloat16), make_batch(pairs=63)
+    batch["target_attention_mask"][0, 3:] = 0
+    labels = int(batch["target_attention_mask"][:, 1:].sum())
+    assert labels != int(torch.tensor(labels).bfloat16())
+    assert model(**batch).ignored_tokens.item() == 0
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_vocabulary_can_be_resized(objective: str) -> None:
+    model, batch = tiny_model("bert", objective=objective), make_batch()
+    model.resize_token_embeddings(260)
+    batch["target_input_ids"][0, 1] = 255
+    assert model.config.vocab_size == model.config.encoder_config.vocab_size == 260
+    assert torch.isfinite(model(**batch).loss)
+
+
+def test_configured_outputs_are_given() -> None:
+    config = DAPConfig(tiny_config("bert"), objective="tr", output_hidden_states=True, return_dict=False)
+    outputs = DAPModel(config)(torch.tensor([[0, 7, 2]]))
+    assert isinstance(outputs, tuple)
+    assert len(outputs[2]) == 4  # embeddings and three layers
+
+
+def test_a_direction_without_labels_does_not_halve_the_loss() -> None:
+    languages = {"rtl_languages": ["de"], "rtl_direction": "both"}
+    both, forward = tiny_model("bert", **languages), tiny_model("bert")
+    forward.load_state_dict(both.state_dict(), strict=False)
+    with torch.no_grad():
+        both.rtl_head.language_embeddings.weight.zero_()
+    one = {key: value[:1] for key, value in make_batch().items()}
+    loss = both(**one, language_ids=torch.tensor([0])).rtl_loss.item()
+    assert loss == pytest.approx(forward(**one).rtl_loss.item(), rel=1e-5)
 
 
 def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
