@@ -7,6 +7,7 @@ training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrie
 """
 
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from transformers import HfArgumentParser
 
+from configuration_dap import CHOICES
 from dap.corpus import find_bitext, read_pairs
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.languages import NAMES, to_iso1
@@ -37,14 +39,14 @@ class ModelArguments:
     pooling: str | None = field(
         default=None,
         metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-                  "choices": ["cls", "mean"]},
+                  "choices": list(CHOICES["pooling"])},
     )  # fmt: skip
     prefix: str | None = field(
         default=None,
         metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
     )
     max_seq_length: int | None = field(
-        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers setting, else 128."}
+        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
     )
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
@@ -131,16 +133,27 @@ def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str)
     return text
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Runs the command; returns the report that it writes."""
+def main() -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    try:
+        run()
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Evaluates as the command line `argv` says (None: the process's own); returns the report that it writes.
+
+    Raises:
+        ValueError: arguments or data that do not fit, or a model that cannot be loaded.
+        FileNotFoundError: no such data.
+    """
     model_args, data_args = HfArgumentParser((ModelArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
     if folders := [path for path in _output_paths(data_args) if path.is_dir()]:
         raise ValueError(f"{folders[0]} is a folder: give the JSON file to write, or --output_dir")
     pairs = read_languages(data_args.data_dir, data_args.languages)
-    options = dict(vars(model_args))
-    name = options.pop("model_name_or_path")
-    encoder = load_encoder(name, **options)
+    name, encoder = model_args.model_name_or_path, _load(model_args)
     print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
           f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
     token_budget = data_args.token_budget
@@ -155,6 +168,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         write_json(content, path)
         print(f"written to {path}")
     return content
+
+
+def _load(model_args: ModelArguments) -> SentenceEncoder | LibraryEncoder:
+    options = dict(vars(model_args))
+    name = options.pop("model_name_or_path")
+    try:
+        return load_encoder(name, **options)
+    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
+        raise ValueError(f"--model_name_or_path {name}: {error}") from error
 
 
 def _report(

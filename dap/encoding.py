@@ -5,6 +5,7 @@ Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 
 import json
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from configuration_dap import CHOICES
+from dap.data import SHORTEST
 from modeling_dap import pool
 
 logger = logging.getLogger(__name__)
 
-POOLINGS = ("cls", "mean")
+POOLINGS = CHOICES["pooling"]
 DEFAULT_MAX_SEQ_LENGTH = 128
-SHORTEST = 3  # tokens: CLS, one of text, SEP
 #: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
 CHUNK = 100_000
 #: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.
@@ -104,13 +106,15 @@ class SentenceEncoder:
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
         What is left None comes from the checkpoint (a DAP config's pooling, the sentence-transformers files), else:
-        pooling "cls" with a warning, no prefix, 128 tokens. `device=None` takes CUDA where there is one.
+        pooling "cls" with a warning, no prefix, 128 tokens. A sentence-transformers folder that names no length has
+        that library's: what tokenizer and model allow. `device=None` takes CUDA where there is one.
 
         Raises:
             NeedsSentenceTransformers: the folder has modules beyond what this class does; see `load_encoder`.
             ValueError: the checkpoint lacks weights of the encoder, or an argument does not fit it.
         """
-        settings = _sentence_transformers_settings(name_or_path, revision) or _Settings()
+        found = _sentence_transformers_settings(name_or_path, revision)
+        settings = found or _Settings()
         hub = {"revision": revision, "trust_remote_code": trust_remote_code, "subfolder": settings.subfolder}
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
         model = _load_complete_model(name_or_path, **hub)
@@ -118,8 +122,8 @@ class SentenceEncoder:
         if pooling is None:
             pooling = "cls"
             logger.warning("%s does not say how it pools: using 'cls', as in the paper", name_or_path)
-        if max_seq_length is None and settings.max_seq_length:  # folders of XLM-R say 514, its table holds 512
-            max_seq_length = min(settings.max_seq_length, longest_input(model) or settings.max_seq_length)
+        if max_seq_length is None and found:
+            max_seq_length = _library_length(settings.max_seq_length, model, tokenizer)
         prefix = settings.prefix if prefix is None else prefix
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16)
@@ -184,8 +188,9 @@ class SentenceEncoder:
 
     def _tokenize(self, sentences: Sequence[str], **wanted: bool) -> dict[str, list]:
         text = [self.prefix + sentence for sentence in sentences]
+        limit = min(self.max_seq_length, sys.maxsize)  # tokenizers call "no limit" 1e30, and cannot take it
         return self.tokenizer(
-            text, truncation=True, max_length=self.max_seq_length, return_attention_mask=False, verbose=False, **wanted
+            text, truncation=True, max_length=limit, return_attention_mask=False, verbose=False, **wanted
         )
 
     def _forward(self, input_ids: list[list[int]], token_budget: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
@@ -291,6 +296,18 @@ def longest_input(model: PreTrainedModel) -> int | None:
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     return None
+
+
+def _library_length(named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokens that the sentence-transformers library keeps, as far as the model has positions for them.
+
+    That is the length that the folder names, else the lower of what its tokenizer and the model's config say. Folders
+    of XLM-R say 514, where the table holds 512; XLNet's config says -1, for no limit.
+    """
+    lengths = [named or tokenizer.model_max_length, longest_input(model)]
+    if not named:
+        lengths.append(getattr(model.config, "max_position_embeddings", None))
+    return min(length for length in lengths if length is not None and length > 0)
 
 
 @contextmanager

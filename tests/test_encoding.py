@@ -1,14 +1,28 @@
 """SentenceEncoder against one sentence at a time, and the ways to load a checkpoint."""
 
+import copy
 import json
 import random
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs, tiny_config
-from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    T5Config,
+    XLNetConfig,
+)
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap.encoding import NeedsSentenceTransformers, SentenceEncoder, length_batches, load_encoder, longest_input
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
@@ -46,22 +60,54 @@ LEGACY_POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": Fals
 NEW_POOLING = {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}
 
 
-def naive_encode(folder: Path, sentences: list[str], pooling: str, prefix: str, max_length: int) -> np.ndarray:
+def library_folder(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, length: int, normalize: bool = False
+) -> Any:
+    """A folder that the sentence-transformers library has saved, and its own model of it."""
+    library = pytest.importorskip("sentence_transformers")
+    with warnings.catch_warnings(action="ignore"):  # 6 has moved the modules, 5 does not know the new place
+        modules = pytest.importorskip("sentence_transformers.models")
+        model.save_pretrained(folder / "plain")
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.model_max_length = length
+        tokenizer.save_pretrained(folder / "plain")
+        parts = [modules.Transformer(str(folder / "plain")), modules.Pooling(32, "mean")]
+        parts += [modules.Normalize()] if normalize else []
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    library.SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(str(folder / "saved"))
+    return library.SentenceTransformer(str(folder / "saved"), device="cpu")
+
+
+def naive_encode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: list[str],
+    pooling: str,
+    prefix: str,
+    max_length: int,
+) -> np.ndarray:
     """One sentence at a time in float64, without padding."""
-    model, tokenizer = AutoModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
-    rows = []
+    model, rows = copy.deepcopy(model).double().eval(), []
     for sentence in sentences:
         ids = tokenizer(prefix + sentence, truncation=True, max_length=max_length, return_tensors="pt")["input_ids"]
-        states = model(input_ids=ids).last_hidden_state[0]
+        if model.config.is_encoder_decoder:
+            states = model(input_ids=ids, decoder_input_ids=ids[:, :1]).encoder_last_hidden_state[0]
+        else:
+            states = model(input_ids=ids).last_hidden_state[0]
         rows.append((states[0] if pooling == "cls" else states.mean(0)).detach().numpy())
     return np.stack(rows)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("prefix", ["", "query: "])
 def test_equals_one_sentence_at_a_time(tiny_bert_dir: Path, pooling: str, prefix: str) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling, prefix, max_seq_length=40)
-    expected = naive_encode(tiny_bert_dir, SENTENCES, pooling, prefix, 40)
+    model, tokenizer = AutoModel.from_pretrained(tiny_bert_dir), AutoTokenizer.from_pretrained(tiny_bert_dir)
+    expected = naive_encode(model, tokenizer, SENTENCES, pooling, prefix, 40)
     vectors = encoder.encode(SENTENCES)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
@@ -87,12 +133,23 @@ def test_other_encoder_classes(tiny_tokenizer: PreTrainedTokenizerFast, model_ty
     np.testing.assert_allclose(encoder.encode(SENTENCES), singles, atol=1e-5)
 
 
-def test_encoder_of_an_encoder_decoder_without_special_tokens(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_encoder_of_an_encoder_decoder(tiny_tokenizer: PreTrainedTokenizerFast, pooling: str) -> None:
     shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
     model = AutoModel.from_config(T5Config(vocab_size=len(tiny_tokenizer), **shape)).eval()
-    encoder = SentenceEncoder(model, tiny_tokenizer)
-    assert isinstance(encoder.model, T5EncoderModel) or "Stack" in type(encoder.model).__name__
-    assert encoder.encode(["ka lo", ""]).shape == (2, 16)
+    expected = naive_encode(model, tiny_tokenizer, SENTENCES, pooling, "", 40)
+    vectors = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(SENTENCES)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_a_text_without_tokens_is_the_zero_vector(
+    tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    vectors = SentenceEncoder(AutoModel.from_pretrained(tiny_bert_dir), tokenizer).encode(["ka lo", ""])
+    assert vectors[0].any()
+    assert not vectors[1].any()
 
 
 def test_equal_sentences_have_the_same_bits(tiny_bert_dir: Path) -> None:
@@ -166,22 +223,49 @@ def test_pretraining_checkpoint_loads_as_its_encoder(tiny_bert_dir: Path, tmp_pa
     )
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_folder_saved_by_sentence_transformers(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, normalize: bool
+) -> None:
+    model = AutoModel.from_config(tiny_config("bert", len(tiny_tokenizer)))
+    library = library_folder(tmp_path, model, tiny_tokenizer, 33, normalize)
+    encoder = load_encoder(str(tmp_path / "saved"))
+    assert isinstance(encoder, SentenceEncoder)
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "query: ")
+    found, expected = encoder.encode(SENTENCES), library.encode(SENTENCES)
+    np.testing.assert_allclose(unit(found) if normalize else found, expected, atol=1e-5)
+    assert load_encoder(str(tmp_path / "saved"), prefix="").prefix == ""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"), [("bert", 80), ("modernbert", 80), ("xlm-roberta", 78), ("xlnet", VERY_LARGE_INTEGER)]
+)
+def test_length_of_a_folder_whose_tokenizer_has_no_limit(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, model_type: str, expected: int
+) -> None:
+    xlnet = XLNetConfig(vocab_size=len(tiny_tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=48, pad_token_id=1)
+    config = xlnet if model_type == "xlnet" else tiny_config(model_type, len(tiny_tokenizer))
+    library = library_folder(tmp_path, AutoModel.from_config(config), tiny_tokenizer, VERY_LARGE_INTEGER)
+    encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
+    assert encoder.max_seq_length == expected
+    if model_type == "xlm-roberta":  # the library counts the whole table of positions, and fails beyond its end
+        library.max_seq_length = expected
+    assert library.max_seq_length == expected
+    np.testing.assert_allclose(encoder.encode(SENTENCES), library.encode(SENTENCES), atol=1e-5)
+
+
 @pytest.mark.parametrize(("names", "pooling"), [("legacy", LEGACY_POOLING), ("new", NEW_POOLING)])
 @pytest.mark.parametrize("more", [(), ("Normalize",)])
-def test_sentence_transformers_folder(
+def test_folders_of_earlier_sentence_transformers(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, names: str, pooling: dict, more: tuple[str, ...]
 ) -> None:
     write_modules(new_checkpoint(tmp_path, tiny_tokenizer), names, pooling, more, max_seq_length=33)
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     encoder = load_encoder(str(tmp_path))
     assert isinstance(encoder, SentenceEncoder)
-    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "query: ")
-    assert load_encoder(str(tmp_path), prefix="").prefix == ""
-    library = pytest.importorskip("sentence_transformers")
-    expected = library.SentenceTransformer(str(tmp_path), device="cpu").encode(SENTENCES, normalize_embeddings=True)
-    found = encoder.encode(SENTENCES)
-    np.testing.assert_allclose(found / np.linalg.norm(found, axis=1, keepdims=True), expected, atol=1e-5)
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "")
+    library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path), device="cpu")
+    expected = library.encode(SENTENCES, normalize_embeddings=True)
+    np.testing.assert_allclose(unit(encoder.encode(SENTENCES)), expected, atol=1e-5)
 
 
 def test_a_folders_length_above_the_position_table_is_capped(

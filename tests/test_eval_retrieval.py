@@ -1,15 +1,18 @@
 """The retrieval command from files to JSON, with a tiny real model."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import synthetic_pairs
+from conftest import REPOSITORY, synthetic_pairs
 
 from dap.encoding import SentenceEncoder
 from dap.retrieval import retrieval_accuracy
-from eval_retrieval import evaluate, main, read_languages
+from eval_retrieval import evaluate, main, read_languages, run
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -19,7 +22,7 @@ def test_report_holds_the_accuracy_of_both_directions(
 ) -> None:
     out = tmp_path / "new" / "results.json"
     arguments = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--pooling", "mean"]
-    made = main([*arguments, "--output_file", str(out), "--output_dir", str(tmp_path)])
+    made = run([*arguments, "--output_file", str(out), "--output_dir", str(tmp_path)])
     assert json.loads(out.read_text()) == json.loads((tmp_path / "retrieval.json").read_text()) == made
     assert list(made["languages"]) == ["de", "fr", "sw"]
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
@@ -46,9 +49,42 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
         source, target = zip(*synthetic_pairs(code, 5), strict=True)
         for side, lines in ((ISO3[code], source), ("eng", target)):
             (tmp_path / f"tatoeba.{ISO3[code]}-eng.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    made = main(["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path)])
+    made = run(["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path)])
     assert list(made["averages"]) == ["14 languages", "28 languages", "36 languages"]
     assert "paper: mBERT+DAP" in capsys.readouterr().out
+
+
+def test_the_command_succeeds_without_a_word_of_complaint(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "de-en.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in synthetic_pairs("de", 5)))
+    script = shutil.which("eval-retrieval", path=str(Path(sys.executable).parent))
+    same = [sys.executable, "-c", "import sys; from eval_retrieval import main; sys.exit(main())"]
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path), "--pooling", "mean"]
+    done = subprocess.run([*([script] if script else same), *argv], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "{" not in done.stderr  # the report
+    assert "German" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        ("no-such-folder", "any", "no-such-folder"),
+        ("empty", "any", "holds no pair of language"),
+        ("pairs", "no-such-model", "--model_name_or_path .*no-such-model: "),
+    ],
+)
+def test_expected_errors_end_the_command_without_a_traceback(
+    data: str, model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("empty", ""), ("pairs", "ka\tlo\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "de-en.tsv").write_text(text)
+    argv = ["--model_name_or_path", model, "--data_dir", str(tmp_path / data)]
+    monkeypatch.setattr(sys, "argv", ["eval-retrieval", *argv])
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main()
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(argv)
 
 
 @pytest.mark.parametrize("spelling", ["sw", "swh"])
@@ -71,7 +107,7 @@ def test_a_folder_that_does_not_exist() -> None:
 def test_a_folder_as_the_output_file_is_refused_before_the_work(bitext_dir: Path, tmp_path: Path) -> None:
     argv = ["--model_name_or_path", "absent", "--data_dir", str(bitext_dir), "--output_file", str(tmp_path)]
     with pytest.raises(ValueError, match="is a folder: give the JSON file to write"):
-        main(argv)
+        run(argv)
 
 
 def test_a_language_with_an_empty_file(tmp_path: Path) -> None:

@@ -1,16 +1,12 @@
 """The house itself: what the wheel holds, which module may import which, and the commands that README names."""
 
 import ast
-import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import pytest
 from conftest import REPOSITORY
-
-from dap.arguments import parse_arguments
 
 SCRIPTS = ("train_dap", "eval_retrieval")
 # Layers from the bottom; a module imports only from layers below its own, or within `dap` without a cycle.
@@ -78,27 +74,3 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     expected = {str(path.relative_to(REPOSITORY)) for name, path in own_modules().items() if layer(name) < 4}
     assert expected <= names
     assert not {name for name in names if name.startswith(("tests", "quickstart", "benchmarks"))}
-
-
-def readme_commands(program: str) -> list[list[str]]:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [
-        line.strip() for line in text.splitlines() if program in line and line.startswith(("accelerate", "python"))
-    ]
-    return [line.split(program, 1)[1].split() for line in lines]
-
-
-def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    commands = readme_commands("train_dap.py ")
-    assert len(commands) >= 2
-    for argv in commands:
-        model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv] + ["--use_cpu"])
-        assert model.model_name_or_path
-        assert data.train_data
-
-
-def test_readme_names_files_that_exist() -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:configs|dap|tests|quickstart|docs)/[\w./]+|\w+\.(?:py|md|txt))`", text):
-        assert (REPOSITORY / name).exists(), name

@@ -1,0 +1,55 @@
+"""What README says can be done as it is written."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from dap.arguments import parse_arguments
+from modeling_dap import DAPForPreTraining
+
+TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def readme_commands(program: str) -> list[list[str]]:
+    text = TEXT.replace("\\\n", " ")
+    lines = [
+        line.strip() for line in text.splitlines() if program in line and line.startswith(("accelerate", "python"))
+    ]
+    return [line.split(program, 1)[1].split() for line in lines]
+
+
+def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    commands = readme_commands("train_dap.py ")
+    assert len(commands) >= 2
+    for argv in commands:
+        model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv] + ["--use_cpu"])
+        assert model.model_name_or_path
+        assert data.train_data
+
+
+def test_readme_names_files_that_exist() -> None:
+    for name in re.findall(r"`((?:configs|dap|tests|quickstart|docs)/[\w./]+|\w+\.(?:py|md|txt))`", TEXT):
+        assert (REPOSITORY / name).exists(), name
+
+
+def test_readme_python_runs_as_it_is_written(
+    tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
+    model.save_pretrained(tmp_path / "out")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "out" / name).write_bytes((tiny_bert_dir / name).read_bytes())
+    (tmp_path / "xlm-roberta-base").symlink_to(tiny_bert_dir)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(blocks) == 3
+    shapes = []
+    for block in blocks:
+        names: dict = {}
+        exec(block, names)
+        shapes.append(tuple(names["vectors" if "vectors" in names else "out"][0].shape))
+    assert shapes[:2] == [(32,), (32,)]
+    assert "torch.Size([2, 32])" in capsys.readouterr().out
