@@ -7,19 +7,17 @@ The recipe is optional, and flags override it. A run that was stopped goes on fr
 
 import logging
 import sys
-from pathlib import Path
 from typing import Any
 
+from datasets import Dataset, IterableDataset
 from transformers import (
     AutoConfig,
     AutoTokenizer,
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     TrainerCallback,
-    TrainerState,
     set_seed,
 )
-from transformers.trainer import TRAINER_STATE_NAME
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
 from dap.corpus import count_pairs, find_bitext, load_bitext
@@ -34,7 +32,15 @@ from dap.data import (
     tokenize_bitext,
 )
 from dap.encoding import longest_input
-from dap.resuming import FindBestAgain, describe_run, find_resumable, has_ended, keep_record
+from dap.resuming import (
+    FindBestAgain,
+    RecordInCheckpoints,
+    describe_run,
+    find_resumable,
+    has_ended,
+    keep_record,
+    load_ended,
+)
 from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings
 from modeling_dap import DAPConfig, DAPForPreTraining
 
@@ -51,8 +57,10 @@ def is_dap_checkpoint(args: ModelArguments) -> bool:
     return AutoConfig.from_pretrained(args.model_name_or_path, **source).model_type == DAPConfig.model_type
 
 
-def load_model(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, **config: Any) -> DAPForPreTraining:
-    """A DAP checkpoint to go on with, or a new model around a plain encoder.
+def load_model(
+    args: ModelArguments, tokenizer: PreTrainedTokenizerBase, is_dap: bool, **config: Any
+) -> DAPForPreTraining:
+    """A DAP checkpoint to go on with (`is_dap`), or a new model around a plain encoder.
 
     Raises:
         ValueError: an argument that contradicts the weights of the DAP checkpoint.
@@ -60,7 +68,7 @@ def load_model(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, **confi
     options = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     options["attn_implementation"] = args.attn_implementation
     wanted = given_fields(args)
-    if is_dap_checkpoint(args):
+    if is_dap:
         return load_dap_checkpoint(args.model_name_or_path, wanted, **options)
     if wanted.get("objective", CONFIG_DEFAULTS["objective"]) != "tr":
         wanted["mask_token_id"] = require_mask_token(tokenizer)
@@ -87,7 +95,7 @@ def text_fields(
 ) -> dict[str, Any]:
     """What the training text says about a new model: the ids that RTL predicts, or the languages."""
     settings = CONFIG_DEFAULTS | given_fields(args)
-    if settings["objective"] != "tr+rtl" or is_dap_checkpoint(args):
+    if settings["objective"] != "tr+rtl":
         return {}
     if settings["rtl_direction"] != "source-to-target":
         return {"rtl_languages": sorted(train)}
@@ -158,16 +166,17 @@ def build_trainer(
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, tokenizer)
     check_schedule(training, dev)
-    fields = text_fields(model_args, data, train, tokenizer)
+    is_dap = is_dap_checkpoint(model_args)
+    fields = {} if is_dap else text_fields(model_args, data, train, tokenizer)
     set_seed(training.seed)
-    model = load_model(model_args, tokenizer, **fields)
+    model = load_model(model_args, tokenizer, is_dap, **fields)
     check_length(model, data.max_seq_length)
     check_languages(model, train, model_args.model_name_or_path)
     if training.freeze_word_embeddings:
         freeze_word_embeddings(model)
     logger.info("%s", describe(model, train, dev, training))
-    mixed, sampler = mix(train, data, training)
-    callbacks: list[TrainerCallback] = [FindBestAgain()]
+    mixed, sampler = (mix_stream(train, data, training), None) if data.streaming else mix(train, data, training)
+    callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
     if training.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
     trainer = DAPTrainer(
@@ -182,27 +191,36 @@ def build_trainer(
         max_seq_length=data.max_seq_length,
         callbacks=callbacks,
     )
-    pairs = {} if data.streaming else {language: len(part) for language, part in train.items()}
-    return trainer, describe_run(model.config, data, training, pairs)
+    return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
 
-def mix(train: dict[str, Any], data: DataArguments, training: DAPTrainingArguments) -> tuple[Any, Any]:
-    """All languages as one dataset, and the sampler that draws the language mix from it (none for a stream)."""
-    seed, sizes = data_seed(training), None
-    if not data.streaming:
-        sizes = {language: len(part) for language, part in train.items()}
-    elif data.language_mix != "uniform":
+def mix(
+    train: dict[str, Dataset], data: DataArguments, training: DAPTrainingArguments
+) -> tuple[Dataset, LanguageMixSampler]:
+    """All languages as one dataset, and the sampler that draws the language mix from it."""
+    sizes, seed = [len(part) for part in train.values()], data_seed(training)
+    check_size(sum(sizes), training)
+    sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
+    return mix_languages(train, "natural", data.mix_alpha, seed), sampler
+
+
+def mix_stream(
+    train: dict[str, IterableDataset], data: DataArguments, training: DAPTrainingArguments
+) -> IterableDataset:
+    """All languages as one stream in the language mix, for which their pairs are counted."""
+    sizes = None
+    if data.language_mix != "uniform":
         found = find_bitext(data.train_data, data.target_language)
         sizes = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
+        check_size(sum(sizes.values()), training)
+    return mix_languages(train, data.language_mix, data.mix_alpha, data_seed(training), sizes)
+
+
+def check_size(pairs: int, training: DAPTrainingArguments) -> None:
+    """Raise `ValueError` when the training pairs do not fill one batch."""
     batch = training.per_device_train_batch_size * training.world_size
-    if sizes is not None and sum(sizes.values()) < batch:
-        raise ValueError(
-            f"{sum(sizes.values())} training pairs do not fill one batch of {batch}: lower the batch size."
-        )
-    if not data.streaming:
-        sampler = LanguageMixSampler(list(sizes.values()), data.language_mix, data.mix_alpha, seed)
-        return mix_languages(train, "natural", data.mix_alpha, seed), sampler
-    return mix_languages(train, data.language_mix, data.mix_alpha, seed, sizes), None
+    if pairs < batch:
+        raise ValueError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
 
 
 def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
@@ -212,21 +230,25 @@ def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrai
     )
     vocabulary = model.config.target_vocab_size or model.config.vocab_size
     total = training.per_device_train_batch_size * training.world_size
+    languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
     return (
-        f"{model.config.objective} on {len(train)} languages, {pairs} pairs, {sum(map(len, dev.values()))} dev pairs; "
+        f"{model.config.objective} on {languages}, {pairs} pairs, {sum(map(len, dev.values()))} dev pairs; "
         f"{total} pairs a step and as many candidates for each (accumulation adds none); "
         f"vocabulary of the prediction head: {vocabulary}"
     )
 
 
-def main(argv: list[str] | None = None) -> None:
+def run(argv: list[str]) -> None:
     """Train, save the model (the best one, with `load_best_model_at_end`), and write the results."""
-    model_args, data, training = parse_arguments(sys.argv[1:] if argv is None else argv)
+    model_args, data, training = parse_arguments(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
     checkpoint = find_resumable(training)
-    trainer, run = build_trainer(model_args, data, training)
-    keep_record(run, training, checkpoint)
-    metrics = run_training(trainer, checkpoint)
+    trainer, record = build_trainer(model_args, data, training)
+    keep_record(record, training, checkpoint)
+    if checkpoint is not None and has_ended(checkpoint, training.max_steps):
+        metrics = load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
+    else:
+        metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     trainer.save_model(_internal_call=True)  # pushed at the end, when all is on disk
     trainer.save_state()
     if trainer.dev_bitext:
@@ -236,18 +258,12 @@ def main(argv: list[str] | None = None) -> None:
         trainer.push_to_hub()
 
 
-def run_training(trainer: DAPTrainer, checkpoint: str | None) -> dict[str, float]:
-    """Train, from the checkpoint on if there is one; gives the training's metrics.
-
-    A run that was killed after its last step has nothing left to train: its model is loaded.
-    """
-    if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
-        return trainer.train(resume_from_checkpoint=checkpoint).metrics
-    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
-    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-    trainer._load_from_checkpoint(best or checkpoint)
-    return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+def main(argv: list[str] | None = None) -> None:
+    """`run`; what it reports ends the command with status 1 and the message alone."""
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """Going on with a run that was stopped: which checkpoint to take, and whether it is the same run."""
 
+import dataclasses
+import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+import numpy as np
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
-from dap.arguments import CONFIG_DEFAULTS, DataArguments
+from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
 from dap.results import write_json
 from dap.trainer import DAPTrainingArguments
 from modeling_dap import DAPConfig
@@ -27,10 +32,22 @@ PARTS = {
     "scheduler": ["scheduler.pt"],
     "state of the random numbers": ["rng_state*.pth"],
 }
-# Arguments that a resumed run takes from its checkpoint, or that decide which text comes after it.
-TRAINING_FIELDS = ("gradient_accumulation_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay")
-TRAINING_FIELDS += ("optim", "seed", "data_seed", "freeze_word_embeddings")
-DATA_FIELDS = ("max_seq_length", "language_mix", "mix_alpha", "streaming", "target_language", "dev_pairs")
+# Arguments that cannot change the weights, or only say how to resume: a resumed run may have others.
+FREE_GROUPS = ("logging_", "log_", "eval_", "save_", "hub_", "trackio_", "ddp_", "torch_", "do_")
+FREE_GROUPS += ("gradient_checkpointing", "activation_checkpointing")
+FREE = {"output_dir", "resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"}
+FREE |= {"report_to", "run_name", "project", "disable_tqdm", "include_num_input_tokens_seen", "push_to_hub"}
+FREE |= {"load_best_model_at_end", "metric_for_best_model", "greater_is_better", "early_stopping_patience"}
+FREE |= {"per_device_eval_batch_size", "prediction_loss_only", "include_for_metrics", "batch_eval_metrics"}
+FREE |= {"bf16_full_eval", "fp16_full_eval", "enable_jit_checkpoint", "debug", "skip_memory_metrics", "local_rank"}
+FREE |= {"use_cpu", "use_cache", "use_liger_kernel", "liger_kernel_config", "attn_implementation", "full_determinism"}
+FREE |= {"dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"}
+FREE |= {"dataloader_multiprocessing_context", "label_names", "length_column_name"}
+FREE |= {"trust_remote_code", "max_bad_lines"}  # to read a model or a text at all
+# Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
+REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
+OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")  # all that is known of a stream's order
+SAMPLE = 2000  # pairs of a language that its digest is made from
 
 
 def find_resumable(args: DAPTrainingArguments) -> str | None:
@@ -87,17 +104,55 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
     return early or state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
 
 
+def load_ended(trainer: Trainer, checkpoint: str) -> dict[str, float]:
+    """Load the model of a run that was killed after its last step (the best one, with `load_best_model_at_end`).
+
+    Gives the training's metrics.
+    """
+    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    trainer._load_from_checkpoint(best or checkpoint)
+    return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+
+
+def is_free(argument: str) -> bool:
+    """Whether an argument cannot change the weights.
+
+    >>> is_free("logging_steps"), is_free("learning_rate")
+    (True, False)
+    """
+    return argument in FREE or argument.startswith(FREE_GROUPS)
+
+
 def describe_run(
-    config: DAPConfig, data: DataArguments, training: DAPTrainingArguments, pairs: Mapping[str, int]
+    config: DAPConfig,
+    arguments: tuple[ModelArguments, DataArguments, DAPTrainingArguments],
+    train: Mapping[str, Any],
+    dev: Mapping[str, Dataset],
 ) -> dict[str, Any]:
-    """What a run must keep when it is resumed: model, text (`pairs` by language), and the course of training."""
-    record = {name: getattr(config, name) for name in CONFIG_DEFAULTS}
-    record |= {name: getattr(data, name) for name in DATA_FIELDS}
-    if data.streaming:
-        record |= {"train_data": data.train_data, "shuffle_buffer": data.shuffle_buffer}
-    record |= {name: getattr(training, name) for name in TRAINING_FIELDS}
-    record |= {"pairs a step": training.per_device_train_batch_size * training.world_size, "pairs": dict(pairs)}
-    return json.loads(json.dumps(record))  # as it is read again: lists for tuples, text for enumerations
+    """What a run must keep when it is resumed: every argument that is not free, the model's fields, and the text."""
+    model, data, training = arguments
+    given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
+    without = {*REPLACED} if data.streaming else {*REPLACED, *OF_STREAMS}
+    record = {name: value for name, value in given.items() if not (is_free(name) or name in without)}
+    record |= {name: getattr(config, name) for name in CONFIG_DEFAULTS}  # with defaults filled in
+    record["pairs a step"] = training.per_device_train_batch_size * training.world_size
+    if not data.streaming:
+        record["training text"] = {language: describe_text(part) for language, part in train.items()}
+    record["dev text"] = {language: describe_text(part) for language, part in dev.items()}
+    return json.loads(json.dumps(record, default=str))  # as it is read again: lists for tuples
+
+
+def describe_text(part: Dataset) -> str:
+    """Number of pairs and a digest of `SAMPLE` of them, evenly spread; the same wherever the text lies.
+
+    >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
+    '2 pairs, 9b96b64269e1'
+    """
+    rows = np.linspace(0, len(part) - 1, min(len(part), SAMPLE)).astype(int).tolist()
+    digest = hashlib.sha256(json.dumps(part[rows] if rows else {}).encode())
+    return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
 
 
 def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
@@ -110,18 +165,35 @@ def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint:
         if training.process_index == 0:
             write_json(run, Path(training.output_dir) / RECORD)
         return
-    record = Path(checkpoint).parent / RECORD
+    places = [folder / RECORD for folder in (Path(checkpoint), Path(checkpoint).parent)]
+    record = next((place for place in places if place.exists()), places[0])
     if not record.exists():
         logger.warning("%s is not there: whether the arguments are the same as before is not known", record)
         return
     old = json.loads(record.read_text(encoding="utf-8"))
-    differing = [name for name in old | run if old.get(name) != run.get(name)]
-    if differing:
-        listed = "; ".join(f"{name}={old.get(name)!r}, now {run.get(name)!r}" for name in differing)
+    if differing := differences(old, run):
         raise ValueError(
-            f"{checkpoint} is of a run with {listed}: give the same arguments, another --output_dir, or "
-            "--resume_from_checkpoint false to begin anew."
+            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another --output_dir, "
+            f"with --model_name_or_path {checkpoint} to train on from these weights; or --resume_from_checkpoint "
+            "false to begin anew."
         )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs in two records, of mappings only the keys that do; a name that one of them lacks is of another
+    version.
+
+    >>> differences({"seed": 1, "text": {"de": 5, "fr": 7}}, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
+    ["text={'de': 5}, now {'de': 6}"]
+    """
+    found = []
+    for name in (name for name in old if name in new and old[name] != new[name]):
+        before, now = old[name], new[name]
+        if isinstance(before, dict) and isinstance(now, dict):
+            keys = [key for key in before | now if before.get(key) != now.get(key)]
+            before, now = ({key: side[key] for key in keys if key in side} for side in (before, now))
+        found.append(f"{name}={before!r}, now {now!r}")
+    return found
 
 
 class FindBestAgain(TrainerCallback):
@@ -132,3 +204,12 @@ class FindBestAgain(TrainerCallback):
         if state.best_global_step and (best is None or not Path(best).is_dir()):
             here = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
             state.best_model_checkpoint = str(here) if here.is_dir() else None
+
+
+class RecordInCheckpoints(TrainerCallback):
+    """Each checkpoint carries the record of its own run, whatever is begun anew in the folder later."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        record, checkpoint = Path(args.output_dir) / RECORD, Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
+            shutil.copyfile(record, checkpoint / RECORD)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,16 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import Trainer, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import ExportableState
 
 from dap.encoding import SentenceEncoder
 from dap.retrieval import retrieval_accuracy
@@ -55,10 +65,16 @@ class DAPTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Trackers; TensorBoard, when installed, if not given."}
     )
 
+    dataloader_pin_memory: bool | None = field(
+        default=None, metadata={"help": "Page-locked batches, for faster copies; true on CUDA if not given."}
+    )
+
     def __post_init__(self) -> None:
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = self.device.type == "cuda"
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
         self._check_processes()
@@ -118,14 +134,25 @@ def share_of_batch(total: int, processes: int) -> int:
 
 
 class StepMeter:
-    """Means of the model's outputs and the pace since the last reading."""
+    """Means of the model's outputs and the pace since the last reading; the first one counts from `start` on."""
 
     def __init__(self) -> None:
+        self.started: float | None = None
         self.reset()
 
     def reset(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.steps, self.pairs, self.started = 0, 0, time.perf_counter()
+        self.steps, self.pairs = 0, 0
+
+    def start(self) -> None:
+        """Begin to count time, unless that was done."""
+        if self.started is None:
+            self.started = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Take time that was not spent on training out of the pace."""
+        if self.started is not None:
+            self.started += seconds
 
     def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
         for name in LOGGED:
@@ -142,9 +169,46 @@ class StepMeter:
         names = list(self.sums)
         totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (self.steps * processes)
         values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
-        values["pairs_per_second"] = round(self.pairs * processes / (time.perf_counter() - self.started), 1)
+        now = time.perf_counter()
+        values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
+        self.started = now
         self.reset()
         return values
+
+
+def brief(logs: dict[str, Any]) -> dict[str, Any]:
+    """A line of the log to print: of an evaluation's directions only the three with the lowest accuracy.
+
+    >>> brief({"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7, "eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
+    {'eval_en-de_accuracy': 7, 'eval_fr-en_accuracy': 8, 'eval_en-fr_accuracy': 6}
+    """
+    directions = [name for name in logs if re.fullmatch(r".+_\w+-\w+_accuracy", name)]
+    hidden = sorted(directions, key=logs.get)[3:]
+    return {name: value for name, value in logs.items() if name not in hidden}
+
+
+class _Brief:
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=brief(logs), **kwargs)
+
+
+class BriefPrinter(_Brief, PrinterCallback):
+    """Prints an evaluation in brief."""
+
+
+class BriefProgress(_Brief, ProgressCallback):
+    """Prints an evaluation in brief, above the progress bar."""
+
+
+class EpochOfSampler(TrainerCallback):
+    """Tells the sampler its epoch: accelerate does not get through to it where several processes skip batches, as in
+    the first epoch of a resumed run, which would then go on with the order of epoch 0."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.sampler.set_epoch(int(state.epoch))
 
 
 class DAPTrainer(Trainer):
@@ -176,6 +240,11 @@ class DAPTrainer(Trainer):
         if self.dev_bitext:
             kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
+        if hasattr(train_sampler, "set_epoch"):
+            self.add_callback(EpochOfSampler(train_sampler))
+        for stock, callback in ((PrinterCallback, BriefPrinter), (ProgressCallback, BriefProgress)):
+            if self.pop_callback(stock):
+                self.add_callback(callback)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
@@ -193,6 +262,7 @@ class DAPTrainer(Trainer):
             FloatingPointError: the loss is not finite; names the step, the losses, the languages and the pairs since
                 the last step. The same happens for a gradient, before it is used.
         """
+        self.meter.start()
         inputs = dict(inputs)
         self.step_pairs += inputs.pop("pair_ids", [])
         out = model(**inputs)
@@ -261,8 +331,16 @@ class DAPTrainer(Trainer):
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.meter.started += time.perf_counter() - started  # evaluation is no part of the training pace
+        self.meter.leave_out(time.perf_counter() - started)
         return metrics
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        started = time.perf_counter()
+        for callback in self.callback_handler.callbacks:  # the stock save misses one that the resumed run is new to
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
+        super()._save_checkpoint(*args, **kwargs)
+        self.meter.leave_out(time.perf_counter() - started)
 
     def _retrieve(self, encoder: SentenceEncoder, bitext: Mapping[str, Bitext]) -> dict[str, tuple[float, float]]:
         """Both accuracies of each language; each process encodes its share of the sentences and searches its share."""

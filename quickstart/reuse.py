@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from dap.results import write_json
-from dap.resuming import FINISHED
+from dap.resuming import FINISHED, is_free
 
 RECORD = "made_from.json"  # written before training begins
 
@@ -26,13 +26,13 @@ def folder_digest(folder: Path) -> str:
 
 
 def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str, Any]:
-    """What decides how a run comes out: start model, pooling, every line of the recipe, training text.
+    """What decides how a run comes out: start model, pooling, training text, lines of the recipe (those that can).
 
     A model in a folder is known by its content, one of the Hub by its name.
     """
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    lines = {f"{recipe.name} {key}": value for key, value in content.items()}
+    lines = {f"{recipe.name} {key}": value for key, value in content.items() if not is_free(key)}
     return {"start model": start, "pooling": pooling, "training text": folder_digest(text)} | lines
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from transformers import (
 
 from configuration_dap import DAPConfig
 from dap.arguments import given_fields, parse_arguments, recipe_flags
-from dap.resuming import FINISHED, FindBestAgain, find_resumable
+from dap.resuming import FINISHED, RECORD, FindBestAgain, find_resumable
 from dap.trainer import DAPTrainingArguments
-from train_dap import build_datasets, main
+from train_dap import build_datasets, build_trainer, main, run
 
 
 @pytest.fixture
@@ -58,14 +59,14 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], 
     out = tmp_path / "out"
     schedule = ["--max_steps", "120", "--eval_strategy", "steps", "--save_strategy", "steps", "--save_steps", "30"]
     more = ["--eval_steps", "30", "--load_best_model_at_end", "--eval_on_start", "--objective", "tr"]
-    main([*flags, *schedule, *more, "--learning_rate", "5e-3", "--output_dir", str(out)])
+    run([*flags, *schedule, *more, "--learning_rate", "5e-3", "--output_dir", str(out)])
     history = json.loads((out / "trainer_state.json").read_text())["log_history"]
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
     assert max(means) > means[0] + 20
     assert results(out)["eval_mean_accuracy"] == max(means)
     assert AutoModel.from_pretrained(out).config.model_type == "dap"
     with pytest.raises(ValueError, match="holds a finished run"):
-        main([*flags, "--max_steps", "2", "--output_dir", str(out)])
+        run([*flags, "--max_steps", "2", "--output_dir", str(out)])
 
 
 def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
@@ -83,8 +84,8 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
     assert not (killed / FINISHED).exists()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the killed process
-    main([*flags, *schedule, "--output_dir", str(killed)])
-    main([*flags, *schedule, "--output_dir", str(whole)])
+    run([*flags, *schedule, "--output_dir", str(killed)])
+    run([*flags, *schedule, "--output_dir", str(whole)])
     torch.set_num_threads(threads)
     resumed, expected = (load_file(folder / "model.safetensors") for folder in (killed, whole))
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
@@ -93,7 +94,8 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
 def test_two_processes_train_as_one_with_the_same_batch(flags: list[str], tmp_path: Path) -> None:
     flags = [flag if flag != "--per_device_train_batch_size" else "--total_train_batch_size" for flag in flags]
     schedule = ["--total_train_batch_size", "32", "--max_steps", "20", "--logging_steps", "10"]
-    main([*flags, *schedule, "--output_dir", str(tmp_path / "one")])
+    schedule += ["--save_strategy", "steps", "--save_steps", "18"]
+    run([*flags, *schedule, "--output_dir", str(tmp_path / "one")])
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--main_process_port", free_port(), str(REPOSITORY / "train_dap.py")]
     command = [*launch, *flags, *schedule, "--output_dir", str(tmp_path / "two")]
@@ -108,6 +110,19 @@ def test_two_processes_train_as_one_with_the_same_batch(flags: list[str], tmp_pa
     for key, value in results(tmp_path / "one").items():
         if key.endswith("accuracy"):
             assert results(tmp_path / "two")[key] == pytest.approx(value, abs=5.01)  # one of 20 sentences
+    resume_in_the_second_epoch(command, tmp_path / "two")
+
+
+def resume_in_the_second_epoch(command: list[str], out: Path) -> None:
+    """The command, on the folder of a run killed after step 18, in its second epoch, ends with the same weights."""
+    expected = load_file(out / "model.safetensors")
+    shutil.rmtree(out / "checkpoint-20")
+    (out / FINISHED).unlink()
+    (out / "model.safetensors").unlink()
+    done = subprocess.run(command, env=one_thread(), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    resumed = load_file(out / "model.safetensors")
+    assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 
 
 def state(folder: Path) -> dict:
@@ -116,7 +131,7 @@ def state(folder: Path) -> dict:
 
 def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
     streamed = ["--streaming", "--language_mix", "temperature", "--max_steps", "6"]
-    main([*flags, *streamed, "--output_dir", str(tmp_path / "out")])
+    run([*flags, *streamed, "--output_dir", str(tmp_path / "out")])
     assert state(tmp_path / "out")["global_step"] == 6
     assert "eval_sw-en_accuracy" in results(tmp_path / "out")
 
@@ -124,31 +139,31 @@ def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> No
 def test_early_stopping_ends_a_run_that_does_not_improve(flags: list[str], tmp_path: Path) -> None:
     schedule = ["--max_steps", "100", "--eval_strategy", "steps", "--eval_steps", "1", "--save_strategy", "best"]
     more = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--objective", "tr"]
-    main([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "out")])
+    run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "out")])
     assert state(tmp_path / "out")["global_step"] == 3
 
 
 def test_dap_checkpoints_can_be_trained_on(flags: list[str], tmp_path: Path) -> None:
-    main([*flags, "--max_steps", "2", "--output_dir", str(tmp_path / "first")])
+    run([*flags, "--max_steps", "2", "--output_dir", str(tmp_path / "first")])
     flags[1] = str(tmp_path / "first")
-    main([*flags, "--max_steps", "2", "--learning_rate", "0", "--output_dir", str(tmp_path / "second")])
+    run([*flags, "--max_steps", "2", "--learning_rate", "0", "--output_dir", str(tmp_path / "second")])
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_directions_get_the_languages_of_the_data(flags: list[str], tmp_path: Path) -> None:
-    main([*flags, "--rtl_direction", "both", "--max_steps", "2", "--output_dir", str(tmp_path / "out")])
+    run([*flags, "--rtl_direction", "both", "--max_steps", "2", "--output_dir", str(tmp_path / "out")])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["rtl_languages"] == ["de", "fr", "sw"]
 
 
 def test_dap_checkpoints_keep_what_their_weights_are_made_for(flags: list[str], tmp_path: Path) -> None:
-    main([*flags, "--max_steps", "1", "--objective", "tr", "--output_dir", str(tmp_path / "first")])
+    run([*flags, "--max_steps", "1", "--objective", "tr", "--output_dir", str(tmp_path / "first")])
     flags[1] = str(tmp_path / "first")
     changed = ["--max_steps", "1", "--tr_temperature", "0.1", "--tr_bidirectional"]
     with pytest.raises(ValueError, match="first was trained with objective='tr', not 'tr\\+rtl'"):
-        main([*flags, *changed, "--objective", "tr+rtl", "--output_dir", str(tmp_path / "second")])
-    main([*flags, *changed, "--output_dir", str(tmp_path / "second")])
+        run([*flags, *changed, "--objective", "tr+rtl", "--output_dir", str(tmp_path / "second")])
+    run([*flags, *changed, "--output_dir", str(tmp_path / "second")])
     config = json.loads((tmp_path / "second" / "config.json").read_text())
     assert (config["objective"], config["tr_temperature"], config["tr_bidirectional"]) == ("tr", 0.1, True)
 
@@ -210,11 +225,11 @@ def test_torn_state_is_no_checkpoint_and_models_alone_do_not_resume(tmp_path: Pa
 def test_run_killed_after_its_last_step_is_finished_without_another(flags: list[str], tmp_path: Path) -> None:
     schedule = ["--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3", "--lr_scheduler_type", "constant"]
     out = tmp_path / "out"
-    main([*flags, *schedule, "--output_dir", str(out)])
+    run([*flags, *schedule, "--output_dir", str(out)])
     expected = load_file(out / "model.safetensors")
     for name in (FINISHED, "model.safetensors", "eval_results.json"):
         (out / name).unlink()
-    main([*flags, *schedule, "--output_dir", str(out)])
+    run([*flags, *schedule, "--output_dir", str(out)])
     found = load_file(out / "model.safetensors")
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert state(out)["global_step"] == 6
@@ -222,20 +237,112 @@ def test_run_killed_after_its_last_step_is_finished_without_another(flags: list[
     assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
 
 
-def test_another_run_does_not_resume(flags: list[str], tmp_path: Path) -> None:
-    schedule = ["--max_steps", "1", "--save_strategy", "steps", "--save_steps", "1", "--output_dir", str(tmp_path)]
-    main([*flags, *schedule])
-    (tmp_path / FINISHED).unlink()
-    for flag, value, named in (
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
+    """The command of a run that was stopped after two of its four steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    command = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
+    command += ["--per_device_train_batch_size", "16", "--dev_pairs", "20", "--report_to", "none", "--max_steps", "4"]
+    command += [
+        "--use_cpu",
+        "--save_strategy",
+        "steps",
+        "--save_steps",
+        "2",
+        "--disable_tqdm",
+        "true",
+        "--output_dir",
+        str(folder),
+    ]
+    run(command)
+    (folder / FINISHED).unlink()
+    shutil.rmtree(folder / "checkpoint-4")
+    return command
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "named"),
+    [
         ("--rtl_weight", "0.5", "rtl_weight=1.0, now 0.5"),
-        ("--learning_rate", "1e-4", "learning_rate=0.001, now 0.0001"),
+        ("--learning_rate", "1e-4", "learning_rate=5e-05, now 0.0001"),
         ("--language_mix", "uniform", "language_mix='natural', now 'uniform'"),
-    ):
-        with pytest.raises(ValueError, match=f"checkpoint-1 is of a run with {named}: give the same"):
-            main([*flags, *schedule, flag, value])
-    fewer = [*flags[:3], str(Path(flags[3]) / "de-en.tsv"), *flags[4:]]
-    with pytest.raises(ValueError, match="pairs={'de'.*, now {'de'"):
-        main([*fewer, *schedule, "--no_restrict_target_vocabulary"])
+        ("--max_steps", "8", "max_steps=4, now 8"),
+        ("--max_grad_norm", "0.5", "max_grad_norm=1.0, now 0.5"),
+        ("--adam_beta2", "0.98", "adam_beta2=0.999, now 0.98"),
+        ("--bf16", "true", "bf16=False, now True"),
+        ("--lr_scheduler_type", "cosine", "lr_scheduler_type='linear', now 'cosine'"),
+        ("--per_device_train_batch_size", "32", "pairs a step=16, now 32"),
+    ],
+)
+def test_another_run_does_not_resume(stopped: list[str], flag: str, value: str, named: str) -> None:
+    message = f"checkpoint-2 is of a run with {named}: give the same arguments; or another --output_dir, with --model"
+    with pytest.raises(ValueError, match=message):
+        run([*stopped, flag, value])
+
+
+def test_epochs_in_place_of_steps_do_not_resume(stopped: list[str]) -> None:
+    place = stopped.index("--max_steps")
+    with pytest.raises(ValueError, match="num_train_epochs=3.0, now 1.0; max_steps=4, now -1"):
+        run([*stopped[:place], *stopped[place + 2 :], "--num_train_epochs", "1"])
+
+
+def test_another_start_model_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
+    shutil.copytree(stopped[1], tmp_path / "other")
+    with pytest.raises(ValueError, match="of a run with model_name_or_path='.*', now '.*other': give"):
+        run([stopped[0], str(tmp_path / "other"), *stopped[2:]])
+
+
+def test_another_text_with_as_many_pairs_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
+    shutil.copytree(stopped[3], tmp_path / "text")
+    file = tmp_path / "text" / "de-en.tsv"
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{lines[row]}\n" for row in [1, 0, *range(2, len(lines))]))  # two lines change places
+    message = r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}: give"
+    with pytest.raises(ValueError, match=message):
+        run([*stopped[:3], str(tmp_path / "text"), *stopped[4:]])
+    with pytest.raises(ValueError, match="training text={'fr'.*'sw'.*}, now {}"):
+        run([*stopped[:3], str(Path(stopped[3]) / "de-en.tsv"), *stopped[4:], "--no_restrict_target_vocabulary"])
+
+
+def test_what_does_not_change_the_weights_may_differ(stopped: list[str], tmp_path: Path) -> None:
+    for source, name in ((stopped[-1], "run"), (stopped[3], "text")):
+        shutil.copytree(source, tmp_path / name)  # both were moved
+    free = ["--logging_steps", "1", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1"]
+    free += [
+        "--save_total_limit",
+        "2",
+        "--early_stopping_patience",
+        "9",
+        "--load_best_model_at_end",
+        "--run_name",
+        "x",
+    ]
+    free += ["--dataloader_num_workers", "1", "--attn_implementation", "eager", "--max_bad_lines", "0.1"]
+    text, out = str(tmp_path / "text"), str(tmp_path / "run")
+    record = json.loads((tmp_path / "run" / RECORD).read_text()) | {"of an older version": 1}
+    del record["max_grad_norm"]  # as of a version that did not keep it
+    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+    run([*stopped[:3], text, *stopped[4:-1], out, *free])
+    assert state(tmp_path / "run")["global_step"] == 4
+
+
+def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> None:
+    streamed = [*flags, "--streaming", "--max_steps", "4", "--save_steps", "2", "--output_dir", str(tmp_path / "out")]
+    run(streamed)
+    (tmp_path / "out" / FINISHED).unlink()
+    shutil.copytree(flags[3], tmp_path / "text")
+    with pytest.raises(ValueError, match="train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_work"):
+        run(
+            [
+                *streamed,
+                "--train_data",
+                str(tmp_path / "text"),
+                "--shuffle_buffer",
+                "5",
+                "--dataloader_num_workers",
+                "1",
+            ]
+        )
 
 
 def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Path) -> None:
@@ -317,9 +424,39 @@ def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Pa
 # ----------------------------------------------------------------------------------------- bad input
 
 
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, FloatingPointError])
+def test_errors_end_the_command_with_their_message_alone(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: list[str]) -> None:
+        raise kind(f"{argv[0]}: no such recipe")
+
+    monkeypatch.setattr("train_dap.run", fail)
+    with pytest.raises(SystemExit, match="^error: absent.yaml: no such recipe$"):
+        main(["absent.yaml"])
+
+
+def test_the_command_prints_no_traceback() -> None:
+    command = [sys.executable, str(REPOSITORY / "train_dap.py"), "absent.yaml"]
+    done = subprocess.run(command, env=one_thread(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: absent.yaml: no such recipe")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("languages", "named"), [("de", "on 1 language, 180 pairs"), ("", "on 3 languages, 540 pairs")]
+)
+def test_the_log_says_what_the_run_is(
+    flags: list[str], tmp_path: Path, languages: str, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags[3] = str(Path(flags[3]) / "de-en.tsv") if languages else flags[3]
+    caplog.set_level("INFO")
+    build_trainer(*parse_arguments([*flags, "--output_dir", str(tmp_path / "out")]))
+    assert named in caplog.text
+
+
 def test_length_above_the_models_positions_is_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_seq_length=65.*model_max_length=64"):
-        main([*flags, "--max_seq_length", "65", "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--max_seq_length", "65", "--output_dir", str(tmp_path / "out")])
 
 
 def test_length_above_the_encoders_table_is_refused(
@@ -330,7 +467,7 @@ def test_length_above_the_encoders_table_is_refused(
     tiny_tokenizer.save_pretrained(tmp_path / "short")
     flags[1] = str(tmp_path / "short")
     with pytest.raises(ValueError, match="max_seq_length=50 is above the encoder's 40 positions"):
-        main([*flags, "--max_seq_length", "50", "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--max_seq_length", "50", "--output_dir", str(tmp_path / "out")])
 
 
 def test_tokenizer_without_mask_token_is_refused(
@@ -347,38 +484,38 @@ def test_tokenizer_without_mask_token_is_refused(
     bare.save_pretrained(tmp_path / "bare")
     flags[1] = str(tmp_path / "bare")
     with pytest.raises(ValueError, match="no mask token"):
-        main([*flags, "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--output_dir", str(tmp_path / "out")])
 
 
 def test_fewer_pairs_than_a_batch_are_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="540 training pairs do not fill one batch of 1024"):
-        main([*flags, "--per_device_train_batch_size", "1024", "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--per_device_train_batch_size", "1024", "--output_dir", str(tmp_path / "out")])
 
 
 def test_a_batch_without_negatives_is_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a batch of 1 pair has no negatives"):
-        main([*flags, "--per_device_train_batch_size", "1", "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--per_device_train_batch_size", "1", "--output_dir", str(tmp_path / "out")])
 
 
 def test_evaluation_without_dev_pairs_is_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="eval_strategy='steps', but there are no dev pairs"):
-        main([*flags, "--dev_pairs", "0", "--eval_strategy", "steps", "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--dev_pairs", "0", "--eval_strategy", "steps", "--output_dir", str(tmp_path / "out")])
 
 
 def test_early_stopping_without_evaluation_is_refused(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="early_stopping_patience=2 needs evaluations"):
-        main([*flags, "--early_stopping_patience", "2", "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--early_stopping_patience", "2", "--output_dir", str(tmp_path / "out")])
 
 
 def test_languages_that_a_checkpoint_does_not_know_are_refused(flags: list[str], tmp_path: Path) -> None:
     both = [*flags[:3], str(Path(flags[3]) / "de-en.tsv"), *flags[4:], "--rtl_direction", "both", "--max_steps", "1"]
-    main([*both, "--output_dir", str(tmp_path / "first")])
+    run([*both, "--output_dir", str(tmp_path / "first")])
     flags[1] = str(tmp_path / "first")
     with pytest.raises(ValueError, match="rtl_direction='both' on de, the text has fr sw too"):
-        main([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "second")])
+        run([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "second")])
 
 
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:
     flags[3] = str(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        main([*flags, "--output_dir", str(tmp_path / "out")])
+        run([*flags, "--output_dir", str(tmp_path / "out")])

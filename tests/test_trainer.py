@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from modeling_dap import DAPForPreTraining, pool
 @pytest.fixture
 def make_trainer(tmp_path: Path, bitext_dir: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast):  # noqa: ANN201
     def make(objective: str = "tr+rtl", **arguments: object) -> DAPTrainer:
-        options = {"per_device_train_batch_size": 8, "max_steps": 4, "logging_steps": 1, "report_to": [], **arguments}
-        args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), disable_tqdm=True, **options)
+        options = {"per_device_train_batch_size": 8, "max_steps": 4, "logging_steps": 1, "report_to": []}
+        options |= {"disable_tqdm": True, **arguments}
+        args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), **options)
         tokenized = tokenize_bitext(load_bitext([bitext_dir], cache_dir=tmp_path), tiny_tokenizer, 16)
         dev = {language: list(zip(*synthetic_pairs(language, 15, seed=1))) for language in LANGUAGES}
         return DAPTrainer(
@@ -120,6 +122,13 @@ def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN0
     assert first != second
 
 
+def test_the_sampler_is_told_the_epoch_that_a_resumed_run_is_in(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer("tr")
+    trainer.state.epoch = 2.7  # accelerate does not tell it where several processes skip batches
+    trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+    assert trainer.train_sampler.epoch == 2
+
+
 def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None:  # noqa: ANN001
     trainer = make_trainer(learning_rate=1e-2)
     freeze_word_embeddings(trainer.model)
@@ -164,6 +173,40 @@ def test_other_accelerator_settings_keep_the_streams_shared(tmp_path: Path) -> N
 
 def test_meter_without_steps_says_nothing() -> None:
     assert StepMeter().read(1) == {}
+
+
+def test_pace_is_that_of_training_alone(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer("tr", max_steps=4, logging_steps=2, save_strategy="steps", save_steps=2)
+    save = trainer.save_model
+    trainer.save_model = lambda *args, **kwargs: time.sleep(1) or save(*args, **kwargs)
+    time.sleep(1)  # between building and training
+    trainer.train()
+    paces = [line["pairs_per_second"] for line in trainer.state.log_history if "pairs_per_second" in line]
+    assert len(paces) == 2
+    assert min(paces) > 2 * 8 / 1  # two steps took less than the second
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_evaluation_is_printed_in_brief_and_logged_in_full(
+    bar: bool,
+    make_trainer,  # noqa: ANN001
+    capsys: pytest.CaptureFixture,
+) -> None:
+    trainer = make_trainer("tr", max_steps=1, eval_strategy="steps", eval_steps=1, disable_tqdm=not bar)
+    trainer.train()
+    logged = next(line for line in trainer.state.log_history if "eval_mean_accuracy" in line)
+    directions = [name for name in logged if name.endswith("_accuracy") and "-" in name]
+    printed = "".join(capsys.readouterr())
+    shown = [name for name in directions if name in printed]
+    assert (len(directions), len(shown)) == (6, 3)
+    assert max(logged[name] for name in shown) <= min(logged[name] for name in set(directions) - set(shown))
+    assert all(name in printed for name in ("eval_mean_accuracy", "eval_seconds", "tr_loss"))
+
+
+def test_batches_are_pinned_only_for_cuda(tmp_path: Path) -> None:
+    assert DAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True).dataloader_pin_memory is False
+    assert DAPTrainingArguments(output_dir=str(tmp_path)).dataloader_pin_memory == torch.cuda.is_available()
+    assert DAPTrainingArguments(output_dir=str(tmp_path), dataloader_pin_memory=True).dataloader_pin_memory
 
 
 def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
