@@ -30,7 +30,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    py_modules=["configuration_dap", "modeling_dap", "train_dap", "eval_retrieval"],
+    py_modules=["configuration_dap", "losses_dap", "modeling_dap", "train_dap", "eval_retrieval"],
     packages=["dap"],
     install_requires=[
         "torch>=2.8",

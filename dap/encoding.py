@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from configuration_dap import CHOICES
 from dap.data import SHORTEST
-from modeling_dap import pool
+from losses_dap import pool
 
 logger = logging.getLogger(__name__)
 

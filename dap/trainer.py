@@ -28,7 +28,8 @@ from transformers.trainer_callback import ExportableState
 
 from dap.encoding import SentenceEncoder
 from dap.retrieval import retrieval_accuracy
-from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, sum_over_processes, world_size
+from losses_dap import sum_over_processes, world_size
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
 Bitext = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 

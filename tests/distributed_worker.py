@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from test_modeling_dap import make_batch, tiny_model
+from tiny_models import make_batch, tiny_model
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 

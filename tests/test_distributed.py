@@ -7,7 +7,7 @@ import pytest
 import torch
 from distributed_worker import CASES, VARIANTS, step_gradients
 
-import modeling_dap
+import losses_dap
 
 
 def free_port() -> str:
@@ -33,5 +33,5 @@ def test_processes_give_the_gradients_of_one_with_all_pairs(processes: int, tmp_
 
 def test_gather_is_the_identity_in_one_process() -> None:
     rows = torch.randn(3, 2, requires_grad=True)
-    assert modeling_dap.gather_rows(rows) is rows
-    assert modeling_dap.sum_over_processes(rows) is rows
+    assert losses_dap.gather_rows(rows) is rows
+    assert losses_dap.sum_over_processes(rows) is rows

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from dap.corpus import load_bitext
 from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize_bitext
 from dap.trainer import DAPTrainer, DAPTrainingArguments, StepMeter, freeze_word_embeddings, share_of_batch
-from modeling_dap import DAPForPreTraining, pool
+from losses_dap import pool
+from modeling_dap import DAPForPreTraining
 
 
 @pytest.fixture

@@ -1,0 +1,260 @@
+"""The losses of DAP as pure functions of tensors, what processes share for them, and the tokens they are taken over.
+
+Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pairs of one process, `W` processes, `S`
+tokens, `D` hidden size, `E` width of the word embeddings, `V` predicted vocabulary, `T` tokens with a label.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+LOGITS_PER_CHUNK = 2**25  # float32 logits held at a time by the vocabulary loss: 128 MiB
+
+
+# ------------------------------------------------------------------------------------------- across processes
+
+
+def world_size() -> int:
+    """Number of processes that train together; 1 when `torch.distributed` is not in use."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+class _AllGather(torch.autograd.Function):
+    """Concatenate the rows of every process; backward returns to each its rows' gradient, summed over processes."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.count = rows.shape[0]
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows.contiguous())
+        return torch.cat(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # autograd's own is not ours to change
+        dist.all_reduce(gradient)
+        return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
+
+
+@torch.compiler.disable
+def gather_rows(rows: Tensor) -> Tensor:
+    """Gather (B, ...) rows of every process as (W·B, ...), in rank order, with gradients; identity when W is 1.
+
+    Every process must bring the same B: train with `dataloader_drop_last=True`.
+    """
+    return rows if world_size() == 1 else _AllGather.apply(rows)
+
+
+def first_row(count: int) -> int:
+    """Row of this process's first pair in the gathered batch, where every process brings `count`."""
+    return dist.get_rank() * count if world_size() > 1 else 0
+
+
+@torch.compiler.disable
+def sum_over_processes(value: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, without gradient; the tensor itself when W is 1."""
+    if world_size() == 1:
+        return value
+    total = value.clone()
+    dist.all_reduce(total)
+    return total
+
+
+# ------------------------------------------------------------------------------------------- losses, pure functions
+
+
+class RankingResult(NamedTuple):
+    """What translation ranking gives; each is a float32 scalar, a mean over the rows."""
+
+    loss: Tensor
+    accuracy: Tensor
+    negatives: Tensor
+
+
+def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
+    """phi(x, y) of eq. L_TR for every query (B, D) and candidate (N, D): one float32 product (B, N), autocast or not.
+
+    >>> similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
+    tensor([[1., 0.]])
+    >>> similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0]]), similarity="dot")
+    tensor([[25.]])
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        queries, candidates = at_least_float32(queries), at_least_float32(candidates)
+        if similarity == "cosine":
+            queries, candidates = F.normalize(queries, dim=-1), F.normalize(candidates, dim=-1)
+        return queries @ candidates.T  # (B, N)
+
+
+def translation_ranking_loss(
+    queries: Tensor,
+    candidates: Tensor,
+    similarity: str = "cosine",
+    temperature: float = 0.05,
+    margin: float = 0.0,
+    first: int = 0,
+    excluded: Tensor | None = None,
+) -> RankingResult:
+    """Eq. L_TR: softmax over all candidates, where query i belongs to candidate `first + i`.
+
+    Args:
+        queries: (B, D) sentence embeddings, those of this process.
+        candidates: (N, D) sentence embeddings of the other side, those of all processes.
+        similarity: `"cosine"` or `"dot"`.
+        temperature: divisor of the similarities.
+        margin: taken from the similarity of the true pair before the division.
+        first: column of the first query's own candidate.
+        excluded: (B, N) bool, True where a candidate is not a negative; never consulted for the true pair.
+
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> translation_ranking_loss(x, y, temperature=1.0).loss  # log(e + 1) - 1
+    tensor(0.3133)
+    """
+    logits = similarity_matrix(queries, candidates, similarity)  # (B, N)
+    rows = torch.arange(logits.shape[0], device=logits.device)  # (B,)
+    own = F.one_hot(rows + first, logits.shape[1]).bool()  # (B, N)
+    logits = (logits - margin * own) / temperature
+    if excluded is not None:
+        logits = logits.masked_fill(excluded & ~own, float("-inf"))
+    negatives = torch.isfinite(logits).sum(-1).float().mean() - 1
+    accuracy = (logits.argmax(-1) == rows + first).float().mean()
+    return RankingResult(F.cross_entropy(logits, rows + first), accuracy, negatives)
+
+
+def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """64-bit hash (B,) of each row's real tokens (B, S) in order, whatever the padding; equal texts hash equal.
+
+    >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
+    >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
+    tensor([ True, False])
+    """
+    position = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)  # (S,)
+    mixed = input_ids * -7046029254386353131 + position * -4417276706812531889  # (B, S), modulo 2^64
+    mixed = (mixed ^ (mixed >> 31)) * -49064778989728563
+    mixed = mixed ^ (mixed >> 29)
+    return (mixed * attention_mask.long()).sum(-1)
+
+
+def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """Sum over T tokens of the cross entropy of softmax(hidden @ weight.T + bias), in float32 (CE of eq. L_RTL).
+
+    The logits are never held as a whole: a chunk of rows at a time gives its loss and, at once, its gradients.
+
+    Args:
+        hidden: (T, E) states.
+        weight: (V, E) output embeddings.
+        bias: (V,).
+        labels: (T,) rows of `weight`.
+
+    >>> vocabulary_cross_entropy(torch.zeros(3, 2), torch.ones(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))
+    tensor(4.1589)
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, weight, bias = (at_least_float32(value) for value in (hidden, weight, bias))
+        return _VocabularyCrossEntropy.apply(hidden, weight, bias, labels)
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    @torch.compiler.disable
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
+        needed = ctx.needs_input_grad[:3]
+        grads = [torch.zeros_like(value) if need else None for value, need in zip((hidden, weight, bias), needed)]
+        total = hidden.new_zeros(())
+        for start in range(0, hidden.shape[0], rows):
+            states, wanted = hidden[start : start + rows], labels[start : start + rows]
+            logits = torch.addmm(bias, states, weight.T)  # (rows, V)
+            normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
+            total += (normaliser - logits.gather(1, wanted[:, None])).sum()
+            if any(needed):
+                error = logits.sub_(normaliser).exp_()  # (rows, V): softmax, then minus one at the label
+                error[torch.arange(len(wanted), device=error.device), wanted] -= 1
+                _add_gradients(grads, error, states, weight, start)
+        ctx.save_for_backward(*grads)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if grad is None else grad * gradient for grad in ctx.saved_tensors), None
+
+
+def _add_gradients(grads: list[Tensor | None], error: Tensor, states: Tensor, weight: Tensor, start: int) -> None:
+    hidden, output, bias = grads
+    if hidden is not None:
+        torch.mm(error, weight, out=hidden[start : start + len(error)])  # (rows, E)
+    if output is not None:
+        output.addmm_(error.T, states)  # (V, E)
+    if bias is not None:
+        bias += error.sum(0)  # (V,)
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+# ------------------------------------------------------------------------------------------- tokens, pure functions
+
+
+def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls") -> Tensor:
+    """Sentence embeddings (B, D) of token states (B, S, D): the first token's (section 3.2) or the real tokens' mean.
+
+    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
+    >>> pool(states, torch.tensor([[1, 1, 0]]), "mean")
+    tensor([[2.]])
+    """
+    if pooling == "cls":
+        first = attention_mask.bool().to(torch.uint8).argmax(1)  # (B,): 0 unless the padding is on the left
+        return last_hidden_state[torch.arange(len(first), device=first.device), first]
+    states = at_least_float32(last_hidden_state)  # a sum in half precision would overflow
+    mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, S, 1)
+    return ((states * mask).sum(1) / mask.sum(1).clamp(min=1)).to(last_hidden_state.dtype)
+
+
+def real_tokens_first(mask: Tensor) -> Tensor:
+    """Column order (B, S) that moves real tokens to the front and padding to the end, each in its old order.
+
+    >>> real_tokens_first(torch.tensor([[1, 0, 1]]))
+    tensor([[0, 2, 1]])
+    """
+    return mask.bool().logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def gather_columns(values: Tensor, order: Tensor) -> Tensor:
+    """(B, S) or (B, S, D) values with their columns in the order (B, S)."""
+    if values.dim() == 3:
+        order = order.unsqueeze(-1).expand(-1, -1, values.shape[-1])
+    return values.gather(1, order)
+
+
+def columns_of(ids: Tensor) -> Tensor:
+    """Column numbers (B, S) of token ids (B, S)."""
+    return torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+
+
+def mask_tokens(ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int) -> Tensor:
+    """m of eq. L_TLM: of the tokens with `noise < probability`, 80% become [MASK], 10% a random id, 10% stay.
+
+    Args:
+        ids: (B, S) token ids.
+        noise: (B, S) float64, uniform in [0, 1); its low-order digits choose the random id.
+
+    >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]).double(), 0.2, 4, 10)
+    tensor([[4, 8]])
+    """
+    share = noise / probability  # (B, S), uniform in [0, 1) where the token is chosen
+    random_ids = ((noise * 2**20) % 1 * vocab_size).long()
+    masked = torch.where(share < 0.8, mask_id, ids)
+    return torch.where((share >= 0.8) & (share < 0.9), random_ids, masked)
+
+
+def maskable(attention_mask: Tensor) -> Tensor:
+    """(B, S) bool: real tokens but the first (CLS) and the last (the separator)."""
+    mask = attention_mask.bool()
+    following = F.pad(mask[:, 1:], (0, 1))  # (B, S): the next token is real
+    return mask & following & (torch.arange(mask.shape[1], device=mask.device) > 0)

@@ -1,0 +1,217 @@
+"""From plain encoders to DAP models, to disk and back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import tiny_config
+from tiny_models import ENCODERS, MASK, OBJECTIVES, make_batch, tiny_model
+from transformers import (
+    AlbertConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    ElectraConfig,
+    FNetConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LongformerConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    XLMConfig,
+)
+
+import modeling_dap
+from modeling_dap import (
+    DAPConfig,
+    DAPForPreTraining,
+    DAPForSequenceClassification,
+    DAPModel,
+    layer_stack,
+    require_encoder,
+)
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("objective", ["tr+tlm", "tr+rtl"])
+def test_from_encoder_takes_last_layers_and_masked_lm_head(
+    model_type: str, objective: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    plain = AutoModelForMaskedLM.from_config(tiny_config(model_type, len(tiny_tokenizer)))
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    plain.eval().save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective).eval()
+    assert model.config.mask_token_id == MASK
+    ids = make_batch()["source_input_ids"]
+    expected = plain(ids, output_hidden_states=True)
+    out = model.dap(ids, torch.ones_like(ids), output_hidden_states=True)
+    torch.testing.assert_close(out.last_hidden_state, plain.base_model(ids).last_hidden_state)
+    # the prediction head on the encoder's states is the masked-LM model's output
+    head, states = model.prediction_head, out.last_hidden_state
+    logits = head.norm(head.activation(head.dense(states))) @ model.get_input_embeddings().weight.T + head.bias
+    torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
+    if objective == "tr+rtl":  # the head's blocks on the states before the last two layers give the encoder's output
+        before = expected.hidden_states[1]
+        redone = model.rtl_head.blocks(inputs_embeds=before).last_hidden_state
+        torch.testing.assert_close(redone, out.last_hidden_state, rtol=1e-4, atol=1e-4)
+
+
+def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
+    tiny_bert_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    modeling_dap.logger.addHandler(caplog.handler)
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), target_token_ids=[9, 7, 7, 30])
+    assert "no masked-LM head" in caplog.text
+    assert model.config.target_vocab_size == 3
+    assert model.prediction_head.token_ids.tolist() == [7, 9, 30]
+    original = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
+    for mine, its in zip(layer_stack(model.rtl_head.blocks)[1], layer_stack(original)[1][1:], strict=True):
+        torch.testing.assert_close(mine.state_dict(), its.state_dict())
+
+
+def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
+    shape = {"vocab_size": 250, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+    ).save_pretrained(tmp_path / "t5")
+    tiny_model().save_pretrained(tmp_path / "dap")
+    for name, reason in (
+        ("gpt2", "not a bidirectional encoder"),
+        ("t5", "encoder-decoder"),
+        ("dap", "from_pretrained"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            DAPForPreTraining.from_encoder(str(tmp_path / name), mask_token_id=4)
+
+
+SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
+UNFIT = [
+    XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
+    ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
+    AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
+    LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
+]
+
+
+@pytest.mark.parametrize("config", UNFIT, ids=lambda config: config.model_type)
+def test_encoders_that_rtl_cannot_be_built_on_are_named_and_train_with_tr(
+    config: PreTrainedConfig, tmp_path: Path
+) -> None:
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    message = f"{tmp_path}: objective 'tr\\+rtl' does not work with .*'{config.model_type}'.*use objective='tr'"
+    with pytest.raises(ValueError, match=message):
+        DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+    assert torch.isfinite(model(**make_batch()).loss)
+
+
+def test_an_encoder_that_ignores_padding_is_named(tmp_path: Path) -> None:
+    config = FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"objective 'tr' does not work with .*'fnet'.*give another encoder"):
+        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+
+
+def test_trying_an_encoder_out_leaves_the_random_numbers_alone(tiny_bert_dir: Path) -> None:
+    torch.manual_seed(1)
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DAPForPreTraining, "_try_out", lambda self: None)
+        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
+    assert torch.equal(after, torch.rand(3))
+    assert model.training
+
+
+def test_plain_checkpoints_and_decoders_are_no_dap_models(tiny_bert_dir: Path) -> None:
+    for model_class in (DAPModel, DAPForPreTraining, DAPForSequenceClassification):
+        with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
+            model_class.from_pretrained(tiny_bert_dir)
+    with pytest.raises(ValueError, match="encoder_config is not a bidirectional encoder"):
+        DAPModel(DAPConfig(GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4), objective="tr"))
+
+
+def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
+    config = type("NewConfig", (BertConfig,), {"__module__": "transformers_modules.new.configuration"})()
+    with pytest.raises(ValueError, match="some/encoder .* runs code of its own"):
+        require_encoder(config, "some/encoder")
+
+
+def test_checkpoint_without_encoder_weights_is_refused(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    model = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
+    state = {key: value for key, value in model.state_dict().items() if "layer.2" not in key}
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ValueError, match="lacks 16 weights"):
+        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+
+
+def test_tokenizer_without_mask_token_is_refused(
+    tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False).save_pretrained(tmp_path)
+    bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>")
+    bare.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no mask token"):
+        DAPForPreTraining.from_encoder(str(tmp_path))
+    assert DAPForPreTraining.from_encoder(str(tmp_path), objective="tr").config.mask_token_id is None
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_saved_model_loads_the_same_through_every_auto_class(objective: str, tmp_path: Path) -> None:
+    model, batch = tiny_model("xlm-roberta", objective=objective), make_batch()
+    if objective == "tr+rtl":
+        model = tiny_model("xlm-roberta", target_vocab_size=200)
+        model.set_target_vocabulary(list(range(50, 250)))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForPreTraining.from_pretrained(tmp_path).train()
+    assert isinstance(again, DAPForPreTraining)
+    assert again(**batch).loss.item() == pytest.approx(model(**batch).loss.item())
+    encoder = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(encoder, DAPModel)
+    ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
+    torch.testing.assert_close(encoder(ids, mask).pooler_output, model(**batch).source_embeds)
+    assert encoder(ids, mask).last_hidden_state.shape == (6, 9, 32)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert isinstance(classifier, DAPForSequenceClassification)
+    out = classifier(ids, mask, labels=torch.tensor([0, 1, 2, 0, 1, 2]))
+    assert out.logits.shape == (6, 3)
+    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, torch.tensor([0, 1, 2, 0, 1, 2])))
+
+
+def test_checkpoint_loads_where_this_project_cannot_be_imported(tmp_path: Path) -> None:
+    model, batch = tiny_model("bert"), make_batch()
+    model.save_pretrained(tmp_path / "checkpoint")
+    expected = model(**batch).source_embeds
+    torch.save((batch["source_input_ids"], batch["source_attention_mask"], expected), tmp_path / "expected.pt")
+    script = """
+import sys, torch
+from transformers import AutoModel, AutoModelForPreTraining
+assert not any(name.endswith("modeling_dap") for name in sys.modules)
+ids, mask, expected = torch.load("expected.pt")
+model = AutoModel.from_pretrained("checkpoint", trust_remote_code=True)
+torch.testing.assert_close(model(ids, mask).pooler_output, expected)
+assert AutoModelForPreTraining.from_pretrained("checkpoint", trust_remote_code=True).rtl_head is not None
+print("loaded", type(model).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "loaded DAPModel" in done.stdout

@@ -1,0 +1,51 @@
+"""Tiny DAP models of every supported encoder class, batches for them, and what tests read of both."""
+
+import torch
+import torch.nn.functional as F
+from conftest import tiny_config
+from torch import Tensor
+
+from modeling_dap import DAPConfig, DAPForPreTraining
+
+ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
+OBJECTIVES = ("tr", "tr+tlm", "tr+rtl")
+MASK, PAD = 4, 1
+
+
+def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
+    torch.manual_seed(0)
+    options = {"mask_token_id": MASK, "objective": "tr+rtl", **config}
+    model = DAPForPreTraining(DAPConfig(tiny_config(model_type), **options))
+    for parameter in model.parameters():  # biases and norms too: zeros and ones would hide mistakes
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(0.1)
+    return model.train()
+
+
+def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Tensor]:
+    """Pairs of random ids: CLS 0, SEP 2, padded on the right, every length from 4 tokens on."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = {}
+    for side, shift in (("source", 0), ("target", 2)):
+        lengths = torch.tensor([4 + (3 * row + shift) % (longest - 3) for row in range(pairs)])
+        mask = (torch.arange(longest) < lengths[:, None]).long()
+        ids = torch.randint(5, 250, mask.shape, generator=generator)
+        ids[:, 0], ids[torch.arange(pairs), lengths - 1] = 0, 2
+        batch[f"{side}_input_ids"] = ids.masked_fill(mask == 0, PAD)
+        batch[f"{side}_attention_mask"] = mask
+        batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
+    return batch
+
+
+def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
+    """The same batch with more padding."""
+    fill = {"input_ids": PAD, "attention_mask": 0, "noise": 0.01}
+    return {key: F.pad(value, (0, extra), value=fill[key.split("_", 1)[1]]) for key, value in batch.items()}
+
+
+def tokens_of(batch: dict[str, Tensor], side: str, row: int) -> Tensor:
+    """The real tokens of one sentence."""
+    return batch[f"{side}_input_ids"][row][batch[f"{side}_attention_mask"][row].bool()]
+
+
+def gradients(model: torch.nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
