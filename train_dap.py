@@ -26,7 +26,6 @@ from dap.data import (
     LanguageMixSampler,
     drop_targets,
     mix_languages,
-    require_mask_token,
     split_validation,
     target_vocabulary,
     tokenize_bitext,
@@ -57,9 +56,7 @@ def is_dap_checkpoint(args: ModelArguments) -> bool:
     return AutoConfig.from_pretrained(args.model_name_or_path, **source).model_type == DAPConfig.model_type
 
 
-def load_model(
-    args: ModelArguments, tokenizer: PreTrainedTokenizerBase, is_dap: bool, **config: Any
-) -> DAPForPreTraining:
+def load_model(args: ModelArguments, is_dap: bool, **config: Any) -> DAPForPreTraining:
     """A DAP checkpoint to go on with (`is_dap`), or a new model around a plain encoder.
 
     Raises:
@@ -70,8 +67,6 @@ def load_model(
     wanted = given_fields(args)
     if is_dap:
         return load_dap_checkpoint(args.model_name_or_path, wanted, **options)
-    if wanted.get("objective", CONFIG_DEFAULTS["objective"]) != "tr":
-        wanted["mask_token_id"] = require_mask_token(tokenizer)
     return DAPForPreTraining.from_encoder(args.model_name_or_path, **wanted, **config, **options)
 
 
@@ -169,7 +164,7 @@ def build_trainer(
     is_dap = is_dap_checkpoint(model_args)
     fields = {} if is_dap else text_fields(model_args, data, train, tokenizer)
     set_seed(training.seed)
-    model = load_model(model_args, tokenizer, is_dap, **fields)
+    model = load_model(model_args, is_dap, **fields)
     check_length(model, data.max_seq_length)
     check_languages(model, train, model_args.model_name_or_path)
     if training.freeze_word_embeddings:

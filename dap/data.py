@@ -181,20 +181,6 @@ class _Unseen:
 # Tokens
 
 
-def require_mask_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the mask token, which the RTL and TLM objectives cannot do without.
-
-    Raises:
-        ValueError: the tokenizer has none.
-    """
-    if tokenizer.mask_token_id is None:
-        raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no mask token, which objectives tr+rtl and tr+tlm need; "
-            f"add one (tokenizer.add_special_tokens({{'mask_token': '<mask>'}})), or train with the objective tr"
-        )
-    return tokenizer.mask_token_id
-
-
 def tokenize_bitext(
     datasets: Bitext,
     tokenizer: PreTrainedTokenizerBase,

@@ -24,7 +24,6 @@ from dap.data import (
     mix_indices,
     mix_languages,
     normalise,
-    require_mask_token,
     split_validation,
     target_vocabulary,
     tokenize_bitext,
@@ -144,10 +143,6 @@ def test_bad_lengths_tokenizers_and_datasets(
             tokenize_bitext(bitext, tiny_tokenizer, length)
     with pytest.raises(ValueError, match="streaming=True, but the dataset is a Dataset"):
         tokenize_bitext(bitext, tiny_tokenizer, 16, streaming=True)
-    assert require_mask_token(tiny_tokenizer) == tiny_tokenizer.mask_token_id
-    maskless = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
-    with pytest.raises(ValueError, match="no mask token"):
-        require_mask_token(maskless)
 
 
 def test_target_vocabulary_holds_every_label_and_nothing_else(
