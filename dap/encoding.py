@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from configuration_dap import CHOICES
 from dap.data import SHORTEST
 from losses_dap import pool

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
+from transformers import PreTrainedTokenizerFast
 
 from dap.encoding import SentenceEncoder
 from dap.retrieval import retrieval_accuracy
 from eval_retrieval import evaluate, main, read_languages, run
+from modeling_dap import DAPForPreTraining
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -54,11 +56,15 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
     assert "paper: mBERT+DAP" in capsys.readouterr().out
 
 
-def test_the_command_succeeds_without_a_word_of_complaint(tiny_bert_dir: Path, tmp_path: Path) -> None:
+def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
+    tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    for part in (DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"), tiny_tokenizer):
+        part.save_pretrained(tmp_path / "dap")
     (tmp_path / "de-en.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in synthetic_pairs("de", 5)))
     script = shutil.which("eval-retrieval", path=str(Path(sys.executable).parent))
     same = [sys.executable, "-c", "import sys; from eval_retrieval import main; sys.exit(main())"]
-    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path), "--pooling", "mean"]
+    argv = ["--model_name_or_path", str(tmp_path / "dap"), "--data_dir", str(tmp_path), "--pooling", "mean"]
     done = subprocess.run([*([script] if script else same), *argv], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "{" not in done.stderr  # the report
