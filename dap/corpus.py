@@ -405,6 +405,23 @@ def _count_lines(path: str) -> int:
     return sum(1 for _ in _lines(path))
 
 
+def read_sentences(path: str | Path) -> Iterator[str]:
+    """The lines of one monolingual text, `.gz` and `.xz` unpacked, empty ones included: line i is sentence i.
+
+    Raises:
+        ValueError: invalid UTF-8, named by its line, or a damaged compressed file.
+        FileNotFoundError: no such file.
+    """
+    for number, line in enumerate(_lines(str(path)), 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(
+                f"{path}, line {number}: invalid UTF-8: byte 0x{byte:02x} at offset {error.start}; repair the line"
+            ) from error
+
+
 # Loading
 
 
