@@ -1,23 +1,90 @@
-"""Exact nearest neighbours by cosine, in blocks of bounded memory.
+"""Exact nearest neighbours by cosine: both directions from one pass of matrix products, in bounded memory.
 
-Legend: `N` queries, `M` keys, `D` dimensions, `Q` × `K` a block of similarities, `k` neighbours.
+Each block of similarities is computed once. Its maximum over every `GROUP` neighbouring entries says which groups can
+hold one of the k best so far; only those are looked at, so the time is that of the matrix product.
+
+Legend: `N` source rows (queries), `M` target rows (keys), `D` dimensions, `Q` × `K` a block of similarities, `R` rows
+of a block in the direction searched, `C` its other side, `G` groups, `k` neighbours.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 Array = np.ndarray | Tensor
 
+#: Source × target rows of a block: 48 MiB of float32 on a CPU, 1 GiB on a GPU.
+BLOCKS = {"cpu": (4096, 3072), "cuda": (8192, 32768)}
+#: Neighbouring entries of a block that are reduced to their maximum first.
+GROUP = 32
+#: Rows that are read at a time where no product is computed.
+PART = 256
+#: With bfloat16 products this many times k candidates are scored again in float32.
+OVERSAMPLING = 4
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest neighbours by cosine in both directions, best first, equal scores by lowest index.
+
+    Attributes:
+        forward_scores: (N, k) float32, cosine of source row i and its neighbours.
+        forward_indices: (N, k) int64, rows of the target.
+        backward_scores: (M, k) float32, cosine of target row j and its neighbours.
+        backward_indices: (M, k) int64, rows of the source.
+    """
+
+    forward_scores: np.ndarray
+    forward_indices: np.ndarray
+    backward_scores: np.ndarray
+    backward_indices: np.ndarray
+
+
+def mutual_neighbours(
+    source: Array,
+    target: Array,
+    k: int = 4,
+    bf16: bool = False,
+    progress: bool = False,
+    blocks: tuple[int, int] | None = None,
+) -> Neighbours:
+    """The k nearest neighbours of every source row among the target rows, and of every target row among the source's.
+
+    Exact in float32, unless `bf16`. Tensors are searched on their device, arrays (memory maps too, read block by
+    block) on CUDA where there is one. Memory beyond the inputs is a few blocks and what the result takes. Equal rows
+    tie, although a matrix product may round them differently. A zero row has cosine 0 with everything.
+
+    >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
+    >>> found.forward_indices.tolist(), found.backward_indices.tolist()
+    ([[1], [0]], [[1], [0], [0]])
+
+    Args:
+        source: (N, D) of any float type, need not be normalised.
+        target: (M, D).
+        k: 1 to min(N, M).
+        bf16: products in bfloat16; the best `OVERSAMPLING`·k of them are scored again in float32. A neighbour whose
+            rank bfloat16 hides below those is missed.
+        progress: show a bar.
+        blocks: source and target rows of a block; the default is `BLOCKS`.
+
+    Raises:
+        ValueError: wrong shapes, k out of range, or a row that is not finite (side and row are named).
+    """
+    source_rows, target_rows = _Rows(source, "source", k), _Rows(target, "target", k)
+    _check(source_rows, target_rows, k, min(len(source_rows), len(target_rows)))
+    forward, backward = _search(source_rows, target_rows, k, True, bf16, progress, blocks)
+    forward_found = _all_rows(source_rows, target_rows, forward, k)
+    return Neighbours(*forward_found, *_all_rows(target_rows, source_rows, backward, k))
+
 
 def nearest_neighbours(
-    queries: Array, keys: Array, k: int = 1, query_block: int = 1024, key_block: int = 16384
+    queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k keys of highest cosine for every query, best first; equal scores by lowest index.
-
-    Exact, in float32, on the device of the arrays; memory beyond the inputs' normalised copies is a few times
-    `query_block` × `key_block` × 4 bytes. Keys that are equal tie, although a matrix product may round their columns
-    differently. A zero vector has cosine 0 with everything.
+    """The k keys of highest cosine for every query, best first; one direction of `mutual_neighbours`.
 
     >>> keys = np.array([[0.0, 1.0], [3.0, 0.0], [1.0, 0.0]])
     >>> scores, indices = nearest_neighbours(np.array([[2.0, 0.0]]), keys, k=2)
@@ -33,66 +100,233 @@ def nearest_neighbours(
         scores (N, k) float32 and indices (N, k) int64.
 
     Raises:
-        ValueError: wrong shapes, k out of range, or a row that is not finite (named).
+        ValueError: as `mutual_neighbours`.
     """
-    queries, keys = unit_rows(queries, "queries"), unit_rows(keys, "keys")
-    if queries.shape[1] != keys.shape[1]:
-        raise ValueError(f"queries have {queries.shape[1]} dimensions, keys {keys.shape[1]}: use one encoder for both")
-    if not 1 <= k <= len(keys):
-        raise ValueError(f"k={k} with {len(keys)} keys: choose 1 to {len(keys)}")
-    copies = _copies(keys, k)  # (U, c)
-    distinct = keys if len(copies) == len(keys) else keys[copies[:, 0]]  # (U, D)
-    found = []
-    for block in queries.split(query_block):
-        scores, indices = _search(block, distinct, min(k, len(distinct)), key_block)
-        found.append(_with_copies(scores, copies[indices], k, len(keys)))
-    scores, indices = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
-    return scores, indices
+    query_rows, key_rows = _Rows(queries, "queries", k), _Rows(keys, "keys", k)
+    _check(query_rows, key_rows, k, len(key_rows))
+    forward, _ = _search(query_rows, key_rows, k, False, False, False, blocks)
+    return _all_rows(query_rows, key_rows, forward, k)
 
 
-def unit_rows(array: Array, name: str) -> Tensor:
-    """The rows divided by their length, (N, D) float32; zero rows stay zero. `name` is what an error calls the array.
+def unit_rows(array: Array, name: str, start: int = 0) -> Tensor:
+    """The rows divided by their length, (N, D) float32; zero rows stay zero.
+
+    Args:
+        name: what an error calls the array.
+        start: number of the first row, for errors.
 
     Raises:
         ValueError: not two-dimensional, or a row with NaN or infinity, named by its number.
     """
-    rows = torch.as_tensor(array).detach().to(torch.float32)  # (N, D)
+    if isinstance(array, np.ndarray):
+        array = torch.from_numpy(np.array(array, np.float32))  # a copy: a memory map may be read-only
+    rows = array.detach().to(torch.float32)  # (N, D)
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(rows.shape)}: expected (rows, dimensions)")
-    bad = (~rows.isfinite()).any(1).nonzero()
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)  # (N, 1), NaN where a value is
+    bad = (~largest.isfinite()).nonzero()
     if len(bad):
-        raise ValueError(f"{name}: row {bad[0].item()} (of {len(bad)} such rows) has NaN or infinite values")
-    rows = rows / rows.abs().amax(1, keepdim=True).clamp_min(
-        torch.finfo(torch.float32).tiny
-    )  # squares cannot overflow
+        number = start + int(bad[0, 0])
+        raise ValueError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
+    rows = rows / largest.clamp_min(torch.finfo(torch.float32).tiny)  # squares cannot overflow
     return torch.nn.functional.normalize(rows, dim=1)
 
 
-def _copies(keys: Tensor, k: int) -> Tensor:
-    """For each distinct key the indices of its first rows, ascending: (U, c), c <= k, filled up with M."""
-    first = _first_equal_row(keys)  # (M,)
+class _Rows:
+    """Unit rows of one side, read block by block; equal rows are one *distinct* row, searched once.
+
+    Attributes:
+        copies: (U, c) numbers of the rows that equal each distinct row, ascending, c <= k, filled up with `len(self)`.
+        member: (N,) which distinct row each row is.
+    """
+
+    def __init__(self, array: Array, name: str, k: int) -> None:
+        if array.ndim != 2 or array.shape[1] == 0:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
+        self.array, self.name = array, name
+        if isinstance(array, Tensor):
+            self.device = array.device
+        else:
+            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.copies, self.member = _copies(self._first_equal_row(), max(k, 1))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def distinct(self) -> int:
+        """`U`, the number of distinct rows."""
+        return len(self.copies)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Unit rows by their numbers, (…, D)."""
+        flat = rows.flatten().to(self.array.device if isinstance(self.array, Tensor) else "cpu")
+        part = self.array[flat] if isinstance(self.array, Tensor) else self.array[flat.numpy()]
+        return unit_rows(part, self.name).to(self.device).unflatten(0, rows.shape)
+
+    def block(self, start: int, end: int) -> Tensor:
+        """The distinct unit rows `start` to `end`, (end - start, D)."""
+        rows = torch.empty(end - start, self.array.shape[1], device=self.device)
+        for first in range(start, end, PART):
+            last = min(first + PART, end)
+            if self.distinct == len(self):
+                part = unit_rows(self.array[first:last], self.name, first)
+            else:
+                part = self.take(self.copies[first:last, 0])
+            rows[first - start : last - start] = part
+        return rows
+
+    def _first_equal_row(self) -> Tensor:
+        """Number of the first row equal to each row, (N,): found by a 64-bit hash of the bits, then compared."""
+        own = torch.arange(len(self), device=self.device)
+        if not len(self):
+            return own
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.randint(-(2**63), 2**63 - 1, (self.array.shape[1],), generator=generator).to(self.device)
+        hashes = torch.empty_like(own)
+        for start in range(0, len(self), PART):
+            rows = unit_rows(self.array[start : start + PART], self.name, start).to(self.device)
+            hashes[start : start + PART] = (rows.view(torch.int32).long() * factors).sum(
+                1
+            )  # wraps: exact in any order
+        _, group = hashes.unique(return_inverse=True)
+        first = torch.full_like(own, len(self)).scatter_reduce(0, group, own, "amin")[group]
+        for part in (first != own).nonzero()[:, 0].split(PART):
+            differ = (self.take(part) != self.take(first[part])).any(1)
+            first[part[differ]] = part[differ]
+        return first
+
+
+def _check(queries: _Rows, keys: _Rows, k: int, most: int) -> None:
+    dimensions = queries.array.shape[1], keys.array.shape[1]
+    if dimensions[0] != dimensions[1]:
+        raise ValueError(
+            f"{queries.name} has {dimensions[0]} dimensions, {keys.name} {dimensions[1]}: use one encoder for both"
+        )
+    if not 1 <= k <= most:
+        raise ValueError(
+            f"k={k} with {len(queries)} {queries.name} and {len(keys)} {keys.name} rows: choose 1 to {most}"
+        )
+
+
+def _copies(first: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`_Rows.copies` and `_Rows.member` from the first equal row of each row, (N,)."""
     order = first.argsort(stable=True)  # copies side by side, each group ascending
     _, group, sizes = first[order].unique_consecutive(return_inverse=True, return_counts=True)
-    rank = torch.arange(len(keys), device=keys.device) - (sizes.cumsum(0) - sizes)[group]
-    copies = torch.full((len(sizes), min(k, int(sizes.max()))), len(keys), device=keys.device)
-    kept = rank < copies.shape[1]
+    rank = torch.arange(len(first), device=first.device) - (sizes.cumsum(0) - sizes)[group]
+    width = min(k, int(sizes.max())) if len(sizes) else 1
+    copies = torch.full((len(sizes), width), len(first), device=first.device)
+    kept = rank < width
     copies[group[kept], rank[kept]] = order[kept]
-    return copies
+    return copies, torch.empty_like(group).scatter_(0, order, group)
 
 
-def _first_equal_row(rows: Tensor) -> Tensor:
-    """Index of the first row equal to each row, (M,): found by a 64-bit hash of the bits, then compared."""
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**63), 2**63 - 1, (rows.shape[1],), generator=generator).to(rows.device)
-    bits = rows.view(torch.int32)
-    hashes = torch.cat([(part.long() * factors).sum(1) for part in bits.split(4096)])  # wraps: exact in any order
-    _, group = hashes.unique(return_inverse=True)
-    own = torch.arange(len(rows), device=rows.device)
-    first = torch.full_like(own, len(rows)).scatter_reduce(0, group, own, "amin")[group]
-    suspects = (first != own).nonzero()[:, 0]
-    differ = torch.cat([(rows[part] != rows[first[part]]).any(1) for part in suspects.split(4096)])
-    first[suspects[differ]] = suspects[differ]
-    return first
+class _Best:
+    """The best distinct keys so far for every distinct query: `scores` and `indices`, both (U, k') with k' <= k."""
+
+    def __init__(self, queries: _Rows, keys: _Rows, k: int, exact: bool) -> None:
+        shape, self.exact = (queries.distinct, min(k, keys.distinct)), exact
+        self.scores = torch.full(shape, -torch.inf, device=queries.device)
+        self.indices = torch.full(shape, -1, device=queries.device)
+
+    def update(self, block: Tensor, start: int, offset: int, dim: int) -> None:
+        """Takes in the similarities of the queries from `start` on and the keys from `offset` on.
+
+        Args:
+            block: (R, C) with `dim` 1, the dimension of the keys; (C, R) with `dim` 0.
+        """
+        if missing := -block.shape[dim] % GROUP:
+            padding = (0, missing) if dim else (0, 0, 0, missing)
+            block = torch.nn.functional.pad(block, padding, value=-torch.inf)
+        groups = block.unflatten(dim, (-1, GROUP))  # (R, G, GROUP) or (G, GROUP, R)
+        maxima = groups.amax(dim + 1)  # (R, G) or (G, R)
+        maxima = maxima if dim else maxima.T.contiguous()  # (R, G)
+        worst = self.scores[start : start + len(maxima), -1]  # earlier keys win a tie, so only more than this counts
+        for rows in (maxima.amax(1) > worst).nonzero()[:, 0].split(PART):
+            self._update_rows(groups, maxima[rows], rows, start, offset, dim)
+
+    def _update_rows(self, groups: Tensor, maxima: Tensor, rows: Tensor, start: int, offset: int, dim: int) -> None:
+        width = self.scores.shape[1]
+        best, chosen = maxima.topk(min(width + 1, maxima.shape[1]), dim=1)  # (r, k' + 1)
+        chosen = chosen[:, :width].sort(1).values  # (r, k'): they hold the k' best, and every entry above the last one
+        found = groups[rows[:, None], chosen] if dim else groups[chosen, :, rows[:, None]]  # (r, k', GROUP)
+        numbers = chosen[:, :, None] * GROUP + torch.arange(GROUP, device=rows.device) + offset
+        before = self.scores[start + rows], self.indices[start + rows]
+        scores, indices = _merge(before, (found.flatten(1), numbers.flatten(1)))
+        if self.exact and best.shape[1] > width:  # a group left out may hold the last score at a lower index
+            tied = (best[:, width] >= scores[:, -1]).nonzero()[:, 0]
+            for part in tied.split(GROUP):
+                whole = groups[rows[part]] if dim else groups[:, :, rows[part]].movedim(2, 0)  # (r, G, GROUP)
+                numbers = torch.arange(maxima.shape[1] * GROUP, device=rows.device).expand(len(part), -1) + offset
+                earlier = before[0][part], before[1][part]
+                scores[part], indices[part] = _merge(earlier, (whole.flatten(1), numbers))
+        self.scores[start + rows], self.indices[start + rows] = scores, indices
+
+    def rescore(self, queries: _Rows, keys: _Rows, k: int) -> None:
+        """Scores what was found again in float32 and keeps the k best."""
+        width, parts = min(k, self.scores.shape[1]), []
+        for start in range(0, queries.distinct, PART):
+            indices = self.indices[start : start + PART].sort(1).values  # (r, k')
+            found = keys.take(keys.copies[indices, 0])  # (r, k', D)
+            scores = (found @ queries.block(start, start + len(indices))[:, :, None])[:, :, 0]  # (r, k')
+            parts.append(_merge((scores[:, :0], indices[:, :0]), (scores, indices), width))
+        if parts:
+            self.scores, self.indices = (torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def _merge(before: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], k: int | None = None) -> tuple[Tensor, Tensor]:
+    """The k best of two lists of (scores, indices) a row; equal scores keep their order."""
+    scores, order = torch.cat([before[0], found[0]], 1).sort(dim=1, descending=True, stable=True)
+    k = k or before[0].shape[1]
+    return scores[:, :k], torch.cat([before[1], found[1]], 1).gather(1, order[:, :k])
+
+
+def _search(
+    source: _Rows, target: _Rows, k: int, both: bool, bf16: bool, progress: bool, blocks: tuple[int, int] | None
+) -> tuple[_Best, _Best]:
+    """The best distinct rows for every distinct row, forward and backward (of no use unless `both`)."""
+    wanted = k * OVERSAMPLING if bf16 else k
+    forward, backward = _Best(source, target, wanted, not bf16), _Best(target, source, wanted, not bf16)
+    query_block, key_block = blocks or BLOCKS[source.device.type]
+    size = min(query_block, source.distinct) * min(key_block, target.distinct)
+    buffer = torch.empty(size, device=source.device)
+    total = source.distinct * target.distinct
+    with tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress) as bar:
+        for column, keys in _blocks(target, key_block):
+            for row, queries in _blocks(source, query_block):
+                similarity = _product(queries, keys, buffer, bf16)  # (Q, K)
+                forward.update(similarity, row, column, dim=1)
+                if both:
+                    backward.update(similarity, column, row, dim=0)
+                bar.update(similarity.numel())
+    if bf16:
+        forward.rescore(source, target, k)
+        if both:
+            backward.rescore(target, source, k)
+    return forward, backward
+
+
+def _blocks(rows: _Rows, size: int) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, rows.distinct, size):
+        yield start, rows.block(start, min(start + size, rows.distinct))
+
+
+def _product(queries: Tensor, keys: Tensor, buffer: Tensor, bf16: bool) -> Tensor:
+    """All similarities of two blocks, (Q, K) float32, in the memory of `buffer`."""
+    similarity = buffer[: len(queries) * len(keys)].view(len(queries), len(keys))
+    if bf16:
+        return similarity.copy_(queries.bfloat16() @ keys.bfloat16().T)
+    return torch.mm(queries, keys.T, out=similarity)
+
+
+def _all_rows(queries: _Rows, keys: _Rows, best: _Best, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """What was found for distinct rows, for all rows and with all copies of the keys: (N, k) scores and indices."""
+    parts = [
+        _with_copies(scores, keys.copies[indices], k, len(keys))
+        for scores, indices in zip(best.scores.split(PART), best.indices.split(PART), strict=True)
+    ]
+    scores, indices = (torch.cat(part)[queries.member].cpu().numpy() for part in zip(*parts, strict=True))
+    return scores, indices
 
 
 def _with_copies(scores: Tensor, copies: Tensor, k: int, missing: int) -> tuple[Tensor, Tensor]:
@@ -101,29 +335,3 @@ def _with_copies(scores: Tensor, copies: Tensor, k: int, missing: int) -> tuple[
     indices, by_index = copies.flatten(1).sort(dim=1)
     scores, by_score = scores.gather(1, by_index).sort(dim=1, descending=True, stable=True)
     return scores[:, :k], indices.gather(1, by_score[:, :k])
-
-
-def _search(queries: Tensor, keys: Tensor, k: int, key_block: int) -> tuple[Tensor, Tensor]:
-    """The k best of all keys for one block of queries: (Q, k) scores and indices."""
-    scores = queries.new_empty(len(queries), 0)
-    indices = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
-    for start in range(0, len(keys), key_block):
-        similarity = queries @ keys[start : start + key_block].T  # (Q, K)
-        block_scores, block_indices = _top_k(similarity, min(k, similarity.shape[1]))
-        scores = torch.cat([scores, block_scores], 1)  # earlier keys first, so a stable sort keeps the lowest index
-        indices = torch.cat([indices, block_indices + start], 1)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        scores, indices = scores[:, :k], indices.gather(1, order[:, :k])
-    return scores, indices
-
-
-def _top_k(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` with ties by lowest index: rows with a tie at the k-th place are sorted in full, which is rare."""
-    scores, indices = similarity.topk(k, dim=1)  # (Q, k)
-    tied = (similarity >= scores[:, -1:]).sum(1) > k  # (Q,)
-    if tied.any():
-        tied_scores, tied_indices = similarity[tied].sort(dim=1, descending=True, stable=True)
-        scores[tied], indices[tied] = tied_scores[:, :k], tied_indices[:, :k]
-    indices, by_index = indices.sort(dim=1)
-    scores, by_score = scores.gather(1, by_index).sort(dim=1, descending=True, stable=True)
-    return scores, indices.gather(1, by_score)

@@ -1,0 +1,176 @@
+"""Nearest neighbours in both directions: ours beside faiss and sentence-transformers, as a share of the sgemm rate.
+
+    python benchmarks/mining.py --rows 20000 50000 --repeats 3 --json mining.json
+
+Every measurement is a process of its own; contenders take turns. The share counts one matrix product of all source
+with all target rows as the useful work, whatever a contender computes, and divides by the rate of a 4096³ product
+measured before and after in the same process. Memory is the peak above what the process had before the two matrices,
+in units of the two matrices. faiss gets rows that are normalised already, and on a CPU with AVX-512 the kernels that
+its OpenBLAS does not choose by itself (`OPENBLAS_CORETYPE`).
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dap.results import machine, text_table, versions, write_json
+from dap.similarity import mutual_neighbours
+
+Search = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+
+
+def ours(source: np.ndarray, target: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """One product for both directions."""
+    found = mutual_neighbours(source, target, k)
+    return found.forward_indices, found.backward_indices
+
+
+def faiss_flat(source: np.ndarray, target: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """`faiss.IndexFlatIP`, once a direction."""
+    import faiss
+
+    found = []
+    for queries, keys in ((source, target), (target, source)):
+        index = faiss.IndexFlatIP(keys.shape[1])
+        index.add(keys)
+        found.append(index.search(queries, k)[1])
+    return found[0], found[1]
+
+
+def semantic_search(source: np.ndarray, target: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """`sentence_transformers.util.semantic_search`, once a direction, with its default chunks."""
+    from sentence_transformers.util import semantic_search
+
+    sides = torch.from_numpy(source), torch.from_numpy(target)
+    hits = (semantic_search(*sides, top_k=k), semantic_search(*sides[::-1], top_k=k))
+    forward, backward = (np.array([[hit["corpus_id"] for hit in row] for row in rows]) for rows in hits)
+    return forward, backward
+
+
+CONTENDERS: dict[str, Search] = {"ours": ours, "faiss": faiss_flat, "sentence-transformers": semantic_search}
+
+
+def sgemm_rate(size: int = 4096, repeats: int = 3) -> float:
+    """GFLOP/s of a float32 matrix product."""
+    a, out = torch.rand(size, size), torch.empty(size, size)
+    torch.mm(a, a, out=out)
+    started = time.perf_counter()
+    for _ in range(repeats):
+        torch.mm(a, a, out=out)
+    return repeats * 2 * size**3 / (time.perf_counter() - started) / 1e9
+
+
+def measure(contender: str, rows: int, dimensions: int, k: int) -> dict[str, float]:
+    """One search in this process: seconds, share of the sgemm rate, memory, and the share of true pairs found."""
+    search, rng = CONTENDERS[contender], np.random.default_rng(0)
+    small = rng.standard_normal((500, dimensions), dtype=np.float32)
+    search(small, small, k)  # imports, thread pools
+    rate = sgemm_rate()
+    before = memory("VmRSS")
+    source = rng.standard_normal((rows, dimensions), dtype=np.float32)
+    target = source + rng.standard_normal((rows, dimensions), dtype=np.float32)
+    for side in (source, target):
+        side /= np.linalg.norm(side, axis=1, keepdims=True)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    started = time.perf_counter()
+    forward, backward = search(source, target, k)
+    seconds = time.perf_counter() - started
+    peak = memory("VmHWM")
+    rate = (rate + sgemm_rate()) / 2
+    useful = 2 * rows * rows * dimensions / seconds / 1e9
+    own = np.arange(rows)
+    found = float(((forward[:, 0] == own).mean() + (backward[:, 0] == own).mean()) / 2)
+    size = source.nbytes + target.nbytes
+    return {
+        "seconds": seconds,
+        "sgemm": rate,
+        "share": useful / rate,
+        "memory": (peak - before) / size,
+        "found": found,
+    }
+
+
+def memory(name: str) -> int:
+    """`VmRSS` (now) or `VmHWM` (peak) of this process in bytes."""
+    return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with faiss's OpenBLAS told about AVX-512."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    tuned = {"OPENBLAS_CORETYPE": "SKYLAKEX"} if "avx512f" in flags else {}
+    return tuned | dict(os.environ)
+
+
+def run_child(contender: str, rows: int, args: argparse.Namespace) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    command = [sys.executable, __file__, "--child", contender, "--rows", str(rows)]
+    command += ["--dimensions", str(args.dimensions), "--k", str(args.k)]
+    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(rows: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Contender -> medians over the repeats, which alternate, and all single runs."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in args.contenders}
+    for _ in range(args.repeats):
+        for name in args.contenders:
+            runs[name].append(run_child(name, rows, args))
+            print(f"{rows} {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
+    keys = ("seconds", "sgemm", "share", "memory", "found")
+    medians = {name: {key: statistics.median(run[key] for run in part) for key in keys} for name, part in runs.items()}
+    return {name: median | {"runs": runs[name]} for name, median in medians.items()}
+
+
+def table(rows: int, found: dict[str, dict[str, Any]], dimensions: int) -> str:
+    """Medians of one size as text."""
+    fastest = found.get("ours", next(iter(found.values())))["seconds"]
+    lines = [
+        [
+            name,
+            part["seconds"],
+            f"{100 * part['share']:.0f}%",
+            f"{part['seconds'] / fastest:.2f}",
+            f"{part['memory']:.2f}",
+        ]
+        for name, part in found.items()
+    ]
+    header = ["both directions", "seconds", "of sgemm", "time / ours", "memory / matrices"]
+    return f"{rows} × {rows} × {dimensions}\n" + text_table(header, lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints a table a size; `--json` keeps everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[20_000, 50_000], help="rows of each side")
+    parser.add_argument("--dimensions", type=int, default=768)
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--json", help="file to write")
+    parser.add_argument("--child", choices=list(CONTENDERS), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.child:
+        print(json.dumps(measure(args.child, args.rows[0], args.dimensions, args.k)))
+        return
+    results = {}
+    for rows in args.rows:
+        results[str(rows)] = compare(rows, args)
+        print(table(rows, results[str(rows)], args.dimensions), flush=True)
+    if args.json:
+        write_json({"machine": machine(), "versions": versions(), "rows": results}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Approximate nearest neighbours by cosine through faiss, for corpora that are too large to compare in full.
+
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
+"""
+
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dap.similarity import Array, Neighbours, nearest_neighbours, unit_rows
+
+#: Rows that are added or searched at a time.
+PART = 16384
+#: Rows that an index is trained on at most, in all: faiss itself samples 256 a cluster.
+TRAINING_ROWS = 1_000_000
+
+
+def approximate_neighbours(
+    source: Array, target: Array, k: int = 4, index: str = "IVF1024,Flat:nprobe=32", progress: bool = False
+) -> Neighbours:
+    """`dap.similarity.mutual_neighbours` by two faiss indexes, one a side, built and searched one after the other.
+
+    The order of equal scores is faiss's. A place for which the index finds nothing has score -1 and index 0.
+
+    Args:
+        source: (N, D), need not be normalised.
+        target: (M, D).
+        k: 1 to min(N, M).
+        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), with search parameters after a colon
+            (`IVF4096,Flat:nprobe=64`). Without them an IVF index visits the square root of its number of lists.
+        progress: show a bar.
+
+    Raises:
+        ValueError: faiss is not installed or refuses the index, k out of range, or a row that is not finite.
+    """
+    if not 1 <= k <= min(len(source), len(target)):
+        raise ValueError(f"k={k} with {len(source)} source and {len(target)} target rows: choose at most the fewer")
+    total = 2 * (len(source) + len(target))
+    with tqdm(total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress) as bar:
+        forward = _search(source, "source", target, "target", k, index, bar)
+        backward = _search(target, "target", source, "source", k, index, bar)
+    return Neighbours(*forward, *backward)
+
+
+def recall_at_k(approximate: Neighbours, source: Array, target: Array, sample: int = 1000, seed: int = 0) -> float:
+    """Share of the exact k nearest neighbours that the approximate search found, 0 to 1, mean of both directions.
+
+    >>> rows = np.eye(3)
+    >>> found = np.array([[0], [1], [0]])
+    >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
+    True
+
+    Args:
+        sample: rows of each side that are compared exactly, drawn by `seed`.
+    """
+    forward = _recall(approximate.forward_indices, source, target, sample, seed)
+    return (forward + _recall(approximate.backward_indices, target, source, sample, seed)) / 2
+
+
+def _recall(found: np.ndarray, queries: Array, keys: Array, sample: int, seed: int) -> float:
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(queries))[:sample])
+    _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (sample, k)
+    hits = (found[chosen][:, :, None] == exact[:, None, :]).any(2)  # (sample, k)
+    return float(hits.mean())
+
+
+def _search(
+    queries: Array, query_name: str, keys: Array, key_name: str, k: int, name: str, bar: tqdm
+) -> tuple[np.ndarray, np.ndarray]:
+    index = _build(keys, key_name, name, bar)
+    scores = np.empty((len(queries), k), np.float32)
+    indices = np.empty((len(queries), k), np.int64)
+    for start in range(0, len(queries), PART):
+        block = _unit_block(queries, query_name, start)
+        found_scores, found = index.search(block, k)
+        scores[start : start + PART] = np.where(found < 0, -1.0, found_scores)
+        indices[start : start + PART] = np.maximum(found, 0)
+        bar.update(len(block))
+    return scores, indices
+
+
+def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
+    """A trained faiss index that holds all keys."""
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'") from None
+    factory, _, parameters = name.partition(":")
+    try:
+        index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        if not index.is_trained:
+            index.train(_training_rows(keys, key_name))
+        if hasattr(faiss.try_extract_index_ivf(index), "nlist") and not parameters:
+            parameters = f"nprobe={max(1, round(faiss.try_extract_index_ivf(index).nlist ** 0.5))}"
+        if parameters:
+            faiss.ParameterSpace().set_index_parameters(index, parameters)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
+    for start in range(0, len(keys), PART):
+        block = _unit_block(keys, key_name, start)
+        index.add(block)
+        bar.update(len(block))
+    return index
+
+
+def _training_rows(keys: Array, key_name: str) -> np.ndarray:
+    """At most `TRAINING_ROWS` unit rows, evenly spread."""
+    step = -(-len(keys) // TRAINING_ROWS)
+    return unit_rows(keys[::step], key_name).cpu().numpy()
+
+
+def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:
+    return unit_rows(rows[start : start + PART], name, start).cpu().numpy()
