@@ -3,9 +3,14 @@
     python eval_retrieval.py --model_name_or_path user/dap-xlmr --data_dir tatoeba/ --output_file results.json
 
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
-training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side.
+training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
+`--embeddings_dir` a second run of the same model on the same text encodes nothing.
+
+Legend: `N` pairs of a language, `D` hidden size.
 """
 
+import hashlib
+import json
 import logging
 import sys
 import time
@@ -14,14 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
 from dap.corpus import find_bitext, read_pairs
+from dap.embeddings import embed_to_disk, model_fingerprint
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
-from dap.languages import NAMES, to_iso1
-from dap.results import paper_table, report, text_table, write_json
+from dap.languages import to_iso1
+from dap.paper import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
+from dap.results import report, training_record, write_json
 from dap.retrieval import group_averages, retrieval_accuracy
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
@@ -63,6 +71,10 @@ class DataArguments:
     )
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
+    embeddings_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder that keeps the vectors; those of the same model and text are not made anew."},
+    )
     token_budget: int | None = field(
         default=None,
         metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
@@ -98,17 +110,75 @@ def _known_code(code: str) -> str:
 
 
 def evaluate(
-    encoder: SentenceEncoder | LibraryEncoder, pairs: Pairs, token_budget: int = 4096, progress: bool = False
+    encoder: SentenceEncoder | LibraryEncoder,
+    pairs: Pairs,
+    token_budget: int = 4096,
+    progress: bool = False,
+    embeddings_dir: str | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Language code -> accuracy in percent, (xx→en, en→xx). All languages are encoded in one go."""
+    """Language code -> accuracy in percent, (xx→en, en→xx). All languages are encoded in one go.
+
+    Args:
+        embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
+
+    Raises:
+        ValueError: a vector with NaN or infinity; names the sentence.
+    """
     sentences = [side for rows in pairs.values() for column in zip(*rows, strict=True) for side in column]
-    embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)
+    if embeddings_dir is None:
+        embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)
+    else:
+        embeds = _kept(encoder, sentences, Path(embeddings_dir), token_budget, progress, pairs)
+    bad = np.flatnonzero(~np.isfinite(embeds).all(1))
+    if len(bad):
+        text = f"NaN or infinity in the vector of {sentences[bad[0]][:60]!r} (one of {len(bad)} such vectors)"
+        raise ValueError(f"{_place(pairs, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
     accuracies, start = {}, 0
     for code, rows in pairs.items():
         middle, end = start + len(rows), start + 2 * len(rows)
         accuracies[code] = retrieval_accuracy(embeds[start:middle], embeds[middle:end])
         start = end
     return accuracies
+
+
+def _kept(
+    encoder: SentenceEncoder | LibraryEncoder,
+    sentences: list[str],
+    folder: Path,
+    token_budget: int,
+    progress: bool,
+    pairs: Pairs,
+) -> np.ndarray:
+    """`encoder.encode(sentences)` through the folder of this model and text; equal sentences are encoded once."""
+    rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+    distinct = list(rows)
+    vectors = embed_to_disk(
+        encoder,
+        distinct,
+        folder / f"{model_fingerprint(encoder)[:16]}-{_digest(sentences)}",
+        token_budget=token_budget,
+        progress=progress,
+        where=lambda row: _place(pairs, sentences.index(distinct[row])),
+    )
+    return vectors[[rows[sentence] for sentence in sentences]]  # (2 · all pairs, D)
+
+
+def _place(pairs: Pairs, number: int) -> str:
+    """Where a sentence is, counted over each language's source side and then its English side.
+
+    >>> _place({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]}, 5)
+    'fr, pair 2, English side'
+    """
+    for code, rows in pairs.items():
+        if number < 2 * len(rows):
+            side, row = divmod(number, len(rows))
+            return f"{code}, pair {row + 1}, {('source', 'English')[side]} side"
+        number -= 2 * len(rows)
+    raise IndexError(number)
+
+
+def _digest(text: Any) -> str:
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
 def results(pairs: Pairs, accuracies: dict[str, tuple[float, float]]) -> dict[str, Any]:
@@ -122,15 +192,19 @@ def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
     return {"xx-en": round(accuracy[0], 4), "en-xx": round(accuracy[1], 4)}
 
 
-def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str) -> str:
-    """The tables a user sees: languages, averages and, for a complete group, the paper's numbers."""
-    rows = [[code, NAMES.get(code, ""), str(len(pairs[code])), *accuracies[code]] for code in accuracies]
-    averages = group_averages(accuracies)
-    means = [["mean", group, "", *mean] for group, mean in averages.items()]
-    text = text_table(["", "language", "pairs", "xx→en", "en→xx"], rows + means)
-    if set(averages) & {"14 languages", "28 languages", "36 languages"}:
-        text += "\n\n" + paper_table(averages, name)
-    return text
+def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool = False) -> str:
+    """The tables a user sees: languages and averages; beside the paper's for Tatoeba or a complete group of it."""
+    averages, counts = group_averages(accuracies), {code: len(rows) for code, rows in pairs.items()}
+    complete = bool(set(averages) & set(TATOEBA_GROUPS))
+    beside = PAPER_MODELS if is_tatoeba or complete else ()
+    text = tatoeba_table(accuracies, averages, counts, beside)
+    return f"{text}\n\n{paper_table(averages, name)}" if complete else text
+
+
+def _is_tatoeba(paths: Sequence[str]) -> bool:
+    """Whether all files are named as Tatoeba's test set is: tatoeba.deu-eng.deu."""
+    files = [path for found in find_bitext(paths).values() for file in found for path in file.paths]
+    return all(Path(path).name.startswith("tatoeba.") for path in files)
 
 
 def main() -> None:
@@ -138,7 +212,7 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         run()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 
@@ -146,8 +220,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Evaluates as the command line `argv` says (None: the process's own); returns the report that it writes.
 
     Raises:
-        ValueError: arguments or data that do not fit, or a model that cannot be loaded.
-        FileNotFoundError: no such data.
+        ValueError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
+        OSError: no such data, or no room for the vectors.
     """
     model_args, data_args = HfArgumentParser((ModelArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
     if folders := [path for path in _output_paths(data_args) if path.is_dir()]:
@@ -160,12 +234,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if token_budget is None:
         token_budget = 32768 if torch.cuda.is_available() else 4096
     started = time.perf_counter()
-    accuracies = evaluate(encoder, pairs, token_budget, progress=True)
+    accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir)
     seconds = time.perf_counter() - started
-    print(summary(pairs, accuracies, Path(name).name))
-    content = _report(encoder, model_args, data_args, results(pairs, accuracies), seconds)
+    settings = {"data": data_args.data_dir, "text": _digest(pairs)}
+    content = _report(encoder, model_args, settings, results(pairs, accuracies), seconds)
     for path in _output_paths(data_args):
         write_json(content, path)
+    print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(data_args.data_dir)))
+    for path in _output_paths(data_args):
         print(f"written to {path}")
     return content
 
@@ -182,14 +258,17 @@ def _load(model_args: ModelArguments) -> SentenceEncoder | LibraryEncoder:
 def _report(
     encoder: SentenceEncoder | LibraryEncoder,
     model_args: ModelArguments,
-    data_args: DataArguments,
+    data: dict[str, Any],
     numbers: dict[str, Any],
     seconds: float,
 ) -> dict[str, Any]:
+    name = model_args.model_name_or_path
     settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
-    settings |= {"bf16": encoder.bf16, "data": data_args.data_dir}
-    revision = encoder.revision or model_args.revision
-    return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision)
+    settings |= {"bf16": encoder.bf16} | data
+    seed, recipe = training_record(name)
+    if recipe:
+        settings["recipe"] = recipe
+    return report(name, PROTOCOL, numbers, settings, seconds, encoder.revision or model_args.revision, seed)
 
 
 def _output_paths(data_args: DataArguments) -> list[Path]:

@@ -1,10 +1,21 @@
-"""Results as a JSON report and as a text table, with the paper's numbers to stand beside them."""
+"""Reports of evaluations: written as JSON, and those of several seeds merged and shown beside the paper's numbers.
 
+    python -m dap.results seed1.json seed2.json seed3.json --output merged.json
+
+A report says how its numbers came about; only reports that agree in that are merged. Those of bitext mining may be of
+several language pairs.
+"""
+
+import argparse
+import hashlib
 import json
 import os
 import platform
+import re
+import statistics
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,19 +23,31 @@ from typing import Any
 
 import torch
 
-#: Table "Average accuracy on Tatoeba" of the paper: model -> direction -> accuracy of the 14, 28 and 36 languages.
-PAPER_TATOEBA: dict[str, dict[str, tuple[float, float, float]]] = {
-    "mBERT": {"xx-en": (42.5, 42.2, 36.9), "en-xx": (43.8, 43.3, 37.2)},
-    "mBERT+TR": {"xx-en": (94.0, 93.8, 90.1), "en-xx": (93.2, 93.4, 90.1)},
-    "mBERT+TR+TLM": {"xx-en": (94.1, 93.8, 90.2), "en-xx": (93.5, 93.5, 90.3)},
-    "mBERT+DAP": {"xx-en": (94.7, 94.7, 90.9), "en-xx": (94.2, 94.6, 91.2)},
-    "XLM-R": {"xx-en": (59.4, 60.1, 55.3), "en-xx": (57.5, 58.9, 53.3)},
-    "XLM-R+TR": {"xx-en": (93.8, 94.2, 91.6), "en-xx": (91.2, 91.2, 86.4)},
-    "XLM-R+TR+TLM": {"xx-en": (93.2, 92.8, 89.2), "en-xx": (94.4, 94.5, 92.4)},
-    "XLM-R+DAP": {"xx-en": (95.0, 94.7, 91.3), "en-xx": (95.1, 95.2, 92.7)},
-}
+from dap.paper import (  # noqa: F401  (the paper's numbers are part of this module's names)
+    BUCC_PAIRS,
+    BUCC_PROTOCOLS,
+    DIRECTIONS,
+    PAPER_BUCC,
+    PAPER_TATOEBA,
+    PAPER_XNLI,
+    TATOEBA_GROUPS,
+    bucc_table,
+    paper_table,
+    tatoeba_table,
+    text_table,
+    xnli_table,
+)
+
+#: What a report says about the run; everything else in it is a number of the evaluation.
+HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "time", "machine", "versions")
+#: Numbers that say how large the test set is.
+COUNTS = ("pairs", "gold")
+MEASURES = ("precision", "recall", "f1")
+RECORD = "run.json"  # what train_dap.py keeps of a run's arguments; see dap/resuming.py
+SEED_MARK = re.compile(r"seed[-_=]?\d+")
 #: Libraries whose version can move a number.
 LIBRARIES = ("dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy")
+LIBRARIES += ("sentence-transformers", "faiss-cpu")
 
 
 def report(
@@ -48,9 +71,12 @@ def report(
         seed: of training or sampling, where there was one.
     """
     head = {"model": model, "revision": revision, "protocol": protocol, "seed": seed, "settings": dict(settings)}
-    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    tail = {"seconds": round(seconds, 2), "time": time, "machine": machine(), "versions": versions()}
+    tail = {"seconds": round(seconds, 2), "time": _now(), "machine": machine(), "versions": versions()}
     return head | dict(results) | tail
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
@@ -98,39 +124,249 @@ def write_json(content: Mapping[str, Any], path: str | Path) -> None:
         raise
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned columns: the first to the left, the others to the right; floats with one decimal, None as "-".
+def training_record(name_or_path: str) -> tuple[int | None, str | None]:
+    """Seed and recipe of a local checkpoint that train_dap.py made, from the `run.json` that it left; else None twice.
 
-    >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
-    model        36
-    ---------  ----
-    mBERT+DAP  90.9
-    mine          -
+    The recipe is a digest of all arguments that can change the weights but the seeds, of the languages, and of the
+    step for one of a run's checkpoints. The text is not part of it, since the seed draws the dev set.
     """
-    cells = [[_cell(value) for value in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]).rstrip()
-        for row in [cells[0], ["-" * width for width in widths], *cells[1:]]
-    ]
-    return "\n".join(lines)
+    folder = Path(name_or_path)
+    places = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
+    path = next((place / RECORD for place in places if (place / RECORD).is_file()), None)
+    if path is None:
+        return None, None
+    run = json.loads(path.read_text(encoding="utf-8"))
+    recipe = {name: value for name, value in run.items() if name not in ("seed", "data_seed")}
+    recipe |= {name: sorted(recipe.get(name, {})) for name in ("training text", "dev text")}
+    recipe |= {"checkpoint": folder.name if len(places) > 1 else None}
+    return run.get("seed"), hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """One report of several that differ in the seed alone: mean and sample standard deviation of every number.
 
-
-def paper_table(averages: Mapping[str, tuple[float, float]], name: str = "this model") -> str:
-    """The paper's table of Tatoeba averages with a row of our own on top.
+    Every number, however deep, becomes {"mean": ..., "sd": ...} (sd None for one report). Whole numbers that are equal
+    in all reports stay as they are; those of `COUNTS` have to be. Models count as one if their settings name one
+    recipe (`training_record`), or if their names are equal but for a mark such as "seed1".
 
     Args:
-        averages: "14 languages", "28 languages", "36 languages" -> (xx→en, en→xx) in percent; absent ones show "-".
-        name: what to call our row.
+        reports: file name -> what `report` made; the names are for errors.
+
+    Raises:
+        ValueError: no reports, or two that differ in protocol, settings, model or form, or are of one and the same
+            run. Names both files and both values.
     """
-    groups = ("14 languages", "28 languages", "36 languages")
-    header = ["model"] + [f"{direction} {group.split()[0]}" for direction in ("xx→en", "en→xx") for group in groups]
-    ours = [averages.get(group, (None, None))[side] for side in (0, 1) for group in groups]
-    paper = [[model, *numbers["xx-en"], *numbers["en-xx"]] for model, numbers in PAPER_TATOEBA.items()]
-    return text_table(header, [[name, *ours], *([f"paper: {row[0]}", *row[1:]] for row in paper)])
+    if not reports:
+        raise ValueError("no reports to merge: give one file or more")
+    (first, one), *others = reports.items()
+    for file, other in others:
+        _same_question(first, one, file, other)
+    _different_runs(reports)
+    bodies = {file: {key: value for key, value in each.items() if key not in HEAD} for file, each in reports.items()}
+    head = {key: one.get(key) for key in ("protocol", "settings")}
+    head |= {"model": _family(one), "models": [each["model"] for each in reports.values()]}
+    head |= {"n": len(reports), "seeds": [each.get("seed") for each in reports.values()]}
+    return head | _merged(bodies) | {"time": _now(), "versions": [each.get("versions") for each in reports.values()]}
+
+
+def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """`merge_seeds` of bitext mining's reports of several language pairs, whose numbers are kept side by side.
+
+    Reports of anything else, or of one pair, are merged as they are.
+
+    Raises:
+        ValueError: as `merge_seeds`; or pairs that differ in more than their text, or in their numbers of seeds.
+    """
+    by_pair: dict[str | None, dict[str, Mapping[str, Any]]] = {}
+    for file, each in reports.items():
+        by_pair.setdefault(each.get("settings", {}).get("pair"), {})[file] = each
+    merged = [merge_seeds(group) for group in by_pair.values()]
+    if len(merged) < 2:
+        return merged[0] if merged else merge_seeds({})
+    (first, one), *others = ((next(iter(group)), part) for group, part in zip(by_pair.values(), merged))
+    for file, other in others:
+        _same_question(first, _of_any_pair(one), file, _of_any_pair(other))
+        if set(one["seeds"]) != set(other["seeds"]):
+            raise ValueError(
+                f"{first} is of the seeds {one['seeds']}, {file} of {other['seeds']}: give all pairs of each"
+            )
+    head = {key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")}
+    pairs = {pair: numbers for part in merged for pair, numbers in part["pairs"].items()}
+    return head | {"settings": one["settings"] | {"pair": list(pairs)}, "pairs": pairs}
+
+
+def _of_any_pair(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {**report, "settings": {key: value for key, value in report["settings"].items() if key != "pair"}}
+
+
+def _family(one: Mapping[str, Any]) -> str:
+    return SEED_MARK.sub("seed*", one["model"])
+
+
+def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping[str, Any]) -> None:
+    """Raises unless both reports say the same protocol, settings (data among them), recipe and model."""
+    pairs = [("protocol", one.get("protocol"), other.get("protocol"))]
+    settings = [each.get("settings", {}) for each in (one, other)]
+    names = dict.fromkeys([*settings[0], *settings[1]])
+    if settings[0].get("text") is not None and settings[0]["text"] == settings[1].get("text"):
+        names.pop("data", None)  # the same text from another place
+    pairs += [(f"settings.{name}", settings[0].get(name), settings[1].get(name)) for name in names]
+    if not settings[0].get("recipe"):
+        pairs.append(("model", _family(one), _family(other)))
+    for name, here, there in pairs:
+        if here != there:
+            raise ValueError(
+                f"{first} has {name} {here!r}, {file} has {there!r}: only reports of one protocol, data, settings and "
+                "model (but for a mark such as seed1 in its name) can be merged"
+            )
+
+
+def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises where two reports are of one model and seed, or of one recipe and seed, which give the same model."""
+    seen: dict[Any, str] = {}
+    for file, each in reports.items():
+        model = each.get("settings", {}).get("recipe") or f"{each['model']} {each.get('revision') or ''}".rstrip()
+        run = model, each.get("seed")
+        if run in seen:
+            raise ValueError(
+                f"{seen[run]} and {file} are of the same model {model} and seed {run[1]}; give each run once"
+            )
+        seen[run] = file
+
+
+def _merged(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> Any:
+    """File -> value at `place` of the report, merged into one value."""
+    (first, one), *others = values.items()
+    if all(isinstance(value, Mapping) for value in values.values()):
+        for file, other in others:
+            if differing := one.keys() ^ other.keys():
+                name = " ".join([*place, min(differing)])
+                raise ValueError(f"only one of {first} and {file} has {name!r}: evaluate both on the same")
+        return {name: _merged({file: value[name] for file, value in values.items()}, (*place, name)) for name in one}
+    differing = [(file, other) for file, other in others if other != one]
+    if all(_is_number(value) for value in values.values()) and place[-1] not in COUNTS:
+        if isinstance(one, int) and not differing:
+            return one
+        return {"mean": statistics.fmean(values.values()), "sd": statistics.stdev(values.values()) if others else None}
+    for file, other in differing:
+        raise ValueError(f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation")
+    return one
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def read_report(path: str | Path) -> dict[str, Any]:
+    """What `write_json` wrote of a `report`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not JSON, NaN in it, or no report (without model or protocol).
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not (isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("model", "protocol"))):
+        raise ValueError(f"{path} is no report of an evaluation: it names no model and protocol")
+    if "seeds" in content:
+        raise ValueError(f"{path} is a merged report: give the reports that it was made of")
+    return content
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it holds {constant}")
+
+
+def merged_table(merged: Mapping[str, Any]) -> str:
+    """Every number of a merged report: a row a place, a column a name, "mean ± sd" in each."""
+    rows = list(_rows(merged, ()))
+    columns = list(dict.fromkeys(name for _, numbers in rows for name in numbers))
+    cells = [[" ".join(place) or "all", *(numbers.get(name) for name in columns)] for place, numbers in rows]
+    return text_table(["", *columns], cells)
+
+
+def _rows(node: Mapping[str, Any], place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    numbers = {name: _spread(value) for name, value in node.items() if _is_spread(value)}
+    if numbers:
+        yield place, numbers
+    for name, value in node.items():
+        if isinstance(value, Mapping) and not _is_spread(value) and name not in HEAD:
+            yield from _rows(value, (*place, name))
+
+
+def _is_spread(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
+
+
+def _spread(value: Mapping[str, float | None]) -> str:
+    """Percentages with two decimals, thresholds and losses with four.
+
+    >>> _spread({"mean": 90.5, "sd": 0.25}), _spread({"mean": 1.0625, "sd": None})
+    ('90.50 ± 0.25', '1.0625')
+    """
+    digits = 2 if abs(value["mean"]) >= 10 else 4
+    return " ± ".join(f"{number:.{digits}f}" for number in value.values() if number is not None)
+
+
+def paper_beside(merged: Mapping[str, Any]) -> str | None:
+    """The means of a merged report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
+    means, name = _means(merged), f"{Path(merged['model']).name} (n={merged['n']})"
+    languages, averages = means.get("languages", {}), means.get("averages", {})
+    if any(group in averages for group in TATOEBA_GROUPS):
+        counts = {code: numbers["pairs"] for code, numbers in languages.items()}
+        table = tatoeba_table(_both_ways(languages), _both_ways(averages), counts)
+        return table + "\n\n" + paper_table(_both_ways(averages), name)
+    if languages and all("accuracy" in numbers for numbers in languages.values()):
+        return xnli_table({code: numbers["accuracy"] for code, numbers in languages.items()}, name)
+    split = BUCC_PROTOCOLS.get(merged["protocol"].removeprefix("BUCC ").split(":")[0])
+    pairs = {pair: numbers for pair, numbers in means.get("pairs", {}).items() if pair in BUCC_PAIRS}
+    if split and pairs:
+        return bucc_table({pair: [numbers[key] for key in MEASURES] for pair, numbers in pairs.items()}, name, split)
+    return None
+
+
+def _both_ways(part: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    return {place: [numbers[direction] for direction in DIRECTIONS] for place, numbers in part.items()}
+
+
+def _means(node: Any) -> Any:
+    if _is_spread(node):
+        return node["mean"]
+    return {name: _means(value) for name, value in node.items()} if isinstance(node, Mapping) else node
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Merges the reports that the command line `argv` names, prints the tables; returns the merged report.
+
+    Raises:
+        ValueError: reports that do not belong together, or a file that is none.
+        FileNotFoundError: no such file.
+    """
+    parser = argparse.ArgumentParser(prog="python -m dap.results", description=__doc__.splitlines()[0])
+    parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, a seed each")
+    parser.add_argument("--output", help="JSON file for the merged report")
+    arguments = parser.parse_args(argv)
+    if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
+        raise ValueError(f"{repeated[0]} is given twice: give each report once")
+    merged = merge_pairs({path: read_report(path) for path in arguments.reports})
+    if arguments.output:
+        write_json(merged, arguments.output)
+    print(f"{merged['model']}: {merged['protocol']}\nmean ± sample standard deviation, n={merged['n']}\n")
+    print("\n\n".join(table for table in (merged_table(merged), paper_beside(merged)) if table))
+    if arguments.output:
+        print(f"written to {arguments.output}")
+    return merged
+
+
+def main() -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    try:
+        run()
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

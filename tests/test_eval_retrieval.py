@@ -5,13 +5,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from dap.encoding import SentenceEncoder
+from dap.encoding import SentenceEncoder, length_batches
+from dap.results import run as merge_reports
 from dap.retrieval import retrieval_accuracy
 from eval_retrieval import evaluate, main, read_languages, run
 from modeling_dap import DAPForPreTraining
@@ -53,7 +56,129 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
             (tmp_path / f"tatoeba.{ISO3[code]}-eng.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     made = run(["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path)])
     assert list(made["averages"]) == ["14 languages", "28 languages", "36 languages"]
-    assert "paper: mBERT+DAP" in capsys.readouterr().out
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    sw, mean = (next(line for line in lines if line[:2] == start) for start in (["sw", "Swahili"], ["mean", "28"]))
+    assert (sw[2], sw[4:6], sw[7:]) == ("5", ["77.9", "77.2"], ["75.6", "78.5"])  # pairs, and the appendix's rows
+    assert (mean[4:6], mean[7:]) == (["94.7", "94.7"], ["94.6", "95.2"])
+    assert any(line[:2] == ["paper:", "XLM-R+TR+TLM"] and line[-1] == "92.4" for line in lines)
+
+
+def test_some_languages_of_tatoeba_stand_beside_the_papers(
+    tiny_bert_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, text in (("deu", "ka lo\n"), ("eng", "mi ne\n")):
+        (tmp_path / f"tatoeba.deu-eng.{side}").write_text(text)
+    run(["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path)])
+    row = ["de", "German", "1", "100.0", "99.1", "99.2", "100.0", "98.9", "98.9"]
+    assert row in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def near_dir(tmp_path: Path) -> Path:
+    """Pairs whose source is the English sentence without its last word: an untrained encoder finds some of them."""
+    folder = tmp_path / "near"
+    folder.mkdir()
+    for code, count in (("de", 170), ("fr", 130)):
+        english = [target for _, target in synthetic_pairs(code, count)]
+        (folder / f"{code}-en.tsv").write_text("".join(f"{text.rsplit(' ', 1)[0]}\t{text}\n" for text in english))
+    return folder
+
+
+def test_batches_of_one_and_of_512_sentences_give_the_same_accuracies(
+    tiny_bert_dir: Path, near_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def batches_of(lengths: list[int], token_budget: int, full: int) -> list[list[int]]:
+        longest = max(lengths)
+        made = length_batches(lengths, longest * 512 if token_budget > 1 else 1, full=10**9)  # padded, unlike on CPU
+        sizes.extend(map(len, made))
+        return made
+
+    monkeypatch.setattr("dap.encoding.length_batches", batches_of)
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    singles = run([*argv, "--token_budget", "1"])
+    assert set(sizes) == {1}
+    sizes.clear()
+    large = run([*argv, "--token_budget", "4096"])
+    assert sizes[0] == 512
+    assert singles["languages"] == large["languages"]
+    assert all(0 < numbers[way] < 100 for numbers in large["languages"].values() for way in ("xx-en", "en-xx"))
+    sentences = [text for pair in read_languages([str(near_dir)])["de"] for text in pair]
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    one, many = (encoder.encode(sentences, budget) for budget in (1, 4096))
+    assert np.abs(one - many).max() < 1e-5 < np.abs(one - one[0]).max()
+
+
+def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
+    tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = SentenceEncoder.encode
+
+    def counting(self: SentenceEncoder, sentences: list[str], *rest: Any) -> np.ndarray:
+        encoded.append(len(sentences))
+        return encode(self, sentences, *rest)
+
+    def evaluated(*more: str) -> tuple[dict[str, Any], int]:
+        encoded.clear()
+        argv = ["--model_name_or_path", str(tmp_path / "model"), "--data_dir", str(near_dir), "--pooling", "mean"]
+        return run([*argv, *more])["languages"], sum(encoded)
+
+    shutil.copytree(tiny_bert_dir, tmp_path / "model")
+    monkeypatch.setattr(SentenceEncoder, "encode", counting)
+    keep = ["--embeddings_dir", str(tmp_path / "kept")]
+    plain, count = evaluated()
+    first, unique = evaluated(*keep)
+    assert first == plain
+    assert 0 < unique <= count
+    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").rglob("*.npy")}
+    assert shards
+    assert evaluated(*keep) == (first, 0)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").rglob("*.npy")} == shards
+
+    prefixed, again = evaluated(*keep, "--prefix", "ka ")
+    assert again == unique
+    assert prefixed != first
+    assert evaluated(*keep) == (first, 0)  # another prefix took nothing away
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    save_file(weights | {name: weights[name].flip(0)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    changed, again = evaluated(*keep)
+    assert again == unique
+    assert changed != first
+    with (near_dir / "de-en.tsv").open("a") as file:
+        file.write("new\tnew text\n")
+    assert evaluated(*keep)[1] == unique + 2
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_vectors_with_nan_are_named(tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, kept: bool) -> None:
+    shutil.copytree(tiny_bert_dir, tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    broken = {name: tensor.fill_(float("nan")) for name, tensor in weights.items() if "layer.2" in name}
+    save_file(weights | broken, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    argv = ["--model_name_or_path", str(tmp_path / "model"), "--data_dir", str(near_dir), "--pooling", "mean"]
+    first, _ = read_languages([str(near_dir)])["de"][0]
+    with pytest.raises(ValueError, match=rf"de, pair 1, source side: NaN .* vector of '{first}'"):
+        run([*argv, *(["--embeddings_dir", str(tmp_path / "kept")] if kept else [])])
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_the_report_names_the_seed_of_the_training(tiny_bert_dir: Path, near_dir: Path, tmp_path: Path) -> None:
+    reports = []
+    for seed in (3, 4):
+        model = tmp_path / f"run-{seed}"
+        shutil.copytree(tiny_bert_dir, model)
+        (model / "run.json").write_text(json.dumps({"seed": seed, "max_steps": 10}))
+        out = tmp_path / f"{seed}.json"
+        argv = ["--model_name_or_path", str(model), "--data_dir", str(near_dir), "--output_file", str(out)]
+        reports.append(run(argv))
+        assert reports[-1]["seed"] == seed
+    assert reports[0]["settings"] == reports[1]["settings"]
+    merged = merge_reports([str(tmp_path / f"{seed}.json") for seed in (3, 4)])
+    assert merged["seeds"] == [3, 4]
+    assert merged["languages"]["de"]["xx-en"] == {"mean": reports[0]["languages"]["de"]["xx-en"], "sd": 0.0}
 
 
 def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
@@ -77,6 +202,8 @@ def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
         ("no-such-folder", "any", "no-such-folder"),
         ("empty", "any", "holds no pair of language"),
         ("pairs", "no-such-model", "--model_name_or_path .*no-such-model: "),
+        ("pairs --languages de xx", "any", "--languages xx: .* holds de only"),
+        ("sides", "any", "tatoeba.deu-eng.deu.*tatoeba.deu-eng.eng.*line"),
     ],
 )
 def test_expected_errors_end_the_command_without_a_traceback(
@@ -85,7 +212,11 @@ def test_expected_errors_end_the_command_without_a_traceback(
     for name, text in (("empty", ""), ("pairs", "ka\tlo\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "de-en.tsv").write_text(text)
-    argv = ["--model_name_or_path", model, "--data_dir", str(tmp_path / data)]
+    (tmp_path / "sides").mkdir()
+    for side, lines in (("deu", 3), ("eng", 2)):
+        (tmp_path / "sides" / f"tatoeba.deu-eng.{side}").write_text("ka\n" * lines)
+    folder, *more = data.split()
+    argv = ["--model_name_or_path", model, "--data_dir", str(tmp_path / folder), *more]
     monkeypatch.setattr(sys, "argv", ["eval-retrieval", *argv])
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         main()
