@@ -1,56 +1,50 @@
-"""Find and read parallel text: the one place that knows file formats (no models, no tokenizers).
+"""Find and load parallel text: which files hold which languages, as datasets (no models, no tokenizers).
 
 A corpus is one or many files or folders of `{xx}-en.tsv[.gz|.xz]`, `{xx}-en.jsonl[.gz|.xz]`, `{xx}-en.parquet`,
-Moses pairs `name.{xx}` + `name.en` (Tatoeba's `tatoeba.{xxx}-eng.{xxx}` + `….eng` is one of them), or a dataset of
-the Hub (`user/name` or `user/name:config`). The language comes from the file name, ISO 639-1 or 639-3. A region or
-script is dropped: `pt-br-en.tsv`, `a.zh-CN` and `deu_Latn-eng_Latn.tsv` are pt, zh and de. In capitals every region
-is known as one, in small letters those of `REGIONS`; else what precedes the two codes is a name: `it-da-en.tsv` is da.
+Moses pairs `name.{xx}` + `name.en` (Tatoeba's `tatoeba.{xxx}-eng.{xxx}` + `….eng` is one of them), translation
+memories `*.tmx[.gz|.xz]`, catalogues `*.po[.gz|.xz]`, zip archives of all but parquet (as OPUS' `en-fr.txt.zip`), or a
+dataset of the Hub (`user/name` or `user/name:config`). `dap.formats` tells what is inside them.
 
-Text is taken as it stands: quotes are text, and only a line feed (or CR + LF) ends a line, so that U+2028 or U+0085
-inside a sentence do not tear it apart.
-
-A *bad line* has one column, an empty side, invalid UTF-8 or invalid JSON. Bad lines are logged, counted and skipped
-while their share of a file stays within `max_bad_lines`. The share is judged at the end of the file: one bad line
-among the first ten says nothing about a file of a million. Reading stops earlier only when there are more bad lines
-than the first 100,000 lines (or all lines read so far, if more) may have, as a longer file is judged from there on.
+The language comes from the file name, ISO 639-1 or 639-3. A region or script is dropped: `pt-br-en.tsv`, `a.zh-CN` and
+`deu_Latn-eng_Latn.tsv` are pt, zh and de. In capitals every region is known as one, in small letters those of
+`REGIONS`; else what precedes the two codes is a name: `it-da-en.tsv` is da. A TMX file tells its languages itself, by
+its first units, and a PO file by its header (`Language:`), else by its name (`de.po`, `de/LC_MESSAGES/app.po`); the
+target side of PO is English.
 """
 
-import gzip
 import hashlib
-import io
-import json
 import logging
-import lzma
 import os
 import re
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import config as datasets_config
 
+from dap.archives import disk_path, list_archive, open_file, read_sentences
+from dap.formats import BitextFile, LineAudit, hub_dataset, numbered_pairs, read_pairs, read_tables
 from dap.languages import ISO3, NAMES, to_iso1
+from dap.tmx import base_language, languages_of
+
+__all__ = ["BitextFile", "count_pairs", "find_bitext", "load_bitext", "read_pairs", "read_sentences", "read_tables"]
 
 logger = logging.getLogger(__name__)
 
 FEATURES = Features({"source": Value("string"), "target": Value("string")})
 STREAM_FEATURES = Features({**FEATURES, "row": Value("string")})
 LAYOUTS = (
-    "{xx}-en.tsv[.gz|.xz], {xx}-en.jsonl[.gz|.xz], {xx}-en.parquet, or Moses pairs name.{xx} + name.en "
-    "({xx}: a language code of 2 or 3 letters; the target language, in file names too, is the second one)"
+    "{xx}-en.tsv[.gz|.xz], {xx}-en.jsonl[.gz|.xz], {xx}-en.parquet, Moses pairs name.{xx} + name.en, *.tmx, {xx}.po, "
+    "*.zip of these ({xx}: a language code of 2 or 3 letters; the target language, in file names too, is the second)"
 )
-JUDGE_AFTER = 100_000  # lines
-SHOWN = 5  # bad lines quoted in a warning or an error, per file
-BLOCK = 10_000  # pairs written at once
+SHOWN = 5  # files named in an error
 CACHE_VERSION = 1
+BATCH = 10_000  # pairs a batch of the cache
 
 #: Regions that file names of known corpora write in small letters, by language.
 REGIONS = {
@@ -61,38 +55,15 @@ REGIONS = {
 #: Endings of two or three letters that tell what a file holds, not the language of a Moses side.
 NO_LANGUAGES = (
     "bak|bat|bin|bpe|bz|cfg|csv|dat|db|doc|err|gz|htm|idx|ids|ini|js|key|lck|log|lst|md|npy|npz|odt|old|out|pdf|pkl|"
-    "py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|xls|xml|xz|yml|zip|zst"
+    "po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|xls|xml|xz|yml|zip|zst"
 )
 
 _SMALL = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
 _LANGUAGE = rf"(?:{_SMALL}|[a-z]{{2,3}}(?:[-_](?:[A-Z][a-z]{{3}}|[A-Z]{{2}}|[0-9]{{3}}))*)"
 _TABLE = re.compile(rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(tsv|jsonl|parquet)(\.gz|\.xz)?")
+_CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po(?:\.gz|\.xz)?")
 _SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(\.gz|\.xz)?")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
-
-
-@dataclass(frozen=True)
-class BitextFile:
-    """Where the pairs of one language are.
-
-    Attributes:
-        language: source language, ISO 639-1 where there is such a code among the 36, else the code as given.
-        paths: one path; the source side and the target side for `"moses"`; the dataset id for `"hub"`.
-        format: `"tsv"`, `"jsonl"`, `"parquet"`, `"moses"` or `"hub"`.
-        target_language: target language, `"en"` unless asked otherwise.
-        config: configuration of a dataset of the Hub.
-        streaming: read a dataset of the Hub without downloading it first.
-    """
-
-    language: str
-    paths: tuple[str, ...]
-    format: str
-    target_language: str = "en"
-    config: str | None = None
-    streaming: bool = False
-
-    def __str__(self) -> str:
-        return " + ".join(self.paths) + (f":{self.config}" if self.config else "")
 
 
 # Finding
@@ -140,11 +111,13 @@ def _code(code: str) -> str:
 def _expand(given: str, names: set[str], target: str) -> list[BitextFile]:
     """The files that one argument stands for; `names` are all arguments as absolute paths."""
     path = Path(os.path.abspath(Path(given).expanduser()))
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
         return _folder(path, target)
     if path.is_file():
-        file = _classify(path, target)
-        return [file] if file else _target_side(path, names, target)
+        files = _classify(path, target, Path.is_file)
+        if not files and _kind(path) in (".tmx", ".po"):
+            raise ValueError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
+        return files or _target_side(path, names, target)
     if _HUB.fullmatch(given) and not _TABLE.fullmatch(path.name):
         return _find_hub(given, target)
     raise FileNotFoundError(
@@ -152,37 +125,82 @@ def _expand(given: str, names: set[str], target: str) -> list[BitextFile]:
     )
 
 
-def _classify(path: Path, target: str) -> BitextFile | None:
-    """The corpus that this file is (or whose source side it is); None where its name tells no language."""
+def _folder(folder: Path, target: str) -> list[BitextFile]:
+    """All corpora in a folder or archive; what looks like one but tells no language is left out with a warning."""
+    paths = sorted(filter(Path.is_file, folder.iterdir())) if folder.is_dir() else _members(folder)
+    exists = set(paths).__contains__
+    files = [file for path in paths for file in _classify(path, target, exists)]
+    if not files:
+        names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
+        raise ValueError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}")
+    used = {name for file in files for path in file.paths for name in (path, str(disk_path(path)))}
+    for path in paths:
+        if str(path) not in used and re.search(r"\.(tsv|jsonl|parquet|tmx|po|zip)(\.gz|\.xz)?$", path.name):
+            logger.warning("%s is left out: it tells no language that it pairs with %r", path, target)
+    return files
+
+
+def _members(archive: Path) -> list[Path]:
+    """Paths through an archive; archives in it and parquet, which is not read as a stream, stay closed."""
+    return [archive / name for name in sorted(list_archive(archive)) if not name.endswith((".zip", ".parquet"))]
+
+
+def _classify(path: Path, target: str, exists: Callable[[Path], bool]) -> list[BitextFile]:
+    """The corpora in this file (or whose source side it is); none where it tells no language."""
+    kind = _kind(path)
+    if kind == ".zip":
+        members = _members(path)
+        inside = set(members).__contains__
+        return [file for member in members for file in _classify(member, target, inside)]
+    if kind == ".tmx":
+        with open_file(path) as stream:
+            languages = languages_of(stream, str(path))
+        sources = sorted(languages - {target}) if target in languages else []
+        return [BitextFile(language, (str(path),), "tmx", target) for language in sources]
+    if kind == ".po":
+        language = _po_language(path)
+        pair = language and target == "en" != language
+        return [BitextFile(language, (str(path),), "po", target)] if pair else []
+    file = _table(path, target) or _moses(path, target, exists)
+    return [file] if file else []
+
+
+def _kind(path: Path) -> str:
+    return path.with_suffix("").suffix if path.suffix in (".gz", ".xz") else path.suffix
+
+
+def _table(path: Path, target: str) -> BitextFile | None:
     if match := _TABLE.fullmatch(path.name):
         source, other, form, _ = match.groups()
         if _code(other) == target and _code(source) != target:
             return BitextFile(_code(source), (str(path),), form, target)
+    return None
+
+
+def _moses(path: Path, target: str, exists: Callable[[Path], bool]) -> BitextFile | None:
     if (match := _SIDE.fullmatch(path.name)) and _code(match[2]) != target:
         sides = [f"{match[1]}.{code}{packed}" for code in (target, ISO3.get(target)) for packed in ("", ".gz", ".xz")]
         for other_side in map(path.with_name, sides):
-            if other_side.is_file():
+            if exists(other_side):
                 return BitextFile(_code(match[2]), (str(path), str(other_side)), "moses", target)
     return None
 
 
-def _folder(folder: Path, target: str) -> list[BitextFile]:
-    """All corpora in a folder; a table whose name tells no language is left out with a warning."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    files = [file for path in paths if (file := _classify(path, target))]
-    if not files:
-        names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
-        raise ValueError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}")
-    used = {path for file in files for path in file.paths}
-    for path in paths:
-        if str(path) not in used and re.search(r"\.(tsv|jsonl|parquet)(\.gz|\.xz)?$", path.name):
-            logger.warning("%s is left out: its name is not {xx}-%s.…", path, target)
-    return files
+def _po_language(path: Path) -> str | None:
+    """From the header of a catalogue, else from its folder or name; None where none of them tells it."""
+    with open_file(path) as stream:
+        header = re.search(rb'"Language: *([A-Za-z]{2,3})\b|$', stream.read(4096).partition(b"\n\n")[0])
+    if header and header[1]:
+        return base_language(header[1].decode())
+    if path.parent.name == "LC_MESSAGES":
+        return base_language(path.parent.parent.name)
+    name = _CATALOGUE.fullmatch(path.name)
+    return _code(name[1]) if name else None
 
 
 def _target_side(path: Path, names: set[str], target: str) -> list[BitextFile]:
     """What the target side `a.en` of Moses pairs stands for: those source sides that are given too, else all."""
-    pairs = [file for other in sorted(path.parent.iterdir()) if (file := _classify(other, target))]
+    pairs = [file for other in sorted(path.parent.iterdir()) if (file := _moses(other, target, Path.is_file))]
     pairs = [file for file in pairs if str(path) in file.paths]
     if not pairs:
         raise ValueError(
@@ -217,212 +235,18 @@ def _hub_language(dataset: str, config: str, target: str) -> str | None:
     if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
         codes = list(map(_code, match.groups()))
     else:
-        features = _hub_dataset(dataset, config, streaming=True).features or {}
+        features = hub_dataset(dataset, config, streaming=True).features or {}
         codes = list(map(_code, getattr(features.get("translation"), "languages", [])))
     others = [code for code in codes if code != target]
     return others[0] if len(codes) == 2 and len(others) == 1 else None
 
 
-def _hub_dataset(dataset: str, config: str | None, streaming: bool) -> Dataset | IterableDataset:
-    from datasets import load_dataset
-
-    return load_dataset(dataset, config, split="train", streaming=streaming)
-
-
-# Reading
-
-
-class LineAudit:
-    """Counts the bad lines of one file and raises when they are too many (see the module's docstring).
-
-    A `quiet` one warns of none: those of a stream's later passes are known.
-    """
-
-    def __init__(self, name: str, max_bad_lines: float, quiet: bool = False) -> None:
-        if not 0.0 <= max_bad_lines <= 1.0:
-            raise ValueError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
-        self.name, self.limit, self.quiet = name, max_bad_lines, quiet
-        self.bad = 0
-        self.first: list[str] = []
-
-    def reject(self, line: int, reason: object) -> None:
-        """Counts line number `line` (from 1) as bad."""
-        self.bad += 1
-        if self.bad <= SHOWN:
-            self.first.append(f"line {line}: {reason}")
-        level = logging.DEBUG if self.quiet else logging.WARNING if self.bad <= SHOWN else logging.INFO
-        logger.log(level, "%s, line %d skipped: %s", self.name, line, reason)
-        if self.bad > self.limit * max(line, JUDGE_AFTER):
-            self._stop(line)
-
-    def finish(self, lines: int) -> None:
-        """The verdict over the whole file of `lines` lines."""
-        if self.bad > self.limit * lines:
-            self._stop(lines)
-        if self.bad and not self.quiet:
-            logger.warning("%s: %d of %d lines skipped (limit %.3g%%)", self.name, self.bad, lines, 100 * self.limit)
-
-    def _stop(self, lines: int) -> None:
-        quoted = "\n  ".join(self.first + ["…"] * (self.bad > len(self.first)))
-        raise ValueError(
-            f"{self.name}: {self.bad} of the first {lines} lines are bad, more than max_bad_lines={self.limit:g} "
-            f"({100 * self.limit:g}%) allows:\n  {quoted}\nRepair the file, or raise max_bad_lines to skip them."
-        ) from None
-
-
-def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
-    """The pairs of one file in its order, as `{"source": …, "target": …}`.
-
-    Args:
-        max_bad_lines: share of the file's lines that may be bad (0 to 1); 0 stops at the first one.
-
-    Raises:
-        ValueError: too many bad lines, not a single pair, sides of different length, damaged file, missing columns.
-    """
-    for source, target in _pairs(file, max_bad_lines):
-        yield {"source": source, "target": target}
+# Loading
 
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
     """The number of pairs in these files, by reading them once."""
-    return sum(1 for file in files for _ in _pairs(file, max_bad_lines))
-
-
-def _pairs(file: BitextFile, max_bad_lines: float, quiet: bool = False) -> Iterator[tuple[str, str]]:
-    audit = LineAudit(str(file), max_bad_lines, quiet)
-    rows, parse = _READERS[file.format]
-    number = 0
-    for number, row in enumerate(rows(file), 1):
-        try:
-            pair = parse(row)
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            audit.reject(number, f"invalid UTF-8: byte 0x{byte:02x} at offset {error.start} of the line")
-        except ValueError as error:
-            audit.reject(number, error)
-        else:
-            yield pair
-    audit.finish(number)
-    if audit.bad == number:
-        raise ValueError(f"{file}: holds no pair of language {file.language!r}; remove the file or fill it")
-
-
-def _parse_tsv(line: bytes) -> tuple[str, str]:
-    cells = line.decode().split("\t", 2)
-    if len(cells) < 2:
-        raise ValueError("one column, expected source<TAB>target")
-    return _both(cells[0], cells[1])
-
-
-def _parse_json(line: bytes) -> tuple[str, str]:
-    record = json.loads(line.decode())
-    if not (isinstance(record, dict) and {"source", "target"} <= record.keys()):
-        raise ValueError('expected an object {"source": …, "target": …}')
-    source, target = _both(record["source"], record["target"])
-    f"{source}{target}".encode()  # "\ud800" is valid JSON but no text: UnicodeEncodeError, a ValueError
-    return source, target
-
-
-def _parse_sides(sides: tuple[bytes, bytes]) -> tuple[str, str]:
-    return _both(sides[0].decode(), sides[1].decode())
-
-
-def _both(source: Any, target: Any) -> tuple[str, str]:
-    if type(source) is type(target) is str and source and target and not (source.isspace() or target.isspace()):
-        return source, target
-    side, text = ("target", target) if isinstance(source, str) and source.strip() else ("source", source)
-    raise ValueError(f"empty {side} side" if isinstance(text, str) else f"{side} side is {text!r}, expected text")
-
-
-def _tsv_rows(file: BitextFile) -> Iterator[bytes]:
-    return _lines(file.paths[0])
-
-
-def _moses_rows(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
-    source, target = file.paths
-    counts = _count_lines(source), _count_lines(target)
-    if counts[0] != counts[1]:
-        raise ValueError(
-            f"the two sides differ in length: {source} has {counts[0]} lines, {target} has {counts[1]}; "
-            f"line i of one must translate line i of the other"
-        )
-    return zip(_lines(source), _lines(target), strict=True)
-
-
-def _parquet_rows(file: BitextFile) -> Iterator[tuple[Any, Any]]:
-    try:
-        with pq.ParquetFile(file.paths[0]) as table:
-            names = table.schema_arrow.names
-            if not {"source", "target"} <= set(names):
-                raise ValueError(f"{file}: columns are {names}; expected 'source' and 'target': rename them")
-            for block in table.iter_batches(BLOCK, columns=["source", "target"]):
-                yield from zip(block["source"].to_pylist(), block["target"].to_pylist(), strict=True)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file}: damaged or no Parquet file ({error}); fetch or write it again") from error
-
-
-def _hub_rows(file: BitextFile) -> Iterator[tuple[Any, Any]]:
-    dataset = _hub_dataset(file.paths[0], file.config, file.streaming)
-    columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
-    if "translation" not in columns and not {"source", "target"} <= set(columns):
-        raise ValueError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
-    swapped = _code((file.config or "").split("-")[0] or file.language) == file.target_language
-    for record in dataset:
-        if "translation" in record:
-            sides = {_code(code): text for code, text in record["translation"].items()}
-            yield sides.get(file.language), sides.get(file.target_language)
-        else:
-            yield (record["target"], record["source"]) if swapped else (record["source"], record["target"])
-
-
-_READERS: dict[str, tuple[Callable[[BitextFile], Iterator[Any]], Callable[[Any], tuple[str, str]]]] = {
-    "tsv": (_tsv_rows, _parse_tsv),
-    "jsonl": (_tsv_rows, _parse_json),
-    "moses": (_moses_rows, _parse_sides),
-    "parquet": (_parquet_rows, lambda sides: _both(*sides)),
-    "hub": (_hub_rows, lambda sides: _both(*sides)),
-}
-
-
-def _open(path: str) -> BinaryIO:
-    opener: Callable[..., Any] = {".gz": gzip.open, ".xz": lzma.open}.get(Path(path).suffix, open)
-    return io.BufferedReader(opener(path, "rb"), 1 << 20)  # lines in C, whatever is below
-
-
-def _lines(path: str) -> Iterator[bytes]:
-    """The lines of a file without their end, nor the byte order mark that some editors write."""
-    try:
-        with _open(path) as stream:
-            if stream.peek(3)[:3] == b"\xef\xbb\xbf":
-                stream.read(3)
-            for line in stream:
-                yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
-
-
-def _count_lines(path: str) -> int:
-    return sum(1 for _ in _lines(path))
-
-
-def read_sentences(path: str | Path) -> Iterator[str]:
-    """The lines of one monolingual text, `.gz` and `.xz` unpacked, empty ones included: line i is sentence i.
-
-    Raises:
-        ValueError: invalid UTF-8, named by its line, or a damaged compressed file.
-        FileNotFoundError: no such file.
-    """
-    for number, line in enumerate(_lines(str(path)), 1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            raise ValueError(
-                f"{path}, line {number}: invalid UTF-8: byte 0x{byte:02x} at offset {error.start}; repair the line"
-            ) from error
-
-
-# Loading
+    return sum(len(table) for file in files for table in read_tables(file, max_bad_lines))
 
 
 def load_bitext(
@@ -469,7 +293,7 @@ _READ_ONCE: set[str] = set()  # streamed files of whose bad lines this process h
 
 def _read_all(shards: list[tuple[BitextFile, str]], max_bad_lines: float) -> Iterator[dict[str, str]]:
     for file, name in shards:
-        for number, (source, target) in enumerate(_pairs(file, max_bad_lines, str(file) in _READ_ONCE)):
+        for number, (_, source, target) in enumerate(numbered_pairs(file, max_bad_lines, str(file) in _READ_ONCE)):
             yield {"source": source, "target": target, "row": f"{name}{number}"}
         _READ_ONCE.add(str(file))
 
@@ -487,28 +311,27 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> Datase
     path = folder / f"{file.language}-{file.target_language}-{_fingerprint(file, max_bad_lines)}.arrow"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _write_arrow(_pairs(file, max_bad_lines), path)
+        _write_arrow(read_tables(file, max_bad_lines), path)
     return Dataset.from_file(str(path))
 
 
 def _fingerprint(file: BitextFile, max_bad_lines: float) -> str:
     """Changes with the path, size or modification time of a file, and with everything that shapes what is read."""
     if file.format == "hub":
-        state: list[Any] = [_hub_dataset(file.paths[0], file.config, False)._fingerprint]
+        state: list[Any] = [hub_dataset(file.paths[0], file.config, False)._fingerprint]
     else:
-        state = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, file.paths)]
+        state = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, map(disk_path, file.paths))]
     return hashlib.sha256(repr((CACHE_VERSION, file, max_bad_lines, state)).encode()).hexdigest()[:16]
 
 
-def _write_arrow(pairs: Iterator[tuple[str, str]], path: Path) -> None:
+def _write_arrow(tables: Iterator[pa.Table], path: Path) -> None:
     """Writes the pairs as an Arrow stream that appears under its name only when it is whole."""
     unfinished = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     schema = FEATURES.arrow_schema
     try:
         with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            while block := list(islice(pairs, BLOCK)):
-                columns = [pa.array(side, pa.string()) for side in zip(*block, strict=True)]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+            for table in tables:
+                writer.write_table(pa.table([table["source"], table["target"]], schema=schema), BATCH)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -358,7 +358,7 @@ def test_regions_are_no_languages(tmp_path: Path, name: str, language: str) -> N
 def test_endings_that_are_no_languages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_moses(tmp_path / "x", PAIRS, ("de", "en"))
     write_moses(tmp_path / "x", PAIRS, ("xh", "en"))
-    for ending in ("txt", "ids", "log", "bak", "tmp", "csv", "zip", "md", "txt.gz", "tar.xz"):
+    for ending in ("txt", "ids", "log", "bak", "tmp", "csv", "md", "txt.gz", "tar.xz"):
         write_tsv(tmp_path / f"x.{ending}", PAIRS)
         with pytest.raises(ValueError, match="does not tell the language"):
             find_bitext(tmp_path / f"x.{ending}")

@@ -1,0 +1,165 @@
+"""Read translation memories (TMX 1.4b, unit by unit in bounded memory) and catalogues (PO) from streams of bytes."""
+
+import logging
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, BinaryIO
+from xml.etree.ElementTree import Element, ParseError, iterparse
+
+from dap.languages import to_iso1
+
+if TYPE_CHECKING:
+    import polib
+
+logger = logging.getLogger(__name__)
+
+#: Elements that hold codes of the original document, not text, and end up in no sentence (TMX 1.4b, content markup).
+#: A `sub` inside one of them is a text flow of its own (a footnote, an alternative text) and goes with it.
+CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
+SNIFFED = 1000  # units from whose languages those of a file are told
+
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+@cache
+def base_language(tag: str) -> str:
+    """The language of a tag: ISO 639-1 if it is English or one of the 36, else the tag's first part.
+
+    >>> base_language("EN-us"), base_language("zh_Hans"), base_language("cmn"), base_language("xh-ZA")
+    ('en', 'zh', 'zh', 'xh')
+    """
+    try:
+        return to_iso1(tag)
+    except ValueError:
+        return re.split("[-_]", tag.strip().lower())[0]
+
+
+def one_line(text: str) -> str:
+    """The text with its line breaks, and the blanks and tabs around them and at both ends, made one space each.
+
+    >>> one_line(" wrapped\\n      by an editor ")
+    'wrapped by an editor'
+    """
+    parts = (part.strip(" \t") for part in re.split(r"[\r\n]", text))
+    return " ".join(part for part in parts if part)
+
+
+def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
+    """The text of each translation unit (`tu`), by language: one string a `tuv`, in order, equal ones once.
+
+    The text inside `hi` and unknown elements is kept, that inside the `CODES` is not.
+
+    Args:
+        name: what errors call the stream.
+
+    Raises:
+        ValueError: not well-formed, cut short, or no TMX; with the line where XML knows it.
+    """
+    body = None
+    try:
+        for event, element in iterparse(stream, events=("start", "end")):
+            tag = _local(element)
+            if event == "start" and body is None and tag != "tmx":
+                raise ValueError(f"the root element is <{tag}>, expected <tmx>")
+            if event == "start" and (body is None or tag == "body"):
+                body = element
+            elif event == "end" and tag == "tu":
+                yield _unit(element)
+                body.clear()  # else every unit read stays in memory
+    except ParseError as error:
+        line, column = error.position
+        raise ValueError(
+            f"{name}, line {line}: damaged or truncated TMX ({error}); XML cannot be read past it: fetch or repair it"
+        ) from error
+    except (ValueError, LookupError) as error:  # also an encoding that Python does not know
+        raise ValueError(f"{name}: no TMX that can be read ({error})") from error
+
+
+def languages_of(stream: BinaryIO, name: str) -> set[str]:
+    """The languages of the first `SNIFFED` units."""
+    return {language for unit in islice(read_units(stream, name), SNIFFED) for language in unit}
+
+
+def _unit(unit: Element) -> dict[str, list[str]]:
+    found: dict[str, dict[str, None]] = {}
+    for variant in unit:
+        tag = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
+        segment = next((child for child in variant if _local(child) == "seg"), None)
+        if _local(variant) == "tuv" and tag and segment is not None:
+            found.setdefault(base_language(tag), {})[_text(segment)] = None
+    return {language: list(texts) for language, texts in found.items()}
+
+
+def _text(segment: Element) -> str:
+    if len(segment):
+        for element in segment.iter():
+            if _local(element) in CODES:
+                tail = element.tail
+                element.clear()
+                element.tail = tail
+    return one_line("".join(segment.itertext()))
+
+
+def _local(element: Element) -> str:
+    """The element's name without namespace."""
+    return element.tag.rpartition("}")[2]
+
+
+def read_entries(stream: BinaryIO, name: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    """(line, (translation, original)) of the translated entries of a PO catalogue; the log counts the others.
+
+    Fuzzy, obsolete and untranslated entries are left out. Of plural entries the general plural is taken, and the
+    singular too where the language has two forms: with more, the first form is not always "one".
+
+    Raises:
+        ValueError: not the declared encoding or no PO, with the line; or polib is not installed.
+    """
+    left_out: Counter[str] = Counter()
+    for entry in _parse_po(stream.read(), name):
+        if entry.translated():
+            for pair in _forms(entry):
+                yield max(1, entry.linenum), pair  # polib calls the first entry's line 0 where no header precedes
+        else:
+            left_out["obsolete" if entry.obsolete else "fuzzy" if entry.fuzzy else "untranslated"] += 1
+    if left_out:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
+        logger.info("%s: entries left out: %s", name, counts)
+
+
+def _parse_po(data: bytes, name: str) -> "polib.POFile":
+    try:
+        import polib
+    except ImportError as error:
+        raise ValueError(f"{name}: PO files are read by polib, which is absent; pip install 'polib>=1.2'") from error
+    charset = _charset(data)
+    try:
+        data.decode(charset)
+        with tempfile.NamedTemporaryFile(suffix=".po") as copy:  # a string polib would split at U+2028 too
+            copy.write(data)
+            copy.flush()
+            return polib.pofile(copy.name, encoding=charset)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it") from error
+    except (OSError, LookupError) as error:
+        reason = re.sub(r" in po file .*?\(line", " (line", str(error))
+        raise ValueError(f"{name}: no PO file that can be read ({reason}); repair it") from error
+
+
+def _charset(data: bytes) -> str:
+    """What the header declares; templates say CHARSET."""
+    declared = re.search(rb"charset=([\w-]+)", data[:4096])
+    return declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"
+
+
+def _forms(entry: "polib.POEntry") -> Iterator[tuple[str, str]]:
+    pairs = [(entry.msgstr, entry.msgid)]
+    if entry.msgid_plural:
+        forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
+        pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [(forms[-1], entry.msgid_plural)]
+    for translation, original in pairs:
+        yield one_line(translation), one_line(original)
