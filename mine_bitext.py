@@ -1,0 +1,428 @@
+"""Mine translations out of two texts, score given pairs, or measure mining on BUCC.
+
+    python mine_bitext.py wiki.fr wiki.en --model out --threshold 1.06 --output pairs.tsv
+    python mine_bitext.py news.fr news.en --model out --score_only --output scores.tsv
+    python mine_bitext.py --bucc bucc2018/ --pair fr-en --model out --output fr-en.tsv
+
+Texts have a sentence a line (`.gz` and `.xz` too). The output has the columns score, source, target and the numbers of
+both lines, from 1: best pairs first, with `--score_only` in the order of the text. A repeated sentence is mined once,
+under its first line. Sentence vectors are kept in shards in `OUTPUT.embeddings`: the same command goes on where it was
+stopped, and `accelerate launch` shares the encoding among processes.
+"""
+
+import gzip
+import logging
+import lzma
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
+from transformers import HfArgumentParser
+
+from configuration_dap import CHOICES
+from dap.approximate import approximate_neighbours, recall_at_k
+from dap.bucc import PROTOCOLS, MiningScore, best_threshold, find_splits, judge, read_gold, read_text, score_at
+from dap.corpus import read_sentences
+from dap.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk
+from dap.encoding import load_encoder
+from dap.mining import (
+    MARGINS,
+    RETRIEVALS,
+    DistinctSentences,
+    Pairs,
+    mine,
+    neighbourhoods,
+    score_pairs,
+    select,
+)
+from dap.paper import BUCC_PAIRS, bucc_table
+from dap.results import report, training_record, write_json
+from dap.similarity import Neighbours, mutual_neighbours
+
+MINING = "bitext mining by margin over nearest neighbours"
+SCORING = "margin of given pairs over nearest neighbours"
+#: Protocols whose numbers stand in the paper's tables -> the table's split.
+PAPER_SPLITS = {"training-optimal": "training", "training-threshold-on-test": "test"}
+ENDINGS = str.maketrans("\t\r\n", "   ")
+
+
+@dataclass
+class ModelArguments:
+    """Which model, and how it makes a sentence vector."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id.",
+                  "aliases": ["--model"]},
+    )  # fmt: skip
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
+                  "choices": list(CHOICES["pooling"])},
+    )  # fmt: skip
+    prefix: str | None = field(
+        default=None,
+        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
+    )
+    max_seq_length: int | None = field(
+        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
+    )
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
+    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
+
+
+@dataclass
+class MiningArguments:
+    """What to mine, how, and where it goes."""
+
+    output: str | None = field(
+        default=None, metadata={"help": "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv."}
+    )
+    score_only: bool = field(
+        default=False, metadata={"help": "Score line i of one file with line i of the other, instead of mining."}
+    )
+    bucc: str | None = field(default=None, metadata={"help": "Folder of BUCC's files; takes the place of two texts."})
+    pair: str | None = field(default=None, metadata={"help": "Languages for --bucc, such as fr-en."})
+    protocol: str | None = field(
+        default=None,
+        metadata={"help": "BUCC's protocol. Default: training-optimal where there is a training split, else sample.",
+                  "choices": list(PROTOCOLS)},
+    )  # fmt: skip
+    margin: str = field(default="ratio", metadata={"help": "How a pair is scored.", "choices": list(MARGINS)})
+    retrieval: str = field(
+        default="max",
+        metadata={"help": "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.",
+                  "choices": list(RETRIEVALS)},
+    )  # fmt: skip
+    k: int = field(default=4, metadata={"help": "Neighbours of a sentence."})
+    threshold: float | None = field(default=None, metadata={"help": "Lowest score of a pair. Default: none."})
+    top_n: int | None = field(default=None, metadata={"help": "Number of the best pairs to keep. Default: all."})
+    index: str | None = field(
+        default=None,
+        metadata={"help": "Approximate search by a faiss index such as IVF4096,PQ64. Default: exact search."},
+    )
+    embeddings_dir: str | None = field(
+        default=None, metadata={"help": "Folder that keeps the vectors. Default: OUTPUT.embeddings."}
+    )
+    shard_size: int = field(default=SHARD_SIZE, metadata={"help": "Sentences a shard: what a kill may lose."})
+    token_budget: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
+    )
+    report_file: str | None = field(default=None, metadata={"help": "JSON report. Default: OUTPUT.json."})
+
+    def __post_init__(self) -> None:
+        for name in ("k", "top_n", "shard_size", "token_budget"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} {value}: at least 1")
+        self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
+        if not self.output:
+            raise ValueError("--output is missing: name the file for the pairs")
+        self.report_file = self.report_file or f"{self.output}.json"
+        self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
+        for path in (self.output, self.report_file):
+            if Path(path).is_dir():
+                raise ValueError(f"{path} is a folder: give the file to write")
+
+
+@dataclass
+class Side:
+    """One text: its sentences and, once they are encoded, their vectors (N, D)."""
+
+    path: Path
+    text: DistinctSentences
+    vectors: np.ndarray | None = None
+
+    def counts(self) -> dict[str, Any]:
+        return {"file": str(self.path)} | self.text.counts()
+
+
+@dataclass
+class Texts:
+    """What is mined in one go; `gold` (G, 2) has indices of lines."""
+
+    source: Side
+    target: Side
+    gold: np.ndarray | None = None
+
+
+def main() -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    try:
+        run()
+        PartialState().destroy_process_group()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Mines as the command line `argv` says (None: the process's own); returns the report that it writes.
+
+    Of several processes only the first searches and writes; the others return an empty report.
+
+    Raises:
+        ValueError: arguments or data that do not fit, or a model that cannot be loaded.
+        OSError: no such file, or no room on the disk.
+    """
+    parser = HfArgumentParser((ModelArguments, MiningArguments))
+    parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line")
+    model_args, args, positional = parser.parse_args_into_dataclasses(args=argv)
+    _check(args, positional.files)
+    # Without `cpu` a launch on CPUs gives processes that know nothing of each other; a shard may take hours there.
+    cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    state = PartialState(cpu=cpu, timeout=timedelta(days=7))
+    texts = read_bucc(args) if args.bucc else [read_texts(args, positional.files)]
+    started = time.perf_counter()
+    encoder = _load(model_args)
+    for each in texts:
+        _encode(encoder, each.source, "source", args)
+        _encode(encoder, each.target, "target", args)
+    if not state.is_main_process:
+        return {}
+    encoded = time.perf_counter()
+    protocol, numbers = (evaluate_bucc if args.bucc else mine_texts)(texts, args)
+    seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
+    if args.bucc:
+        print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
+    content = _report(encoder, model_args, args, protocol, numbers | {"seconds_by_part": seconds})
+    write_json(content, args.report_file)
+    print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
+    return content
+
+
+def _check(args: MiningArguments, files: Sequence[str]) -> None:
+    if args.bucc:
+        unfit = {"two texts": files or None, "--score_only": args.score_only or None}
+        unfit |= {"--threshold": args.threshold, "--top_n": args.top_n}
+        for name, value in unfit.items():
+            if value is not None:
+                raise ValueError(f"--bucc takes no {name}: it mines its own files and finds the threshold")
+        if not args.pair:
+            raise ValueError("--bucc needs --pair, such as --pair fr-en")
+    elif args.pair or args.protocol:
+        raise ValueError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
+    elif len(files) != 2:
+        raise ValueError(f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc")
+
+
+# From files to vectors
+
+
+def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
+    """The two texts of the command line.
+
+    Raises:
+        ValueError: invalid UTF-8, no sentences, or with `--score_only` unequal numbers of lines.
+    """
+    source, target = (_read(Path(path), read_sentences(path), args) for path in files)
+    lines = len(source.text.rows), len(target.text.rows)
+    if args.score_only and lines[0] != lines[1]:
+        raise ValueError(
+            f"{files[0]} has {lines[0]} lines, {files[1]} has {lines[1]}: --score_only pairs them line by line"
+        )
+    return Texts(source, target)
+
+
+def read_bucc(args: MiningArguments) -> list[Texts]:
+    """The splits of the protocol, the threshold's first; settles `args.protocol` where it is left open."""
+    if args.protocol is None:
+        try:
+            find_splits(args.bucc, args.pair, "training-optimal")
+            args.protocol = "training-optimal"
+        except FileNotFoundError:
+            args.protocol = "sample"
+    texts = []
+    for split in find_splits(args.bucc, args.pair, args.protocol):
+        source_ids: dict[str, int] = {}
+        target_ids: dict[str, int] = {}
+        source = _read(split.source, read_text(split.source, source_ids), args)
+        target = _read(split.target, read_text(split.target, target_ids), args)
+        texts.append(Texts(source, target, read_gold(split, source_ids, target_ids)))
+    return texts
+
+
+def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
+    folder = Path(args.embeddings_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with disk_full(folder / "text"):
+        side = Side(path, DistinctSentences(lines, folder))
+    if PartialState().is_main_process:
+        print(
+            "{file}: {lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences".format(**side.counts())
+        )
+    if not len(side.text):
+        raise ValueError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
+    return side
+
+
+def _load(model_args: ModelArguments) -> Encoder:
+    options = dict(vars(model_args))
+    name = options.pop("model_name_or_path")
+    try:
+        return load_encoder(name, **options)
+    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
+        raise ValueError(f"--model_name_or_path {name}: {error}") from error
+
+
+def _encode(encoder: Encoder, side: Side, role: str, args: MiningArguments) -> None:
+    """Fills in `side.vectors`: processes share the work, and the first gets the vectors."""
+    state = PartialState()
+    side.vectors = embed_to_disk(
+        encoder,
+        side.text,
+        Path(args.embeddings_dir) / f"{role}.{side.path.name}",
+        args.shard_size,
+        args.token_budget or (32768 if torch.cuda.is_available() else 4096),
+        state.is_main_process,
+        state.process_index,
+        state.num_processes,
+        lambda row: f"{side.path}, line {side.text.first_line[row]}",
+    )
+
+
+# From vectors to pairs
+
+
+def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any]]:
+    """Mines, or scores line by line, and writes the pairs: the protocol's name and the numbers for the report."""
+    (texts,) = all_texts
+    numbers: dict[str, Any] = {"source": texts.source.counts(), "target": texts.target.counts()}
+    neighbours, numbers["recall_at_k"] = _search(texts, args)
+    if args.score_only:
+        found = _score_lines(texts, neighbours, args.margin)
+    else:
+        found = _first_lines(mine(neighbours, args.margin, args.retrieval), texts)
+    kept = select(found, args.threshold, args.top_n)
+    write_pairs(kept, texts, args.output)
+    print(f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}")
+    return SCORING if args.score_only else MINING, numbers | {"candidates": len(found), "kept": len(kept)}
+
+
+def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any]]:
+    """Mines each split, finds the threshold on the first, and writes the last one's pairs above it."""
+    scores: list[MiningScore] = []
+    for texts in splits:
+        neighbours, recall = _search(texts, args)
+        found = mine(neighbours, args.margin, args.retrieval)
+        counts = judge(found, texts.gold, texts.source.text.rows, texts.target.text.rows)  # 2 × (P,)
+        judged = found.scores, *counts, len(texts.gold)
+        threshold = scores[0].threshold if scores else best_threshold(*judged)
+        scores.append(score_at(threshold, *judged))
+    write_pairs(_first_lines(select(found, threshold), texts), texts, args.output)
+    numbers = {"source": texts.source.counts(), "target": texts.target.counts(), "recall_at_k": recall}
+    numbers |= {"candidates": len(found), "pairs": {args.pair: _rounded(scores[-1])}}
+    if len(scores) > 1:
+        numbers["threshold_split"] = {args.pair: _rounded(scores[0])}
+    return f"BUCC {args.protocol}: {PROTOCOLS[args.protocol][0]}", numbers
+
+
+def _bucc_table(args: MiningArguments, score: dict[str, Any], name: str) -> str:
+    """Protocol and numbers, beside the paper's where that has the protocol and the pair."""
+    text = "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold {threshold:.6f} "
+    text += "({extracted} pairs extracted, {correct} of {gold} true ones)"
+    text = text.format(args.protocol, args.pair, **score)
+    if args.protocol in PAPER_SPLITS and args.pair in BUCC_PAIRS:
+        numbers = {args.pair: (score["precision"], score["recall"], score["f1"])}
+        text += "\n\n" + bucc_table(numbers, name, PAPER_SPLITS[args.protocol])
+    return text
+
+
+def _rounded(score: MiningScore) -> dict[str, float]:
+    percent = {name: round(getattr(score, name), 4) for name in ("precision", "recall", "f1")}
+    return asdict(score) | percent
+
+
+def _search(texts: Texts, args: MiningArguments) -> tuple[Neighbours, float | None]:
+    """Neighbours in both directions and, for an approximate search, its recall at k on a sample."""
+    source, target = texts.source.vectors, texts.target.vectors
+    if args.index is None:
+        return neighbourhoods(source, target, args.k, partial(mutual_neighbours, progress=True)), None
+    search = partial(approximate_neighbours, index=args.index, progress=True)
+    found = neighbourhoods(source, target, args.k, search)
+    recall = recall_at_k(found, source, target)
+    print(f"{args.index}: recall@{found.forward_indices.shape[1]} {recall:.4f} of the exact search, on a sample")
+    return found, recall
+
+
+def _first_lines(pairs: Pairs, texts: Texts) -> Pairs:
+    """Pairs of sentences as pairs of lines, from 0."""
+    source, target = texts.source.text.first_line - 1, texts.target.text.first_line - 1
+    return Pairs(pairs.scores, source[pairs.source], target[pairs.target])
+
+
+def _score_lines(texts: Texts, neighbours: Neighbours, margin: str) -> Pairs:
+    """The lines that hold a sentence on both sides, in their order."""
+    source_rows, target_rows = texts.source.text.rows, texts.target.text.rows
+    lines = np.flatnonzero((source_rows >= 0) & (target_rows >= 0))
+    rows = source_rows[lines], target_rows[lines]
+    found = score_pairs(texts.source.vectors, texts.target.vectors, *rows, neighbours, margin)
+    return Pairs(found.scores, lines, lines)
+
+
+# Output
+
+
+def write_pairs(pairs: Pairs, texts: Texts, path: str | Path) -> None:
+    """Writes score, source, target and both line numbers, from 1; the file appears under its name only when whole.
+
+    A tab or line break inside a sentence is written as a space.
+
+    Args:
+        pairs: pairs of lines, from 0.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        with disk_full(path), _open_text(temporary, path.suffix) as file:
+            for score, i, j in zip(pairs.scores.tolist(), pairs.source.tolist(), pairs.target.tolist(), strict=True):
+                sentences = _at(texts.source.text, i), _at(texts.target.text, j)
+                file.write("\t".join([f"{score:.6f}", *sentences, str(i + 1), str(j + 1)]) + "\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _open_text(path: str, suffix: str) -> TextIO:
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(suffix, open)
+    return opener(path, "wt", encoding="utf-8", newline="\n")
+
+
+def _at(text: DistinctSentences, line: int) -> str:
+    return text[text.rows[line]].translate(ENDINGS)
+
+
+def _report(
+    encoder: Encoder, model_args: ModelArguments, args: MiningArguments, protocol: str, numbers: dict[str, Any]
+) -> dict[str, Any]:
+    name = model_args.model_name_or_path
+    settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
+    settings |= {"bf16": encoder.bf16}
+    settings |= {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n", "bucc", "pair")}
+    if not args.score_only:
+        settings["retrieval"] = args.retrieval
+    seed, recipe = training_record(name)
+    if recipe:
+        settings["recipe"] = recipe
+    seconds = sum(numbers["seconds_by_part"].values())
+    return report(name, protocol, numbers, settings, seconds, encoder.revision or model_args.revision, seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The mining command from files to pairs and report, with a tiny real model."""
+
+import gzip
+import json
+import lzma
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY, synthetic_pairs
+
+import mine_bitext
+from dap.encoding import SentenceEncoder
+from dap.mining import margin_scores
+from mine_bitext import main, run
+
+PAIRS = synthetic_pairs("de", 40)
+SOURCE, TARGET = ([pair[side] for pair in PAIRS] for side in (0, 1))
+TARGET = TARGET[::-1]
+
+
+def write(path: Path, lines: list[str]) -> str:
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opener(path, "wt", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    return str(path)
+
+
+def read(path: Path) -> list[list[str]]:
+    """The columns of a written file; every row must have five."""
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opener(path, "rt", encoding="utf-8", newline="") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    assert all(len(row) == 5 for row in rows)
+    return rows
+
+
+@pytest.fixture
+def command(tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
+    """Everything but what is particular: texts, model, output."""
+    files = [write(tmp_path / "a.de", SOURCE), write(tmp_path / "a.en", TARGET)]
+    return [*files, "--model", str(tiny_bert_dir), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")]
+
+
+def test_pairs_are_written_best_first_with_their_lines(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = run(command)
+    rows = read(tmp_path / "pairs.tsv")
+    assert 10 < len(rows) <= 40
+    for _, source, target, source_line, target_line in rows:
+        assert (source, target) == (SOURCE[int(source_line) - 1], TARGET[int(target_line) - 1])
+    scores = [float(row[0]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert made["kept"] == made["candidates"] == len(rows)
+    assert made["source"] == {"file": command[0], "lines": 40, "empty": 0, "repeated": 0, "distinct": 40}
+    assert made["settings"]["margin"] == "ratio"
+    assert made["protocol"] == "bitext mining by margin over nearest neighbours"
+    assert made["recall_at_k"] is None
+    assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made
+    assert f"{len(rows)} pairs kept of {len(rows)} candidates" in capsys.readouterr().out
+
+
+def test_compressed_texts_give_the_same_pairs_compressed(command: list[str], tmp_path: Path) -> None:
+    run(command)
+    packed = [write(tmp_path / "b.de.gz", SOURCE), write(tmp_path / "b.en.xz", TARGET)]
+    run([*packed, *command[2:-1], str(tmp_path / "new" / "b.tsv.gz")])
+    assert read(tmp_path / "new" / "b.tsv.gz") == read(tmp_path / "pairs.tsv")
+
+
+def test_batches_and_shards_do_not_change_the_pairs(command: list[str], tmp_path: Path) -> None:
+    run([*command[:-1], str(tmp_path / "one.tsv"), "--token_budget", "1"])
+    run([*command[:-1], str(tmp_path / "two.tsv"), "--token_budget", "5000", "--shard_size", "7"])
+    one, two = read(tmp_path / "one.tsv"), read(tmp_path / "two.tsv")
+    assert [row[1:] for row in one] == [row[1:] for row in two]
+    np.testing.assert_allclose([float(row[0]) for row in one], [float(row[0]) for row in two], atol=3e-6)
+
+
+def test_a_second_run_encodes_nothing(command: list[str], tmp_path: Path) -> None:
+    run([*command, "--shard_size", "16"])
+    shards = sorted((tmp_path / "pairs.tsv.embeddings").glob("*/*"))
+    before = [path.stat().st_mtime_ns for path in shards]
+    assert [path.parent.name for path in shards] == ["source.a.de"] * 3 + ["target.a.en"] * 3
+    run([*command, "--shard_size", "16", "--retrieval", "intersection", "--top_n", "3"])
+    assert [path.stat().st_mtime_ns for path in shards] == before
+    assert len(read(tmp_path / "pairs.tsv")) == 3
+
+
+def test_a_threshold_keeps_the_better_pairs(command: list[str], tmp_path: Path) -> None:
+    run(command)
+    scores = [float(row[0]) for row in read(tmp_path / "pairs.tsv")]
+    made = run([*command, "--threshold", str(scores[4] - 1e-5)])
+    assert made["kept"] == len(read(tmp_path / "pairs.tsv")) < made["candidates"]
+    assert {float(row[0]) for row in read(tmp_path / "pairs.tsv")} == {s for s in scores if s >= scores[4] - 1e-5}
+
+
+def test_empty_repeated_and_tabbed_lines(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(command)
+    clean = read(tmp_path / "pairs.tsv")
+    write(tmp_path / "a.de", ["", SOURCE[0], SOURCE[0], *SOURCE[1:], " ", SOURCE[5]])
+    made = run(command)
+    counts = {"lines": 44, "empty": 2, "repeated": 2, "distinct": 40}
+    assert made["source"] == {"file": command[0]} | counts
+    assert f"{command[0]}: 44 lines, 2 empty, 2 repeated, 40 sentences" in capsys.readouterr().out
+    lines = {"1": "2"} | {str(n): str(n + 2) for n in range(2, 41)}
+    assert read(tmp_path / "pairs.tsv") == [[*row[:3], lines[row[3]], row[4]] for row in clean]
+    write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\rban" for line in SOURCE])
+    run(command)
+    rows = read(tmp_path / "pairs.tsv")
+    assert all(source == f"{SOURCE[int(n) - 1][:3]} {SOURCE[int(n) - 1][3:]} ban" for _, source, _, n, _ in rows)
+
+
+def test_given_pairs_are_scored_in_their_order(command: list[str], tiny_bert_dir: Path, tmp_path: Path) -> None:
+    source, target = [*SOURCE[:9], "", SOURCE[0]], [*TARGET[::-1][:9], "ban", TARGET[-1]]
+    write(tmp_path / "a.de", source)
+    write(tmp_path / "a.en", target)
+    made = run([*command, "--score_only"])
+    rows = read(tmp_path / "pairs.tsv")
+    assert [(row[1], row[2]) for row in rows] == [pair for pair in zip(source, target) if pair[0]]
+    assert [(row[3], row[4]) for row in rows] == [(str(n), str(n)) for n in (*range(1, 10), 11)]
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    a, b = (rows / np.linalg.norm(rows, axis=1)[:, None] for rows in map(encoder.encode, (source[:9], target[:10])))
+    similar = a @ b.T  # distinct sentences only
+    mean = [np.sort(side, axis=1)[:, -4:].mean(1) for side in (similar, similar.T)]
+    expected = margin_scores(np.diag(similar), mean[0], mean[1][:9])
+    np.testing.assert_allclose([float(row[0]) for row in rows], [*expected, expected[0]], atol=1e-5)
+    assert made["candidates"] == 10
+    assert made["protocol"] == "margin of given pairs over nearest neighbours"
+    run([*command, "--score_only", "--top_n", "2"])
+    best = sorted(sorted(rows, key=lambda row: -float(row[0]))[:2], key=lambda row: int(row[3]))
+    assert read(tmp_path / "pairs.tsv") == best
+
+
+def test_an_index_states_its_recall(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("faiss")
+    run(command)
+    exact = read(tmp_path / "pairs.tsv")
+    made = run([*command, "--index", "Flat"])
+    assert [row[1:] for row in read(tmp_path / "pairs.tsv")] == [row[1:] for row in exact]
+    assert made["recall_at_k"] == 1.0
+    assert "Flat: recall@4 1.0000" in capsys.readouterr().out
+    assert made["settings"]["index"] == "Flat"
+    made = run([*command, "--index", "IVF8,Flat:nprobe=1"])
+    assert 0.1 < made["recall_at_k"] < 1.0
+
+
+def bucc(folder: Path, name: str, seed: int) -> list[tuple[str, str]]:
+    """A split where sources 0-9 have the same text as their gold targets, so that any model finds them."""
+    shared, other = synthetic_pairs("de", 60, seed), synthetic_pairs("fr", 30, seed)
+    source = [pair[0] for pair in shared[:10]] + [pair[0] for pair in other]
+    target = [pair[1] for pair in shared[20:40]] + [pair[0] for pair in shared[:10]]
+    gold = [(f"de-{seed}{i}", f"en-{seed}{i + 20}") for i in range(10)]
+    write(folder / f"de-en.{name}.de", [f"de-{seed}{i}\t{text}" for i, text in enumerate(source)])
+    write(folder / f"de-en.{name}.en", [f"en-{seed}{i}\t{text}" for i, text in enumerate(target)])
+    write(folder / f"de-en.{name}.gold", ["\t".join(pair) for pair in gold])
+    return gold
+
+
+def test_bucc_names_its_protocol_and_finds_the_gold(
+    tiny_bert_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bucc"
+    folder.mkdir()
+    bucc(folder, "dev", 3)
+    argv = ["--bucc", str(folder), "--pair", "de-en", "--model", str(tiny_bert_dir), "--pooling", "mean"]
+    argv += ["--margin", "absolute", "--output", str(tmp_path / "out.tsv")]
+    made = run(argv)
+    assert made["protocol"].startswith("BUCC sample: ")
+    numbers = made["pairs"]["de-en"]
+    assert (numbers["precision"], numbers["recall"], numbers["f1"]) == (100, 100, 100)
+    assert {(row[1], int(row[3]) + 20) for row in read(tmp_path / "out.tsv")} == {
+        (row[2], int(row[4])) for row in read(tmp_path / "out.tsv")
+    }
+    assert "paper" not in capsys.readouterr().out
+    bucc(folder, "training", 1)
+    assert run(argv)["protocol"].startswith("BUCC training-optimal: ")
+    assert "paper: LaBSE" in capsys.readouterr().out
+    bucc(folder, "test", 2)
+    made = run([*argv, "--protocol", "training-threshold-on-test"])
+    assert made["protocol"].startswith("BUCC training-threshold-on-test: ")
+    assert made["pairs"]["de-en"]["threshold"] == made["threshold_split"]["de-en"]["threshold"]
+    assert made["source"]["file"].endswith("de-en.test.de")
+    assert made["pairs"]["de-en"]["recall"] == 100
+
+
+TWO = """
+import os, sys
+import torch.multiprocessing as mp
+from mine_bitext import run
+
+def process(rank):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    made = run(sys.argv[1:])
+    print("process", rank, "kept", made.get("kept"))
+
+mp.start_processes(process, nprocs=2, start_method="fork")
+"""
+
+
+def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str], tmp_path: Path) -> None:
+    made = run([*command, "--shard_size", "8"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-c", TWO, *command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
+    done = subprocess.run(argv, env=os.environ | place, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"process 0 kept {made['kept']}\n" in done.stdout
+    assert "process 1 kept None\n" in done.stdout
+    assert done.stdout.count("pairs kept of") == 1
+    assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--k", "0"], "--k 0: at least 1"),
+        (["--top_n", "0"], "--top_n 0: at least 1"),
+        (["--output", "."], r"\. is a folder"),
+        (["--output", ""], "--output is missing"),
+        (["--pair", "de-en"], "--pair belongs to --bucc"),
+        (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),
+        (["--model", "no-such-model"], "--model_name_or_path no-such-model: "),
+    ],
+)
+def test_unfit_arguments_are_one_message(
+    change: list[str], message: str, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine-bitext", *command, *change])
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"ban\nb\xffn\n", "line 2: invalid UTF-8"),
+        (b"\n \n", "2 lines, and none of them holds a sentence"),
+        (b"", "0 lines"),
+        (None, r"No such file.*a\.de"),
+    ],
+)
+def test_unfit_texts_are_found_before_the_model_is_loaded(
+    text: bytes | None, message: str, command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.de").unlink() if text is None else (tmp_path / "a.de").write_bytes(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run([*command, "--model", "no-such-model"])
+
+
+def test_texts_of_unequal_length_cannot_be_scored(command: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "a.en", TARGET[:-1])
+    with pytest.raises(ValueError, match=r"a\.de has 40 lines, .*a\.en has 39: --score_only"):
+        run([*command, "--score_only", "--model", "no-such-model"])
+
+
+@pytest.mark.parametrize("files", [[], ["one"], ["a", "b", "c"]])
+def test_two_texts_are_needed(files: list[str], tiny_bert_dir: Path) -> None:
+    with pytest.raises(ValueError, match="name a source text and a target text"):
+        run([*files, "--model", str(tiny_bert_dir), "--output", "x"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, whose writes fail as on a full disk")
+def test_a_full_disk_leaves_the_old_pairs(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(command)
+    before = (tmp_path / "pairs.tsv").read_text()
+    monkeypatch.setattr(mine_bitext, "_open_text", lambda *_: Path("/dev/full").open("w"))  # noqa: SIM115
+    with pytest.raises(OSError, match=r"pairs\.tsv: the disk is full \(.* free\); make room or choose another folder"):
+        run([*command, "--top_n", "2"])
+    assert (tmp_path / "pairs.tsv").read_text() == before
+    assert not list(tmp_path.glob(".pairs*"))
