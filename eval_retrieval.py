@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import HfArgumentParser
 
-from configuration_dap import CHOICES
 from dap.corpus import find_bitext, read_pairs
 from dap.embeddings import embed_to_disk, model_fingerprint
-from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.encoder_arguments import EncoderArguments, tokens_of_a_batch
+from dap.encoding import LibraryEncoder, SentenceEncoder
 from dap.languages import to_iso1
 from dap.paper import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
 from dap.results import report, training_record, write_json
@@ -35,30 +34,6 @@ from dap.retrieval import group_averages, retrieval_accuracy
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
 
 Pairs = dict[str, list[tuple[str, str]]]
-
-
-@dataclass
-class ModelArguments:
-    """Which model, and how it makes a sentence vector."""
-
-    model_name_or_path: str = field(
-        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."}
-    )
-    pooling: str | None = field(
-        default=None,
-        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-                  "choices": list(CHOICES["pooling"])},
-    )  # fmt: skip
-    prefix: str | None = field(
-        default=None,
-        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
-    )
-    max_seq_length: int | None = field(
-        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
-    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
 
 
 @dataclass
@@ -223,16 +198,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
         OSError: no such data, or no room for the vectors.
     """
-    model_args, data_args = HfArgumentParser((ModelArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
+    model_args, data_args = HfArgumentParser((EncoderArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
     if folders := [path for path in _output_paths(data_args) if path.is_dir()]:
         raise ValueError(f"{folders[0]} is a folder: give the JSON file to write, or --output_dir")
     pairs = read_languages(data_args.data_dir, data_args.languages)
-    name, encoder = model_args.model_name_or_path, _load(model_args)
+    name, encoder = model_args.model_name_or_path, model_args.load()
     print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
           f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
-    token_budget = data_args.token_budget
-    if token_budget is None:
-        token_budget = 32768 if torch.cuda.is_available() else 4096
+    token_budget = tokens_of_a_batch(data_args.token_budget)
     started = time.perf_counter()
     accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir)
     seconds = time.perf_counter() - started
@@ -246,18 +219,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return content
 
 
-def _load(model_args: ModelArguments) -> SentenceEncoder | LibraryEncoder:
-    options = dict(vars(model_args))
-    name = options.pop("model_name_or_path")
-    try:
-        return load_encoder(name, **options)
-    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-        raise ValueError(f"--model_name_or_path {name}: {error}") from error
-
-
 def _report(
     encoder: SentenceEncoder | LibraryEncoder,
-    model_args: ModelArguments,
+    model_args: EncoderArguments,
     data: dict[str, Any],
     numbers: dict[str, Any],
     seconds: float,

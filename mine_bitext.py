@@ -30,12 +30,11 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import HfArgumentParser
 
-from configuration_dap import CHOICES
 from dap.approximate import approximate_neighbours, recall_at_k
 from dap.bucc import PROTOCOLS, MiningScore, best_threshold, find_splits, judge, read_gold, read_text, score_at
 from dap.corpus import read_sentences
 from dap.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk
-from dap.encoding import load_encoder
+from dap.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap.mining import (
     MARGINS,
     RETRIEVALS,
@@ -55,31 +54,6 @@ SCORING = "margin of given pairs over nearest neighbours"
 #: Protocols whose numbers stand in the paper's tables -> the table's split.
 PAPER_SPLITS = {"training-optimal": "training", "training-threshold-on-test": "test"}
 ENDINGS = str.maketrans("\t\r\n", "   ")
-
-
-@dataclass
-class ModelArguments:
-    """Which model, and how it makes a sentence vector."""
-
-    model_name_or_path: str = field(
-        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id.",
-                  "aliases": ["--model"]},
-    )  # fmt: skip
-    pooling: str | None = field(
-        default=None,
-        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-                  "choices": list(CHOICES["pooling"])},
-    )  # fmt: skip
-    prefix: str | None = field(
-        default=None,
-        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
-    )
-    max_seq_length: int | None = field(
-        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
-    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
 
 
 @dataclass
@@ -177,7 +151,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or data that do not fit, or a model that cannot be loaded.
         OSError: no such file, or no room on the disk.
     """
-    parser = HfArgumentParser((ModelArguments, MiningArguments))
+    parser = HfArgumentParser((EncoderArguments, MiningArguments))
     parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line")
     model_args, args, positional = parser.parse_args_into_dataclasses(args=argv)
     _check(args, positional.files)
@@ -186,7 +160,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     state = PartialState(cpu=cpu, timeout=timedelta(days=7))
     texts = read_bucc(args) if args.bucc else [read_texts(args, positional.files)]
     started = time.perf_counter()
-    encoder = _load(model_args)
+    encoder = model_args.load()
     for each in texts:
         _encode(encoder, each.source, "source", args)
         _encode(encoder, each.target, "target", args)
@@ -268,15 +242,6 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     return side
 
 
-def _load(model_args: ModelArguments) -> Encoder:
-    options = dict(vars(model_args))
-    name = options.pop("model_name_or_path")
-    try:
-        return load_encoder(name, **options)
-    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-        raise ValueError(f"--model_name_or_path {name}: {error}") from error
-
-
 def _encode(encoder: Encoder, side: Side, role: str, args: MiningArguments) -> None:
     """Fills in `side.vectors`: processes share the work, and the first gets the vectors."""
     state = PartialState()
@@ -285,7 +250,7 @@ def _encode(encoder: Encoder, side: Side, role: str, args: MiningArguments) -> N
         side.text,
         Path(args.embeddings_dir) / f"{role}.{side.path.name}",
         args.shard_size,
-        args.token_budget or (32768 if torch.cuda.is_available() else 4096),
+        tokens_of_a_batch(args.token_budget),
         state.is_main_process,
         state.process_index,
         state.num_processes,
@@ -409,7 +374,7 @@ def _at(text: DistinctSentences, line: int) -> str:
 
 
 def _report(
-    encoder: Encoder, model_args: ModelArguments, args: MiningArguments, protocol: str, numbers: dict[str, Any]
+    encoder: Encoder, model_args: EncoderArguments, args: MiningArguments, protocol: str, numbers: dict[str, Any]
 ) -> dict[str, Any]:
     name = model_args.model_name_or_path
     settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from dap.similarity import Array, Neighbours, nearest_neighbours, unit_rows
 
 #: Rows that are added or searched at a time.
-PART = 16384
+PART = 4096
 #: Rows that an index is trained on at most, in all: faiss itself samples 256 a cluster.
 TRAINING_ROWS = 1_000_000
 
@@ -21,7 +21,8 @@ def approximate_neighbours(
 ) -> Neighbours:
     """`dap.similarity.mutual_neighbours` by two faiss indexes, one a side, built and searched one after the other.
 
-    The order of equal scores is faiss's. A place for which the index finds nothing has score -1 and index 0.
+    The index finds the neighbours; their cosines are computed again from the vectors, in float32. A place for which
+    the index finds nothing has score -1 and index 0.
 
     Args:
         source: (N, D), need not be normalised.
@@ -73,9 +74,13 @@ def _search(
     indices = np.empty((len(queries), k), np.int64)
     for start in range(0, len(queries), PART):
         block = _unit_block(queries, query_name, start)
-        found_scores, found = index.search(block, k)
-        scores[start : start + PART] = np.where(found < 0, -1.0, found_scores)
-        indices[start : start + PART] = np.maximum(found, 0)
+        found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 where nothing was found
+        near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
+        exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
+        exact[found < 0] = -1
+        order = np.argsort(-exact, axis=1, kind="stable")
+        scores[start : start + PART] = np.take_along_axis(exact, order, 1)
+        indices[start : start + PART] = np.maximum(np.take_along_axis(found, order, 1), 0)
         bar.update(len(block))
     return scores, indices
 

@@ -51,6 +51,16 @@ def test_what_faiss_refuses_is_named(index: str, k: int, message: str) -> None:
         approximate_neighbours(*sides(), k, index)
 
 
+def test_compressed_vectors_do_not_blur_the_scores() -> None:
+    source, target = sides()
+    found = approximate_neighbours(source, target, 4, "PQ4x4")
+    unit_source, unit_target = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (source, target))
+    cosines = unit_source @ unit_target.T
+    np.testing.assert_allclose(found.forward_scores, np.take_along_axis(cosines, found.forward_indices, 1), atol=1e-5)
+    assert (np.diff(found.forward_scores) <= 0).all()
+    assert recall_at_k(found, source, target) < 1
+
+
 def test_a_row_that_is_not_finite_is_named() -> None:
     source, target = sides()
     source[321, 3] = np.inf

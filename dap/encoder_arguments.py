@@ -1,0 +1,53 @@
+"""The arguments by which a command names an encoder, and the encoder that they name."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from configuration_dap import CHOICES
+from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
+
+
+@dataclass
+class EncoderArguments:
+    """Which model, and how it makes a sentence vector."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id.",
+                  "aliases": ["--model"]},
+    )  # fmt: skip
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
+                  "choices": list(CHOICES["pooling"])},
+    )  # fmt: skip
+    prefix: str | None = field(
+        default=None,
+        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
+    )
+    max_seq_length: int | None = field(
+        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
+    )
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
+    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
+
+    def load(self) -> SentenceEncoder | LibraryEncoder:
+        """The encoder.
+
+        Raises:
+            ValueError: it cannot be loaded; names the model and the reason.
+        """
+        options = dict(vars(self))
+        name = options.pop("model_name_or_path")
+        try:
+            return load_encoder(name, **options)
+        except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
+            raise ValueError(f"--model_name_or_path {name}: {error}") from error
+
+
+def tokens_of_a_batch(wanted: int | None) -> int:
+    """The `--token_budget` given, else what keeps a GPU busy or a CPU's caches warm."""
+    if wanted is not None:
+        return wanted
+    return 32768 if torch.cuda.is_available() else 4096
