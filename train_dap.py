@@ -31,6 +31,7 @@ from dap.data import (
     tokenize_bitext,
 )
 from dap.encoding import longest_input
+from dap.publishing import Options, publish
 from dap.resuming import (
     FindBestAgain,
     RecordInCheckpoints,
@@ -249,8 +250,11 @@ def run(argv: list[str]) -> None:
     if trainer.dev_bitext:
         trainer.save_metrics("eval", trainer.evaluate(), combined=False)
     trainer.save_metrics("train", metrics, combined=False)
-    if training.push_to_hub:
-        trainer.push_to_hub()
+    if training.push_to_hub and trainer.is_world_process_zero():
+        access = {"private": bool(training.hub_private_repo), "token": training.hub_token}
+        options = Options(with_heads=True)
+        commit = publish(training.output_dir, trainer.hub_model_id, options, revision=training.hub_revision, **access)
+        logger.info("published as %s, commit %s", trainer.hub_model_id, commit)
 
 
 def main(argv: list[str] | None = None) -> None:

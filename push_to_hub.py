@@ -1,0 +1,143 @@
+"""Publish a checkpoint on the Hugging Face Hub: plain encoder, sentence-transformers files and model card.
+
+    python push_to_hub.py out --repo_id user/dap-xlmr --results tatoeba.json
+
+`--dry_run` writes the folder and sends nothing. Log in once with `hf auth login`, or set HF_TOKEN.
+"""
+
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.utils import validate_repo_id
+from transformers import HfArgumentParser
+
+from configuration_dap import CHOICES
+from dap.model_card import read_sources
+from dap.publishing import LAYOUTS, Options, fetch, upload, write
+from dap.results import read_report
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class PushArguments:
+    """What is published, and where."""
+
+    repo_id: str = field(metadata={"help": "Repository of the Hub, such as user/dap-xlmr; made if it is not there."})
+    private: bool = field(default=False, metadata={"help": "The repository is to be private."})
+    dry_run: bool = field(default=False, metadata={"help": "Write the folder and send nothing."})
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Keep the folder here. Default: with --dry_run CHECKPOINT-hub, else it is temporary."},
+    )
+    with_heads: bool = field(default=False, metadata={"help": "Add the whole DAP checkpoint in pretraining/."})
+    layout: str = field(
+        default="plain",
+        metadata={"help": "plain, or dap: the whole DAP checkpoint at the root.", "choices": list(LAYOUTS)},
+    )
+    onnx: bool = field(default=False, metadata={"help": "Add ONNX files in onnx/."})
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "How a plain encoder pools. Default: as it says.", "choices": list(CHOICES["pooling"])},
+    )
+    prefix: str | None = field(default=None, metadata={"help": "Text before every sentence. Default: as it says."})
+    max_seq_length: int | None = field(default=None, metadata={"help": "Tokens a sentence. Default: 128, or its own."})
+    normalize: bool = field(default=False, metadata={"help": "sentence-transformers gives vectors of length 1."})
+    results: list[str] = field(
+        default_factory=list,
+        metadata={"help": "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card."},
+    )
+    dataset_info: str | None = field(
+        default=None, metadata={"help": "dataset_info.json or card of the training text: its sources and licences."}
+    )
+    license: str | None = field(default=None, metadata={"help": "The model's licence, such as apache-2.0."})
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if CHECKPOINT is a Hub id."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a plain encoder carries."})
+
+
+def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments]:
+    """Checkpoint and arguments of the command line.
+
+    Raises:
+        ValueError: arguments that contradict each other, or no id of a repository.
+    """
+    parser = HfArgumentParser(PushArguments, allow_abbrev=False)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
+    args, rest = parser.parse_args_into_dataclasses(args=argv)
+    validate_repo_id(args.repo_id)
+    if "/" not in args.repo_id:
+        raise ValueError(f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}.")
+    if args.with_heads and args.layout == "dap":
+        raise ValueError("--layout dap has the heads at the root already: leave --with_heads out.")
+    if args.dry_run and args.private:
+        raise ValueError("--private says nothing with --dry_run, which sends nothing: leave one out.")
+    return rest.checkpoint, args
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Publishes as the command line `argv` says (None: the process's own); returns what was written and where.
+
+    Raises:
+        ValueError: arguments, a checkpoint or results that do not fit, or the Hub does not take it.
+        FileNotFoundError: no such checkpoint or file.
+    """
+    checkpoint, args = parse(argv)
+    if args.output_dir or args.dry_run:
+        folder = Path(args.output_dir or f"{checkpoint.rstrip('/')}-hub")
+        return publish(checkpoint, folder, args)
+    with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder:
+        return publish(checkpoint, Path(folder), args)
+
+
+def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any]:
+    """Write the folder and its card, and push it unless that is a dry run."""
+    export = find_onnx_export() if args.onnx else None
+    local = fetch(checkpoint, args.revision)
+    reports = {path: read_report(path) for path in args.results}
+    for path, report in reports.items():
+        if report["model"] not in (checkpoint, args.repo_id) and Path(report["model"]).resolve() != local.resolve():
+            logger.warning(
+                "%s is about %s, the checkpoint is %s: are they the same?", path, report["model"], checkpoint
+            )
+    sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
+    options = Options(**{name: value for name, value in vars(args).items() if name in Options.__dataclass_fields__})
+    write(local, folder, args.repo_id, options, sources)
+    if export is not None:
+        export(folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        print(f"{path.stat().st_size:>13,}  {path.relative_to(folder)}")
+    written: dict[str, Any] = {"files": [path.relative_to(folder).as_posix() for path in files]}
+    if args.dry_run:
+        print(f"written to {folder}; nothing was sent")
+        return written | {"folder": str(folder)}
+    commit = upload(folder, args.repo_id, args.private)
+    print(f"published as {args.repo_id}, commit {commit}")
+    return written | {"repo_id": args.repo_id, "commit": commit}
+
+
+def find_onnx_export() -> Callable[[Path], Any]:
+    """What exports a published folder's encoder into its `onnx/`; raises `ValueError` where that is not installed."""
+    try:
+        from dap.onnx_export import export
+    except ImportError as error:
+        raise ValueError(f"--onnx: {error}; pip install 'dap-transformers[onnx]', or leave it out.") from error
+    return export
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    try:
+        run(argv)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""A Hub on loopback: create, preupload, LFS, commit, tree and resolve, with the faults that a test asks for.
+
+Repositories live in memory. A fault is chosen by the repository's id, so that one client process can meet several.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+REPO = r"(?P<repo>[^/]+/[^/]+)"
+
+
+@dataclass
+class Fault:
+    """What goes wrong, and where.
+
+    Args:
+        where: name of an endpoint, a key of `ROUTES`; "loss" for a commit that loses its last file.
+        status: answer with this status and message; None cuts the connection after half of the body.
+        times: how often before it works.
+    """
+
+    where: str
+    status: int | None = None
+    message: str = ""
+    times: int = 10**9
+
+
+@dataclass
+class Repo:
+    """Files by path of the last commit, and how many commits there were."""
+
+    private: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)
+    commits: int = 0
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(str(self.commits).encode() + b"".join(map(str.encode, sorted(self.files)))).hexdigest()
+
+
+ROUTES = {
+    "create": ("POST", r"/api/repos/create"),
+    "validate": ("POST", r"/api/validate-yaml"),
+    "preupload": ("POST", rf"/api/models/{REPO}/preupload/(?P<rev>[^/]+)"),
+    "batch": ("POST", rf"/{REPO}\.git/info/lfs/objects/batch"),
+    "lfs": ("PUT", rf"/lfs/{REPO}/(?P<oid>\w+)"),
+    "commit": ("POST", rf"/api/models/{REPO}/commit/(?P<rev>[^/]+)"),
+    "tree": ("GET", rf"/api/models/{REPO}/tree/(?P<rev>[^/]+)(?P<path>/.*)?"),
+    "info": ("GET", rf"/api/models/{REPO}(/revision/(?P<rev>[^/]+))?"),
+    "resolve": ("GET|HEAD", rf"/{REPO}/resolve/(?P<rev>[^/]+)/(?P<path>.+)"),
+}
+
+
+class HubServer(ThreadingHTTPServer):
+    """State of the Hub; `token` is the only one it knows."""
+
+    daemon_threads = True
+
+    def __init__(self, token: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.token = token
+        self.repos: dict[str, Repo] = {}
+        self.objects: dict[tuple[str, str], bytes] = {}  # LFS, by repository and SHA-256
+        self.faults: dict[str, Fault] = {}
+        self.requests: list[tuple[str, str]] = []  # endpoint and repository, in order
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def count(self, where: str, repo: str) -> int:
+        """How many requests an endpoint got for a repository."""
+        return self.requests.count((where, repo))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request; methods named after `ROUTES` answer it."""
+
+    protocol_version = "HTTP/1.1"
+    server: HubServer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def handle_request(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        length = int(self.headers.get("Content-Length") or 0)
+        where, match = self.route(path)
+        if match is None:
+            self.rfile.read(length)
+            return self.answer(404, {"error": f"no such endpoint: {self.command} {path}"})
+        found = {key: value for key, value in match.groupdict().items() if value is not None}
+        body = self.rfile.read(length) if where == "create" else None
+        if body is not None:  # it holds the repository's name, which the others have in the path
+            given = json.loads(body)
+            found["repo"] = f"{given.get('organization') or 'user'}/{given['name']}"
+        self.server.requests.append((where, found.get("repo", "")))
+        if self.failed(where, found.get("repo", ""), 0 if body is not None else length):
+            return None
+        body = self.rfile.read(length) if body is None else body
+        allowed = where in ("resolve", "info", "tree", "validate", "lfs")
+        if not allowed and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            return self.answer(401, {"error": "Invalid username or password."})
+        return getattr(self, where)(body, **found)
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request
+
+    def route(self, path: str) -> tuple[str, re.Match | None]:
+        """Name of the endpoint, and the parts of the path."""
+        found = {where: re.fullmatch(pattern, path) for where, (methods, pattern) in ROUTES.items()
+                 if self.command in methods.split("|")}  # fmt: skip
+        return next(((where, match) for where, match in found.items() if match), ("", None))
+
+    def failed(self, where: str, repo: str, length: int) -> bool:
+        """Whether a fault answered the request."""
+        fault = self.server.faults.get(repo)
+        if fault is None or fault.where != where or fault.times < 1:
+            return False
+        fault.times -= 1
+        if fault.status is None:
+            self.rfile.read(length // 2)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.rfile.read(length)
+            said = fault.message.replace("{token}", self.headers.get("Authorization", ""))
+            self.answer(fault.status, {"error": said}, {"X-Error-Message": said} if said else {})
+        return True
+
+    def answer(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def create(self, body: bytes, repo: str) -> None:
+        given = json.loads(body)
+        url = {"url": f"{self.server.url}/{repo}", "name": repo}
+        if repo in self.server.repos:
+            return self.answer(409, url | {"error": "You already created this model repo"})
+        private = given.get("visibility") == "private" or bool(given.get("private"))
+        self.server.repos[repo] = Repo(private)
+        return self.answer(200, url)
+
+    def validate(self, body: bytes) -> None:
+        """As far as it can be known here: the metadata is YAML, and a model-index has what it needs."""
+        try:
+            data = ModelCard(json.loads(body)["content"]).data.to_dict()
+            if "model-index" in data:
+                model_index_to_eval_results(data["model-index"])
+        except Exception as error:  # whatever is wrong with it
+            return self.answer(400, {"errors": [{"message": f"{type(error).__name__}: {error}"}], "warnings": []})
+        return self.answer(200, {"errors": [], "warnings": []})
+
+    def preupload(self, body: bytes, repo: str, rev: str) -> None:
+        files = json.loads(body)["files"]
+        modes = [{"path": each["path"], "uploadMode": "lfs" if self.is_lfs(each["path"]) else "regular",
+                  "shouldIgnore": False} for each in files]  # fmt: skip
+        return self.answer(200, {"files": modes, "commitOid": self.server.repos[repo].sha})
+
+    @staticmethod
+    def is_lfs(path: str) -> bool:
+        return path.endswith((".safetensors", "tokenizer.json"))
+
+    def batch(self, body: bytes, repo: str) -> None:
+        objects = []
+        for each in json.loads(body)["objects"]:
+            wanted = {"actions": {"upload": {"href": f"{self.server.url}/lfs/{repo}/{each['oid']}"}}}
+            objects.append({**each, **({} if (repo, each["oid"]) in self.server.objects else wanted)})
+        return self.answer(200, {"transfer": "basic", "objects": objects})
+
+    def lfs(self, body: bytes, repo: str, oid: str) -> None:
+        if hashlib.sha256(body).hexdigest() != oid:
+            return self.answer(400, {"error": "these bytes have another SHA-256"})
+        self.server.objects[repo, oid] = body
+        return self.answer(200, {})
+
+    def commit(self, body: bytes, repo: str, rev: str) -> None:
+        files = dict(self.server.repos[repo].files)
+        for line in body.splitlines():
+            kind, value = (entry := json.loads(line))["key"], entry["value"]
+            if kind == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif kind == "lfsFile":
+                files[value["path"]] = self.server.objects[repo, value["oid"]]
+            elif kind in ("deletedFile", "deletedFolder"):
+                gone = value["path"].rstrip("/")
+                files = {
+                    path: data for path, data in files.items() if path != gone and not path.startswith(gone + "/")
+                }
+        if repo in self.server.faults and self.server.faults[repo].where == "loss":
+            files.popitem()
+        held = self.server.repos[repo]
+        held.files, held.commits = files, held.commits + 1
+        return self.answer(200, {"success": True, "commitOid": held.sha, "commitUrl": f"{self.server.url}/{repo}"})
+
+    def info(self, body: bytes, repo: str, rev: str = "main") -> None:
+        if (held := self.found(repo, rev)) is not None:
+            content = {"_id": repo, "id": repo, "modelId": repo, "sha": held.sha, "private": held.private, "tags": []}
+            content |= {"siblings": [{"rfilename": path} for path in sorted(held.files)]}
+            self.answer(200, content | {"downloads": 0, "likes": 0})
+
+    def tree(self, body: bytes, repo: str, rev: str, path: str = "") -> None:
+        if (held := self.found(repo, rev)) is not None:
+            start = path.strip("/") + "/" if path.strip("/") else ""
+            found = [self.entry(name, data) for name, data in sorted(held.files.items()) if name.startswith(start)]
+            if start and not found:
+                return self.answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+            return self.answer(200, found)
+        return None
+
+    @staticmethod
+    def entry(path: str, data: bytes) -> dict[str, Any]:
+        oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        entry = {"type": "file", "path": path, "size": len(data), "oid": oid}
+        if Handler.is_lfs(path):
+            entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+        return entry
+
+    def resolve(self, body: bytes, repo: str, rev: str, path: str) -> None:
+        if (held := self.found(repo, rev)) is None:
+            return None
+        headers = {"X-Repo-Commit": held.sha}
+        if path not in held.files:
+            return self.answer(404, {"error": "Entry not found"}, headers | {"X-Error-Code": "EntryNotFound"})
+        data = held.files[path]
+        return self.answer(200, data, headers | {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
+
+    def found(self, repo: str, rev: str) -> Repo | None:
+        """The repository, unless it or the revision is not there, which is answered."""
+        held = self.server.repos.get(repo)
+        if held is None or (held.private and self.headers.get("Authorization") != f"Bearer {self.server.token}"):
+            self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+            return None
+        if rev not in ("main", held.sha):
+            self.answer(404, {"error": f"Invalid rev id: {rev}"}, {"X-Error-Code": "RevisionNotFound"})
+            return None
+        return held
+
+
+@contextmanager
+def serve(token: str) -> Iterator[HubServer]:
+    """A Hub in a thread of this process."""
+    with HubServer(token) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

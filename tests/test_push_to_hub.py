@@ -1,0 +1,308 @@
+"""The command, against a real Hub protocol on loopback: what arrives, what is said when it does not, and no token."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY
+from hub_server import Fault, HubServer, Repo, serve
+from tiny_models import tiny_model
+from transformers import PreTrainedTokenizerFast
+
+import push_to_hub
+from dap.encoding import SentenceEncoder
+from dap.results import report, write_json
+
+TOKEN = "hf_dapSecretTokenOfTheTest"
+SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
+FAULTS = {
+    "user/cut-once": Fault("lfs", times=1),
+    "user/cut": Fault("lfs"),
+    "user/cut-commit": Fault("commit"),
+    "user/no-token": Fault("create", 401, "Invalid credentials: {token}"),
+    "user/not-mine": Fault("create", 403, "You don't have the rights to create a model under this namespace"),
+    "user/quota": Fault("batch", 403, "Private repository storage limit reached"),
+    "user/full": Fault("lfs", 507, "Insufficient Storage"),
+    "user/large": Fault("lfs", 413, "Payload Too Large"),
+    "user/down": Fault("commit", 503, "Service Unavailable"),
+    "user/lossy": Fault("loss"),
+}
+SAID = {
+    "user/cut": "(run the same command again; what has arrived is not sent twice)",
+    "user/cut-commit": "(run the same command again; what has arrived is not sent twice)",
+    "user/no-token": "401 Invalid credentials: Bearer ***",
+    "user/not-mine": "403 You don't have the rights to create a model under this namespace (the token may not",
+    "user/quota": "storage limit reached (the storage is full: free space on the account of user/quota)",
+    "user/full": "507 Insufficient Storage (the storage is full: free space",
+    "user/large": "413 Payload Too Large (a file is larger than the Hub takes",
+    "user/down": "503 Service Unavailable (the Hub has a problem: run the same command again",
+    "user/public": "is there and is public: make it private first, or leave --private out",
+    "user/lossy": "run the same command again",
+}
+# Pushes, in a process of its own as the client reads its settings when it is imported. It waits for seconds before it
+# tries again: here for milliseconds.
+PUSHER = """
+import json, re, sys, time
+wait = time.sleep
+time.sleep = lambda seconds: wait(min(seconds, 0.01))
+from pathlib import Path
+import numpy as np
+import push_to_hub
+from dap.publishing import Options, publish, upload
+from huggingface_hub import ModelCard
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoModelForPreTraining
+from dap.encoding import SentenceEncoder
+
+checkpoint, results, sentences = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+flags = ["--with_heads", "--results", results]
+done = {"user/whole": push_to_hub.run([checkpoint, "--repo_id", "user/whole", *flags])}
+vectors = {"encoder": SentenceEncoder.from_pretrained("user/whole").encode(sentences)}
+vectors["library"] = SentenceTransformer("user/whole", device="cpu").encode(sentences)
+commit = done["user/whole"]["commit"]
+vectors["pinned"] = SentenceEncoder.from_pretrained("user/whole", revision=commit).encode(sentences)
+np.savez("vectors.npz", **vectors)
+card = ModelCard.load("user/whole")
+card.validate()
+done["snippets"] = []
+for snippet in re.findall(r"```python\\n(.*?)```", str(card), re.DOTALL):
+    names = {}
+    exec(snippet, names)
+    done["snippets"].append(np.asarray(names["vectors"]).tolist() if "vectors" in names else str(type(names["model"])))
+local = [auto.from_pretrained("user/whole", subfolder="pretraining") for auto in (AutoModelForPreTraining, AutoModel)]
+done["local code"] = [type(model).__module__ for model in local]
+push_to_hub.run([checkpoint, "--repo_id", "user/root", "--layout", "dap"])
+publish(checkpoint, "user/trained", Options(with_heads=True), private=True)  # what train_dap.py does at its end
+done["user/again"] = push_to_hub.run([checkpoint, "--repo_id", "user/again", "--output_dir", "written"])
+for repo in ["user/secret", "user/public", *sys.argv[4:]]:
+    try:
+        done[repo] = upload(Path("written"), repo, private=repo in ("user/secret", "user/public"))
+    except ValueError as error:
+        done[repo] = {"error": str(error)}
+done["user/copy"] = push_to_hub.run(["user/whole", "--repo_id", "user/copy", "--revision", commit])
+try:
+    push_to_hub.main([checkpoint, "--repo_id", "user/no-token"])
+except SystemExit as end:
+    done["exit"] = end.code
+json.dump(done, open("done.json", "w"))
+"""
+# Loads what was pushed where this project cannot be imported, although it is installed here.
+STRANGER = """
+import sys
+OWN = {"dap", "modeling_dap", "configuration_dap", "losses_dap"}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in OWN:
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+import json, numpy as np, torch
+from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
+sentences = json.loads(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained("user/whole")
+batch = tokenizer(sentences, padding=True, return_tensors="pt")
+plain = AutoModel.from_pretrained("user/whole", add_pooling_layer=False)
+code = {"subfolder": "pretraining", "trust_remote_code": True}
+full = AutoModelForPreTraining.from_pretrained("user/whole", **code)
+encoder = AutoModel.from_pretrained("user/whole", **code)
+again = AutoTokenizer.from_pretrained("user/whole", subfolder="pretraining")(sentences, padding=True)
+root = AutoModel.from_pretrained("user/root", trust_remote_code=True)
+other = AutoTokenizer.from_pretrained("user/root")(sentences, padding=True)
+assert again["input_ids"] == other["input_ids"] == batch["input_ids"].tolist()
+with torch.no_grad():
+    states = plain(**batch).last_hidden_state
+    pooled = [model(batch["input_ids"], batch["attention_mask"]).pooler_output for model in (encoder, root)]
+np.savez(sys.argv[2], plain=states[:, 0], encoder=pooled[0], root=pooled[1])
+assert type(plain).__module__ == "transformers.models.bert.modeling_bert", type(plain)
+assert type(full).__module__.startswith("transformers_modules."), type(full)
+assert full.rtl_head is not None
+assert not OWN & set(sys.modules)
+"""
+
+
+@dataclass
+class Played:
+    """What the processes did: results by repository, all they printed, the folders, and the server's state."""
+
+    folder: Path
+    checkpoint: Path
+    server: HubServer
+    done: dict[str, Any] = field(default_factory=dict)
+    printed: str = ""
+
+    def run(self, *command: str, cwd: Path) -> None:
+        blank = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
+        own = {"HF_ENDPOINT": self.server.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+        own |= {"HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        cwd.mkdir()
+        done = subprocess.run([sys.executable, *command], cwd=cwd, env=blank | own, capture_output=True, text=True)
+        self.printed += done.stdout + done.stderr
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Path:
+    folder = tmp_path_factory.mktemp("hub")
+    torch.manual_seed(0)
+    tiny_model().save_pretrained(folder / "dap")
+    tiny_tokenizer.save_pretrained(folder / "dap")
+    languages = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}
+    settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
+    write_json(report(str(folder / "dap"), "retrieval", languages, settings, 1.0), folder / "results.json")
+    return folder
+
+
+def test_the_hub(folder: Path) -> None:
+    """One test for all the checks: a second worker would have to play everything again."""
+    with serve(TOKEN) as server:
+        server.faults = dict(FAULTS)
+        server.repos["user/public"] = Repo()
+        left = {
+            "NOTES.md": b"mine",
+            "pretraining/model.safetensors": b"old",
+            "model-00001-of-00002.safetensors": b"old",
+        }
+        server.repos["user/again"] = Repo(files=left)
+        played = Played(folder, folder / "dap", server)
+        script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n" + PUSHER
+        arguments = [str(folder / "dap"), str(folder / "results.json"), json.dumps(SENTENCES), *FAULTS]
+        played.run("-c", script, *arguments, cwd=folder / "pusher")
+        played.done = json.loads((folder / "pusher/done.json").read_text())
+        played.run("-I", "-c", STRANGER, json.dumps(SENTENCES), str(folder / "stranger.npz"), cwd=folder / "elsewhere")
+    check_vectors(played)
+    check_snippets(played)
+    assert played.done["local code"] == ["modeling_dap", "modeling_dap"]  # with the project no remote code is needed
+    check_existing_repository(played)
+    check_connection_cut_once(played)
+    for repo, said in SAID.items():
+        check_error(played, repo, said)
+    check_private_and_copied(played)
+    check_token(played)
+
+
+def check_vectors(played: Played) -> None:
+    expected = SentenceEncoder.from_pretrained(str(played.checkpoint)).encode(SENTENCES)
+    for file in ("pusher/vectors.npz", "stranger.npz"):
+        for name, vectors in np.load(played.folder / file).items():
+            np.testing.assert_allclose(vectors, expected, atol=1e-5, err_msg=name)
+    assert sorted(played.server.repos["user/whole"].files) == sorted([*played.done["user/whole"]["files"]])
+    assert played.server.repos["user/whole"].commits == 1  # all or nothing
+    assert "published as user/whole, commit" in played.printed
+
+
+def check_snippets(played: Played) -> None:
+    library, transformers, own, full = played.done["snippets"]
+    np.testing.assert_allclose(library, own, atol=1e-5)
+    np.testing.assert_allclose(transformers, own, atol=1e-5)
+    assert "DAPForPreTraining" in full
+    assert played.server.count("validate", "") >= 1
+
+
+def check_existing_repository(played: Played) -> None:
+    repo = played.server.repos["user/again"]
+    assert repo.commits == 1
+    assert repo.files["NOTES.md"] == b"mine"
+    assert set(repo.files) == {"NOTES.md", *played.done["user/again"]["files"]}
+    assert b"old" not in repo.files.values()
+
+
+def check_connection_cut_once(played: Played) -> None:
+    assert played.done["user/cut-once"] == played.server.repos["user/cut-once"].sha
+    assert played.server.count("lfs", "user/cut-once") > played.server.count("lfs", "user/again")
+    assert set(played.server.repos["user/cut-once"].files) == set(played.done["user/again"]["files"])
+
+
+def check_error(played: Played, repo: str, said: str) -> None:
+    """What goes wrong is said in one line, and nothing is half there."""
+    error = played.done[repo]["error"]
+    assert error.startswith(repo)
+    assert said in error
+    assert "\n" not in error
+    assert len(error) < 300
+    held = played.server.repos.get(repo)
+    if repo == "user/lossy":
+        assert "lacks" in error
+    else:
+        assert held is None or (held.commits == 0 and not held.files)
+
+
+def check_private_and_copied(played: Played) -> None:
+    assert played.done["exit"].startswith("error: user/no-token was not pushed: 401")
+    assert "hf auth login" in played.done["exit"]
+    assert played.server.repos["user/secret"].private
+    assert played.server.repos["user/trained"].private
+    trained = set(played.server.repos["user/trained"].files)
+    assert trained == set(played.done["user/whole"]["files"])
+    assert not played.server.repos["user/whole"].private
+    copy = played.server.repos["user/copy"].files
+    assert copy["model.safetensors"] == played.server.repos["user/whole"].files["model.safetensors"]
+    assert copy["modules.json"] == played.server.repos["user/whole"].files["modules.json"]
+
+
+def check_token(played: Played) -> None:
+    places = {str(path): path.read_bytes() for path in played.folder.rglob("*") if path.is_file()}
+    for name, repo in played.server.repos.items():
+        places |= {f"{name}/{path}": data for path, data in repo.files.items()}
+    places |= {"printed": played.printed.encode(), "done": json.dumps(played.done).encode()}
+    assert len(places) > 50
+    assert not [name for name, data in places.items() if TOKEN.encode() in data]
+
+
+def test_dry_run_writes_the_folder(
+    folder: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_to_hub, "upload", lambda *args: pytest.fail("something was sent"))
+    arguments = [str(folder / "dap"), "--repo_id", "user/dry", "--dry_run", "--results"]
+    written = push_to_hub.run([*arguments, str(folder / "results.json")])
+    assert written["folder"] == f"{folder / 'dap'}-hub"
+    assert "nothing was sent" in capsys.readouterr().out
+    files = {path.relative_to(written["folder"]).as_posix() for path in Path(written["folder"]).rglob("*.*")}
+    assert files == set(written["files"])
+    with pytest.raises(ValueError, match="is not empty"):
+        push_to_hub.run(arguments[:-1])
+    assert not caplog.text
+    other = json.loads((folder / "results.json").read_text()) | {"model": "some/other"}
+    write_json(other, folder / "other.json")
+    push_to_hub.run([*arguments, str(folder / "other.json"), "--output_dir", str(folder / "dry")])
+    assert "other.json is about some/other" in caplog.text
+
+
+def test_onnx_is_asked_for_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dap.onnx_export", None)  # as where it cannot be imported
+    out = folder / "with-onnx"
+    with pytest.raises(ValueError, match="--onnx: .*pip install 'dap-transformers"):
+        push_to_hub.run([str(folder / "dap"), "--repo_id", "user/a", "--dry_run", "--onnx", "--output_dir", str(out)])
+    assert not out.exists()
+
+
+def test_without_network_the_reason_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match="user/dap was not pushed: HF_HUB_OFFLINE is set; unset it"):
+        push_to_hub.run([str(folder / "dap"), "--repo_id", "user/dap"])
+    with pytest.raises(ValueError, match="no/such-model is neither a folder nor to be had from the Hub"):
+        push_to_hub.run(["no/such-model", "--repo_id", "user/dap", "--revision", "main"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--repo_id", "user/a b"], "user/a b"),
+        (["--repo_id", "mine"], "name the account too, as in user/mine"),
+        (["--repo_id", "user/a", "--with_heads", "--layout", "dap"], "leave --with_heads out"),
+        (["--repo_id", "user/a", "--dry_run", "--private"], "--private says nothing"),
+        (["--repo_id", "user/a", "--results", "absent.json"], "absent.json"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SystemExit, match=message) as end:
+        push_to_hub.main(["out", *flags])
+    assert str(end.value).startswith("error: ")
