@@ -34,11 +34,10 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from transformers import HfArgumentParser
 
-from configuration_dap import CHOICES
 from dap.alignment import align_tokens
 from dap.corpus import read_sentences
 from dap.embeddings import Encoder, embed_to_disk
-from dap.encoding import load_encoder
+from dap.encoder_arguments import EncoderArguments
 from dap.languages import NAMES, to_iso1
 from dap.mining import DistinctSentences
 
@@ -57,30 +56,6 @@ PART = 4096
 NO_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "THAI", "LAO", "KHMER", "MYANMAR")
 SPACES = "\u2581\u0120"  # what SentencePiece and byte-level tokenizers write for a space
 JOINER = "\u200d"  # keeps the joined form of an Arabic letter where a word is cut
-
-
-@dataclass
-class ModelArguments:
-    """Which model, and how it makes a sentence vector."""
-
-    model_name_or_path: str = field(
-        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id.",
-                  "aliases": ["--model"]},
-    )  # fmt: skip
-    pooling: str | None = field(
-        default=None,
-        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-                  "choices": list(CHOICES["pooling"])},
-    )  # fmt: skip
-    prefix: str | None = field(
-        default=None,
-        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
-    )
-    max_seq_length: int | None = field(
-        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
 
 
 @dataclass
@@ -385,7 +360,7 @@ def prepare(argv: Sequence[str] | None = None) -> SearchServer:
         ValueError: arguments or texts that do not fit, or a model that cannot be loaded.
         OSError: no such file, no room on the disk, or the port is in use.
     """
-    parser = HfArgumentParser((ModelArguments, PageArguments))
+    parser = HfArgumentParser((EncoderArguments, PageArguments))
     parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line")
     model_args, args, positional = parser.parse_args_into_dataclasses(args=argv)
     if len(positional.files) != 2:
@@ -393,12 +368,7 @@ def prepare(argv: Sequence[str] | None = None) -> SearchServer:
         raise ValueError(f"texts given: {given}; name a source text and a target text")
     paths = dict(zip(("source", "target"), map(Path, positional.files), strict=True))
     sentences = {role: _read(path) for role, path in paths.items()}
-    options = dict(vars(model_args))
-    name = options.pop("model_name_or_path")
-    try:
-        encoder = load_encoder(name, **options)
-    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-        raise ValueError(f"--model_name_or_path {name}: {error}") from error
+    name, encoder = model_args.model_name_or_path, model_args.load()
     cache = Path(args.embeddings_dir or Path(HF_HOME) / "dap" / "search")
     texts = {}
     for role, path in paths.items():
