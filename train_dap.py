@@ -26,6 +26,7 @@ from dap.data import (
     LanguageMixSampler,
     drop_targets,
     mix_languages,
+    read_target_vocabulary,
     split_validation,
     target_vocabulary,
     tokenize_bitext,
@@ -89,12 +90,24 @@ def load_dap_checkpoint(name: str, wanted: dict[str, Any], **options: Any) -> DA
 def text_fields(
     args: ModelArguments, data: DataArguments, train: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """What the training text says about a new model: the ids that RTL predicts, or the languages."""
+    """What the training text says about a new model: the ids that RTL predicts, or the languages.
+
+    Raises:
+        ValueError: a target vocabulary for a model that has no use for it.
+    """
     settings = CONFIG_DEFAULTS | given_fields(args)
-    if settings["objective"] != "tr+rtl":
+    objective, direction = settings["objective"], settings["rtl_direction"]
+    if args.target_vocabulary_file is not None and (objective, direction) != ("tr+rtl", "source-to-target"):
+        raise ValueError(
+            f"--target_vocabulary_file {args.target_vocabulary_file} does nothing with objective={objective!r} and "
+            f"rtl_direction={direction!r}: it is for 'tr+rtl' from source to target; leave it out."
+        )
+    if objective != "tr+rtl":
         return {}
-    if settings["rtl_direction"] != "source-to-target":
+    if direction != "source-to-target":
         return {"rtl_languages": sorted(train)}
+    if args.target_vocabulary_file is not None:
+        return {"target_token_ids": read_target_vocabulary(args.target_vocabulary_file, tokenizer)}
     restricted = args.restrict_target_vocabulary and not data.streaming
     return {"target_token_ids": target_vocabulary(train, tokenizer)} if restricted else {}
 
@@ -163,6 +176,11 @@ def build_trainer(
         train, dev = build_datasets(data, training, tokenizer)
     check_schedule(training, dev)
     is_dap = is_dap_checkpoint(model_args)
+    if is_dap and model_args.target_vocabulary_file is not None:
+        raise ValueError(
+            f"{model_args.model_name_or_path} has its target vocabulary already: leave --target_vocabulary_file "
+            f"{model_args.target_vocabulary_file} out, or start from a plain encoder."
+        )
     fields = {} if is_dap else text_fields(model_args, data, train, tokenizer)
     set_seed(training.seed)
     model = load_model(model_args, is_dap, **fields)

@@ -52,6 +52,10 @@ class ModelArguments:
         default=True,
         metadata={"help": "RTL predicts only ids of the training targets (neither streamed nor of sources)."},
     )
+    target_vocabulary_file: str | None = field(
+        default=None,
+        metadata={"help": "JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."},
+    )
     attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, ..."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
     revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of the checkpoint."})

@@ -7,10 +7,12 @@ says otherwise. Streams that are tokenised have no end, so that all processes dr
 
 import copy
 import hashlib
+import json
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -326,6 +328,26 @@ def target_vocabulary(datasets: Mapping[str, Dataset], tokenizer: PreTrainedToke
     for token in {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id, None}:
         seen[token] = False
     return np.flatnonzero(seen).tolist()
+
+
+def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Sorted ids of the file that `prepare_data.py --target_vocabulary` writes.
+
+    Raises:
+        ValueError: not such a file, or one of another tokenizer.
+        FileNotFoundError: no such file.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        size, ids = content["vocab_size"], sorted(set(content["target_token_ids"]))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})") from error
+    if size != len(tokenizer) or not ids or not 0 <= ids[0] <= ids[-1] < size:
+        raise ValueError(
+            f"{path} is for the {size} ids of {content.get('tokenizer')}, the tokenizer here has {len(tokenizer)}: "
+            "run prepare_data.py --target_vocabulary with it"
+        )
+    return ids
 
 
 # Language mix

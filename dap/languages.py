@@ -52,6 +52,17 @@ ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGU
 #: ISO 639-1 -> English name; English, the pivot, is included.
 NAMES: dict[str, str] = {"en": "English"} | {code: name for code, (_, name) in _LANGUAGES.items()}
 
+_DEVANAGARI, _ARABIC, _LATIN = ("Devanagari",), ("Arabic",), ("Latin",)
+#: ISO 639-1 -> the Unicode scripts that the language is written in, as Unicode's `Script` property names them.
+SCRIPTS: dict[str, tuple[str, ...]] = dict.fromkeys(NAMES, _LATIN) | {
+    "ar": _ARABIC, "bg": ("Cyrillic",), "bn": ("Bengali",), "el": ("Greek",), "fa": _ARABIC, "he": ("Hebrew",),
+    "hi": _DEVANAGARI, "ja": ("Han", "Hiragana", "Katakana"), "jv": ("Latin", "Javanese"), "ka": ("Georgian",),
+    "kk": ("Cyrillic",), "ko": ("Hangul", "Han"), "ml": ("Malayalam",), "mr": _DEVANAGARI, "ru": ("Cyrillic",),
+    "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",), "ur": _ARABIC, "zh": ("Han",),
+}  # fmt: skip
+#: Characters that make one English word in the scripts without spaces between words, rounded from parallel text.
+CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
+
 _OTHER_CODES = {
     "arb": "ar", "ekk": "et", "fas": "fa", "per": "fa", "fil": "tl", "iw": "he", "in": "id",
     "jw": "jv", "swa": "sw", "zho": "zh", "chi": "zh", "ger": "de", "fre": "fr", "baq": "eu",

@@ -21,8 +21,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dap.paper import (  # noqa: F401  (the paper's numbers are part of this module's names)
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
@@ -92,6 +90,8 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Name of CPU and GPU (None where there is none), and PyTorch's number of threads."""
+    import torch  # takes seconds, which those who only write tables need not wait
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"cpu": _cpu_name(), "gpu": gpu, "threads": torch.get_num_threads(), "system": platform.platform()}
 

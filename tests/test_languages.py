@@ -2,9 +2,19 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from dap.languages import ISO3, NAMES, TATOEBA_14, TATOEBA_28, TATOEBA_36, to_iso1
+from dap.languages import (
+    CHARACTERS_PER_WORD,
+    ISO3,
+    NAMES,
+    SCRIPTS,
+    TATOEBA_14,
+    TATOEBA_28,
+    TATOEBA_36,
+    to_iso1,
+)
 
 TATOEBA_DIR = Path(__file__).parents[1] / ".." / "shared" / "data" / "tatoeba"
 
@@ -43,3 +53,24 @@ def test_unknown_code_is_named_with_the_known_ones(code: str) -> None:
 def test_every_code_has_its_tatoeba_file() -> None:
     for code in TATOEBA_36:
         assert (TATOEBA_DIR / f"tatoeba.{ISO3[code]}-eng.{ISO3[code]}").is_file(), code
+
+
+def test_every_language_has_scripts_that_unicode_knows() -> None:
+    assert SCRIPTS.keys() == NAMES.keys()
+    letters = pl.Series(["a"])
+    for script in {script for scripts in SCRIPTS.values() for script in scripts}:
+        assert letters.str.contains(rf"\p{{{script}}}").to_list() == [script == "Latin"]
+
+
+def test_only_scripts_without_spaces_count_characters() -> None:
+    languages = {code for code, scripts in SCRIPTS.items() if CHARACTERS_PER_WORD.keys() & set(scripts)}
+    assert languages == {"zh", "ja", "th", "ko"}
+
+
+@pytest.mark.skipif(not TATOEBA_DIR.is_dir(), reason="../shared with the Tatoeba test set is absent")
+@pytest.mark.parametrize("code", TATOEBA_36)
+def test_tatoeba_sentences_are_in_their_scripts(code: str) -> None:
+    text = (TATOEBA_DIR / f"tatoeba.{ISO3[code]}-eng.{ISO3[code]}").read_text(encoding="utf-8")
+    own = "".join(rf"\p{{{script}}}" for script in SCRIPTS[code])
+    native, letters = (pl.Series([text]).str.count_matches(pattern).item() for pattern in (f"[{own}]", r"\p{L}"))
+    assert native > 0.97 * letters

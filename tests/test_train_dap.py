@@ -157,6 +157,23 @@ def test_directions_get_the_languages_of_the_data(flags: list[str], tmp_path: Pa
     assert config["rtl_languages"] == ["de", "fr", "sw"]
 
 
+def test_a_prepared_target_vocabulary_is_what_rtl_predicts(flags: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "ids.json"
+    flags += ["--target_vocabulary_file", str(file), "--max_steps", "1"]
+    size = len(AutoTokenizer.from_pretrained(flags[1]))
+    file.write_text(json.dumps({"tokenizer": "tiny", "vocab_size": size, "target_token_ids": [9, 2, 7, 9]}))
+    run([*flags, "--streaming", "--language_mix", "uniform", "--output_dir", str(tmp_path / "out")])
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert [saved[name].tolist() for name in saved if name.endswith(".token_ids")] == [[2, 7, 9]]
+    with pytest.raises(ValueError, match="out has its target vocabulary already"):
+        run([flags[0], str(tmp_path / "out"), *flags[2:], "--output_dir", str(tmp_path / "next")])
+    with pytest.raises(ValueError, match="ids.json does nothing with objective='tr'"):
+        run([*flags, "--objective", "tr", "--output_dir", str(tmp_path / "tr")])
+    file.write_text(json.dumps({"tokenizer": "other", "vocab_size": size + 5, "target_token_ids": [2]}))
+    with pytest.raises(ValueError, match=f"for the {size + 5} ids of other, the tokenizer here has {size}"):
+        run([*flags, "--output_dir", str(tmp_path / "other")])
+
+
 def test_dap_checkpoints_keep_what_their_weights_are_made_for(flags: list[str], tmp_path: Path) -> None:
     run([*flags, "--max_steps", "1", "--objective", "tr", "--output_dir", str(tmp_path / "first")])
     flags[1] = str(tmp_path / "first")

@@ -1,0 +1,308 @@
+"""Make training pairs out of raw parallel text: clean, without duplicates and leaks, sampled, as parquet shards.
+
+    python prepare_data.py --data raw/ --evaluation_data tatoeba/ --output_dir corpus
+    python prepare_data.py --opus all --languages de fr sw --download_dir raw --output_dir corpus
+
+Then: `train_dap.py --train_data corpus/train --validation_data corpus/dev`. A run that was stopped, even killed, goes
+on behind the files and languages that were finished when the same command is given again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import HfArgumentParser
+
+from dap.archives import disk_path
+from dap.cleaning import CleaningOptions, load_identifier
+from dap.corpus import find_bitext
+from dap.data_card import counts_table, data_card, dataset_info
+from dap.evaluation_sets import read_evaluation
+from dap.formats import BitextFile
+from dap.languages import TATOEBA_36, to_iso1
+from dap.leaks import LeakIndex
+from dap.preparation import Plan, Source, load_tokenizer, prepare, special_ids
+from dap.results import versions, write_json
+from dap.shards import full_device, new_folder
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of the result; another one does not go on with a run of this
+REPORT, WORK = "report.json", ".work"
+
+
+@dataclass
+class DataArguments:
+    """What to prepare, and where it goes."""
+
+    output_dir: str = field(metadata={"help": "Folder to write train/, dev/, README.md and report.json into."})
+    data: list[str] = field(
+        default_factory=list, metadata={"help": "Files, folders or a Hub dataset id, as train_dap.py takes them."}
+    )
+    opus: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six."},
+    )
+    languages: list[str] = field(
+        default_factory=list, metadata={"help": "Source languages. Default: all that there are (OPUS: the 36)."}
+    )
+    download_dir: str = field(default="raw", metadata={"help": "Folder for what is fetched from OPUS."})
+    mirror: str | None = field(default=None, metadata={"help": "Base address of a copy of OPUS' file store."})
+    target_language: str = field(default="en", metadata={"help": "Language code of the target side."})
+    max_bad_lines: float = field(default=0.001, metadata={"help": "Share of malformed lines a file may have."})
+    licences: str | None = field(
+        default=None, metadata={"help": "JSON file for the data card: origin (file name) -> licence."}
+    )
+    evaluation_data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."},
+    )
+    leak_threshold: float = field(
+        default=0.7, metadata={"help": "Share of character n-grams from which texts are near; 0: equal ones alone."}
+    )
+    list_leaks: str | None = field(default=None, metadata={"help": "JSONL file to list the leaks in."})
+    max_pairs: int = field(default=1_000_000, metadata={"help": "Most pairs a language, drawn at random; 0: all."})
+    dev_pairs: int = field(default=10_000, metadata={"help": "Dev pairs a language, at most a tenth; 0: none."})
+    seed: int = field(default=0, metadata={"help": "Of the sample and the dev sets."})
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "Count its tokens in the filters, as the paper does. Default: words."}
+    )
+    target_vocabulary: str | None = field(
+        default=None, metadata={"help": "Tokenizer whose ids of the English training side to write as JSON."}
+    )
+    language_identifier: str | None = field(
+        default=None, metadata={"help": "module:function that tells the language codes of a list of texts."}
+    )
+    shard_size: int = field(default=1_000_000, metadata={"help": "Most pairs of a parquet file."})
+    num_workers: int = field(default=1, metadata={"help": "Processes; the result does not depend on it."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace what another run left in output_dir."})
+
+    def __post_init__(self) -> None:
+        if not self.data and not self.opus:
+            raise ValueError("there is no text to prepare: give --data, --opus or both")
+        for name, least in (("num_workers", 1), ("shard_size", 1), ("max_pairs", 0), ("dev_pairs", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} {getattr(self, name)} must be at least {least}")
+        if not 0.0 <= self.leak_threshold <= 1.0:
+            raise ValueError(f"--leak_threshold {self.leak_threshold} is a share of n-grams, 0 to 1")
+
+
+def find_sources(args: DataArguments) -> tuple[list[Source], dict[str, str]]:
+    """The input files, numbered by language and place, and the licence of each known origin.
+
+    Raises:
+        ValueError, FileNotFoundError: as `find_bitext` and `fetch`; a language asked for that has no file.
+    """
+    fetched, licences = fetch_opus(args) if args.opus else ({}, {})
+    found = find_bitext([*args.data, *fetched], args.target_language)
+    wanted = [_code(code) for code in args.languages] or list(found)
+    if absent := [code for code in wanted if code not in found]:
+        raise ValueError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
+    files = [file for language in sorted(set(wanted)) for file in found[language]]
+    sources = [Source(number, file, origin_of(file, fetched)) for number, file in enumerate(files)]
+    if args.licences:
+        licences |= json.loads(Path(args.licences).read_text(encoding="utf-8"))
+    return sources, licences
+
+
+def fetch_opus(args: DataArguments) -> tuple[dict[str, str], dict[str, str]]:
+    """Downloads what OPUS has: path -> origin, and origin -> licence."""
+    from dap.opus import CORPORA, fetch, find_files
+    from dap.opus import licences as opus_licences
+
+    names = [name for given in args.opus for name in given.split(",")]
+    corpora = list(CORPORA) if names == ["all"] else names
+    files, absent = find_files(args.languages or TATOEBA_36, corpora, mirror=args.mirror)
+    for file in absent:
+        logger.info("OPUS has no %s", file)
+    paths, _ = fetch(files, args.download_dir, progress=True)
+    origins = {str(path): f"{file.corpus.name} {file.corpus.version}" for file, path in paths.items()}
+    if not origins:
+        raise ValueError(f"--opus {' '.join(args.opus)}: none of the {len(files) + len(absent)} files is there")
+    return origins, opus_licences(paths)
+
+
+def origin_of(file: BitextFile, fetched: dict[str, str]) -> str:
+    """OPUS' corpus, the id of a Hub dataset, or the file's name."""
+    if file.format == "hub":
+        return str(file)
+    path = os.path.abspath(file.paths[0])
+    known = (origin for start, origin in fetched.items() if path.startswith(os.path.abspath(start)))
+    return next(known, Path(path).name)
+
+
+def _code(code: str) -> str:
+    try:
+        return to_iso1(code)
+    except ValueError:
+        return code
+
+
+def make_plan(args: DataArguments, cleaning: CleaningOptions) -> Plan:
+    output = Path(args.output_dir)
+    same = ("target_language", "dev_pairs", "seed", "shard_size", "max_bad_lines", "tokenizer", "target_vocabulary")
+    return Plan(
+        output_dir=output,
+        work_dir=output / WORK,
+        cleaning=cleaning,
+        max_pairs=args.max_pairs or None,
+        check_leaks=bool(args.evaluation_data),
+        list_leaks=args.list_leaks is not None,
+        language_identifier=args.language_identifier,
+        **{name: getattr(args, name) for name in same},
+    )
+
+
+def fingerprint(settings: dict[str, Any], sources: Sequence[Source], evaluation: Sequence[str]) -> str:
+    """Changes with every setting that shapes the result and with the input files' paths, sizes and times."""
+    files = [(source.origin, source.file.paths, [_state(path) for path in source.file.paths]) for source in sources]
+    content = [VERSION, version("polars"), settings, files, [[path, _state(path)] for path in evaluation]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _state(path: str) -> Any:
+    path = str(disk_path(path))
+    if os.path.isdir(path):
+        return [(name, _state(os.path.join(path, name))) for name in sorted(os.listdir(path))]
+    return (os.path.getsize(path), os.stat(path).st_mtime_ns) if os.path.exists(path) else None
+
+
+def start(plan: Plan, mark: str, overwrite: bool) -> dict[str, Any] | None:
+    """The report of the same run if it has ended; else makes `work_dir` ready to begin or go on.
+
+    Raises:
+        ValueError: the folder holds other things or another run, and may not be overwritten.
+    """
+    output, note = plan.output_dir, plan.work_dir / "run.json"
+    ended = json.loads((output / REPORT).read_text(encoding="utf-8")) if (output / REPORT).is_file() else None
+    if ended and ended["fingerprint"] == mark and not overwrite:
+        return ended
+    begun = json.loads(note.read_text(encoding="utf-8"))["fingerprint"] if note.is_file() else None
+    if begun != mark or overwrite:
+        names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+        if names and not overwrite:
+            raise ValueError(
+                f"{output} holds {', '.join(names[:5])} of a run with other arguments or other text: give another "
+                "--output_dir, or --overwrite to replace it"
+            )
+        for name in (WORK, "train", "dev"):
+            shutil.rmtree(output / name, ignore_errors=True)
+        (output / REPORT).unlink(missing_ok=True)
+        write_json({"fingerprint": mark}, note)
+    return None
+
+
+def index_leaks(plan: Plan, paths: Sequence[str], threshold: float) -> int:
+    """Writes the index of the evaluation sentences, unless it is there; returns their number."""
+    folder = plan.work_dir / "leaks"
+    if not folder.exists():
+        sentences = read_evaluation(paths)
+        if not sentences:
+            raise ValueError(f"--evaluation_data {' '.join(paths)} holds no sentence")
+        with new_folder(folder) as new:
+            LeakIndex(sentences, threshold or None).save(new)
+            write_json({"sentences": len(sentences)}, new / "counts.json")
+    return json.loads((folder / "counts.json").read_text(encoding="utf-8"))["sentences"]
+
+
+def write_leaks(plan: Plan, sources: Sequence[Source], path: Path) -> None:
+    """All leaks in one JSONL file, in the order of the input."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as target:
+        for source in sources:
+            if (part := plan.cleaned(source) / "leaks.jsonl").is_file():
+                with part.open("rb") as lines:
+                    shutil.copyfileobj(lines, target)
+
+
+def write_vocabulary(plan: Plan, languages: Sequence[str]) -> None:
+    """`target_vocabulary.json`: ids on the English training side, special tokens but SEP left out.
+
+    These are what `dap.data.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts the
+    softmax of RTL to.
+    """
+    seen = np.any([np.load(plan.written(language) / "vocabulary.npy") for language in languages], axis=0)  # (V,)
+    seen[special_ids(plan.target_vocabulary)] = False
+    content = {"tokenizer": plan.target_vocabulary, "vocab_size": len(seen)}
+    write_json(
+        content | {"target_token_ids": np.flatnonzero(seen).tolist()}, plan.output_dir / "target_vocabulary.json"
+    )
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Prepares as the command line `argv` says (None: the process's own); returns the report that it writes.
+
+    Raises:
+        ValueError: arguments or text that do not fit, a folder of another run, or no space left on the device.
+        FileNotFoundError: no such file or folder.
+    """
+    args, cleaning = HfArgumentParser((DataArguments, CleaningOptions)).parse_args_into_dataclasses(args=argv)
+    with full_device(args.output_dir):
+        return _run(args, cleaning)
+
+
+def _run(args: DataArguments, cleaning: CleaningOptions) -> dict[str, Any]:
+    started = time.perf_counter()
+    sources, licences = find_sources(args)
+    plan, settings = make_plan(args, cleaning), shaping(args, cleaning)
+    mark = fingerprint(settings, sources, args.evaluation_data)
+    if ended := start(plan, mark, args.overwrite):
+        print(f"{counts_table(ended['languages'])}\n\n{args.output_dir} holds this already")
+        return ended
+    for name in filter(None, (args.tokenizer, args.target_vocabulary)):
+        load_tokenizer(name)  # a wrong name is found now
+    if args.language_identifier:
+        load_identifier(args.language_identifier)
+    sentences = index_leaks(plan, args.evaluation_data, args.leak_threshold) if args.evaluation_data else 0
+    languages = prepare(plan, sources, args.num_workers)
+    if empty := [code for code, counts in languages.items() if not counts["train"]]:
+        logger.warning("%s: nothing is left to train on; the table tells why", " ".join(empty))
+    seconds = time.perf_counter() - started
+    report = {"fingerprint": mark, "languages": languages, "settings": settings, "evaluation_sentences": sentences}
+    report |= {"licences": licences, "num_workers": args.num_workers, "seconds": round(seconds, 1)}
+    finish(plan, args, sources, report | {"versions": versions()})
+    print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
+    return json.loads((plan.output_dir / REPORT).read_text(encoding="utf-8"))
+
+
+def shaping(args: DataArguments, cleaning: CleaningOptions) -> dict[str, Any]:
+    """The arguments that shape the result, for the report and the card."""
+    elsewhere = ("output_dir", "num_workers", "overwrite", "list_leaks", "licences", "download_dir", "mirror")
+    named = {name: value for name, value in asdict(args).items() if name not in elsewhere}
+    return named | asdict(cleaning) | {"list_leaks": args.list_leaks is not None}
+
+
+def finish(plan: Plan, args: DataArguments, sources: Sequence[Source], report: dict[str, Any]) -> None:
+    """What describes the shards; the report comes last and marks the end."""
+    languages, settings, licences = report["languages"], report["settings"], report["licences"]
+    if args.list_leaks:
+        write_leaks(plan, sources, Path(args.list_leaks))
+    if args.target_vocabulary:
+        write_vocabulary(plan, list(languages))
+    write_json(dataset_info(languages, settings, licences), plan.output_dir / "dataset_info.json")
+    (plan.output_dir / "README.md").write_text(data_card(languages, settings, licences), encoding="utf-8")
+    write_json(report, plan.output_dir / REPORT)
+    shutil.rmtree(plan.work_dir)
+
+
+def main() -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        run()
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The command from raw files to what the trainer, `datasets` and a reader of the card take."""
+
+import json
+import os
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import REPOSITORY, synthetic_pairs
+from datasets import load_dataset
+from transformers import PreTrainedTokenizerFast
+
+from dap.corpus import load_bitext
+from dap.data import normalise, target_vocabulary, tokenize_bitext
+from prepare_data import main, run
+
+SHARED = REPOSITORY.parent / "shared"
+
+
+def long_pairs(language: str, count: int) -> list[tuple[str, str]]:
+    return [pair for pair in synthetic_pairs(language, 2 * count) if len(pair[1].split()) > 3][:count]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for language in ("de", "fr"):
+        pairs = long_pairs(language, 80)
+        (folder / f"{language}-en.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    return folder
+
+
+def arguments(raw: Path, output: Path, **options: Any) -> list[str]:
+    given = {"data": raw, "output_dir": output, "dev_pairs": 5, "max_shared": 2, **options}
+    return [
+        part
+        for name, value in given.items()
+        for part in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]
+
+
+def test_the_output_is_what_the_trainer_and_datasets_read(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    report = run(arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})))
+    assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json", "dataset_info.json"}
+    assert json.loads((out / "report.json").read_text()) == report
+    for split in ("train", "dev"):
+        loaded = load_bitext(out / split, cache_dir=tmp_path / "cache")
+        assert {code: len(part) for code, part in loaded.items()} == {
+            code: report["languages"][code][split] for code in ("de", "fr")
+        }
+    dataset = load_dataset(str(out), "fr-en", cache_dir=str(tmp_path / "cache"))  # by the card's YAML
+    assert {split: len(part) for split, part in dataset.items()} == {
+        split: report["languages"]["fr"][split] for split in ("train", "dev")
+    }
+    info = json.loads((out / "dataset_info.json").read_text())
+    assert info["features"] == json.loads(json.dumps(dataset["train"].features.to_dict()))
+    assert info["configs"]["fr-en"]["splits"]["dev"] == {"num_examples": 5}
+    card = (out / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
+    assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
+    assert "| fr-en.tsv | 75 | not stated; see the source |" in card
+    assert "was not compared with any evaluation set" in card
+    printed = capsys.readouterr().out
+    assert "target_repeated" in printed
+    assert "url" not in printed  # nothing was dropped for it
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_vocabulary_is_the_trainers(raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    out = tmp_path / "out"
+    run(
+        arguments(raw, out, target_vocabulary=tmp_path / "tokenizer", tokenizer=tmp_path / "tokenizer", max_tokens=500)
+    )
+    found = json.loads((out / "target_vocabulary.json").read_text())
+    train = load_bitext(out / "train", cache_dir=tmp_path / "cache")
+    expected = target_vocabulary(tokenize_bitext(train, tiny_tokenizer, 64), tiny_tokenizer)
+    assert found == {
+        "tokenizer": str(tmp_path / "tokenizer"),
+        "vocab_size": len(tiny_tokenizer),
+        "target_token_ids": expected,
+    }
+    assert len(expected) > 20
+
+
+def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
+    source, target = long_pairs("de", 80)[7]
+    (tmp_path / "test.txt").write_text(f"{target.upper()}!\n{source}\tnothing else of this kind\n")
+    out = tmp_path / "out"
+    options = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "new/leaks.jsonl"}
+    report = run(arguments(raw, out, **options))
+    leaks = [json.loads(line) for line in (tmp_path / "new/leaks.jsonl").read_text().splitlines()]
+    assert report["evaluation_sentences"] == 3
+    assert report["languages"]["de"]["leak"] == 1
+    assert {(leak["side"], leak["equal"]) for leak in leaks if leak["line"] == 8 and leak["language"] == "de"} == {
+        ("source", True),
+        ("target", True),
+    }
+    texts = {normalise(row["target"]) for row in load_bitext(out / "train", cache_dir=tmp_path / "cache")["de"]}
+    assert normalise(target) not in texts
+    assert f"compared with the evaluation sets {tmp_path}/test.txt" in (out / "README.md").read_text()
+
+
+def identify(texts: list[str]) -> list[str]:
+    """What `--language_identifier test_prepare_data:identify` names."""
+    return [
+        "en" if text.isascii() and not text.split()[0].endswith(("de", "fr")) else text.split()[0][-2:]
+        for text in texts
+    ]
+
+
+def test_the_identifier_is_asked(raw: Path, tmp_path: Path) -> None:
+    with (raw / "de-en.tsv").open("a") as file:
+        file.writelines(f"{source}\t{target}\n" for source, target in long_pairs("fr", 90)[80:])
+    report = run(arguments(raw, tmp_path / "out", language_identifier="test_prepare_data:identify"))
+    assert {code: found["language"] for code, found in report["languages"].items()} == {"de": 10, "fr": 0}
+
+
+def test_a_language_of_which_nothing_is_left_is_named(
+    raw: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (raw / "sw-en.tsv").write_text("mbili\ttwo\n")
+    report = run(arguments(raw, tmp_path / "out"))
+    assert "sw: nothing is left to train on" in caplog.text
+    assert report["languages"]["sw"]["short"] == 1
+    assert list(load_bitext(tmp_path / "out/train", cache_dir=tmp_path / "cache")) == ["de", "fr"]
+    card = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---")[1])
+    assert [config["config_name"] for config in card["configs"]] == ["de-en", "fr-en"]
+
+
+def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -> None:
+    with (raw / "de-en.tsv").open("ab") as file:
+        file.write(b"no tab\n\xff\tx\n" + b"Der Zug steht noch da.\tThe train still stands there." + b"\n")
+    report = run(arguments(raw, tmp_path / "out", languages="deu", max_bad_lines=0.1))
+    assert list(report["languages"]) == ["de"]
+    assert (report["languages"]["de"]["read"], report["languages"]["de"]["unreadable"]) == (81, 2)
+    with pytest.raises(ValueError, match=r"de-en.tsv: 2 of the first 83 lines are bad"):
+        run(arguments(raw, tmp_path / "strict", max_bad_lines=0.001))
+
+
+def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = run(arguments(raw, out))
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert run(arguments(raw, out, num_workers=2)) == report
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    with pytest.raises(ValueError, match="of a run with other arguments or other text: give another --output_dir"):
+        run(arguments(raw, out, seed=1))
+    os.utime(raw / "de-en.tsv", ns=(1, 1))
+    with pytest.raises(ValueError, match="--overwrite"):
+        run(arguments(raw, out))
+    again = run([*arguments(raw, out, max_pairs=10, dev_pairs=0), "--overwrite"])
+    assert again["languages"]["de"]["train"] == 10
+    assert sorted(path.name for path in out.iterdir() if path.name == "dev" or path.name == ".work") == ["dev"]
+    assert not list((out / "dev").iterdir())
+
+
+def test_a_folder_with_other_things_is_left_alone(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds .*thesis.tex"):
+        run(arguments(raw, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "absent"}, "absent: no such file"),
+        ({"languages": "th"}, "--languages th: there is text in de fr only"),
+        ({"tokenizer": "no/such-tokenizer"}, "tokenizer no/such-tokenizer"),
+        ({"evaluation_data": "absent.txt"}, "absent.txt"),
+        ({"language_identifier": "absent:f"}, "language_identifier 'absent:f'"),
+        ({"num_workers": 0}, "--num_workers 0 must be at least 1"),
+        ({"leak_threshold": 2}, "--leak_threshold 2.0"),
+        ({"url_pattern": "("}, "url_pattern"),
+        ({"opus": "NoSuchCorpus"}, "NoSuchCorpus"),
+    ],
+)
+def test_expected_errors_end_the_command_with_one_message(
+    raw: Path, tmp_path: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prepare-data", *arguments(raw, tmp_path / "out", **options)])
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main()
+
+
+def test_without_text_it_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give --data, --opus or both"):
+        run(["--output_dir", str(tmp_path)])
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def opus(tmp_path: Path) -> Iterator[str]:
+    """A copy of OPUS' file store on loopback, with one small corpus."""
+    folder = tmp_path / "store/OPUS-WikiMatrix/v1/moses"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "en-sw.txt.zip", "w") as archive:
+        for side, texts in zip(("sw", "en"), zip(*long_pairs("sw", 40))):
+            archive.writestr(f"WikiMatrix.en-sw.{side}", "".join(f"{text}\n" for text in texts))
+        archive.writestr("README", "about it")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "store")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+def test_opus_is_fetched_named_and_mixed_with_other_text(raw: Path, opus: str, tmp_path: Path) -> None:
+    options = {"opus": "WikiMatrix", "languages": ["sw", "de"], "mirror": opus, "download_dir": tmp_path / "fetched"}
+    report = run(arguments(raw, tmp_path / "out", **options))
+    assert {code: found["origins"] for code, found in report["languages"].items()} == {
+        "de": {"de-en.tsv": 75},
+        "sw": {"WikiMatrix v1": 36},
+    }
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| WikiMatrix v1 | 36 | CC-BY-SA 4.0. (https://" in card
+    with pytest.raises(ValueError, match="--opus WikiMatrix: none of the 1 files is there"):
+        run(arguments(raw, tmp_path / "none", **options | {"languages": "fr"}))
+
+
+@pytest.mark.skipif(not (SHARED / "data/train").is_dir(), reason="../shared with real text is absent")
+def test_real_text_comes_through(tmp_path: Path) -> None:
+    data = [str(SHARED / f"data/train/{code}-en.tsv.xz") for code in ("jv", "af")]
+    report = run(
+        ["--data", *data, "--output_dir", str(tmp_path / "out"), "--evaluation_data", str(SHARED / "data/tatoeba")]
+    )
+    for found in report["languages"].values():
+        assert found["train"] + found["dev"] > 0.75 * found["read"]
+        assert found["script"] < 0.02 * found["read"]
+        assert found["leak"] < 0.01 * found["read"]
