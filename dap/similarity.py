@@ -17,12 +17,14 @@ from tqdm.auto import tqdm
 
 Array = np.ndarray | Tensor
 
-#: Source × target rows of a block: 48 MiB of float32 on a CPU, 1 GiB on a GPU.
-BLOCKS = {"cpu": (4096, 3072), "cuda": (8192, 32768)}
+#: Source × target rows of a block: 64 MiB of float32 on a CPU, 1 GiB on a GPU.
+BLOCKS = {"cpu": (4096, 4096), "cuda": (8192, 32768)}
 #: Neighbouring entries of a block that are reduced to their maximum first.
-GROUP = 32
+GROUP = 8
 #: Rows that are read at a time where no product is computed.
 PART = 256
+#: Rows whose best keys are brought up to date at a time.
+CHUNK = 1024
 #: With bfloat16 products this many times k candidates are scored again in float32.
 OVERSAMPLING = 4
 
@@ -74,7 +76,8 @@ def mutual_neighbours(
     Raises:
         ValueError: wrong shapes, k out of range, or a row that is not finite (side and row are named).
     """
-    source_rows, target_rows = _Rows(source, "source", k), _Rows(target, "target", k)
+    device = _device(source, target)
+    source_rows, target_rows = _Rows(source, "source", k, device), _Rows(target, "target", k, device)
     _check(source_rows, target_rows, k, min(len(source_rows), len(target_rows)))
     forward, backward = _search(source_rows, target_rows, k, True, bf16, progress, blocks)
     forward_found = _all_rows(source_rows, target_rows, forward, k)
@@ -102,10 +105,17 @@ def nearest_neighbours(
     Raises:
         ValueError: as `mutual_neighbours`.
     """
-    query_rows, key_rows = _Rows(queries, "queries", k), _Rows(keys, "keys", k)
+    device = _device(queries, keys)
+    query_rows, key_rows = _Rows(queries, "queries", k, device), _Rows(keys, "keys", k, device)
     _check(query_rows, key_rows, k, len(key_rows))
     forward, _ = _search(query_rows, key_rows, k, False, False, False, blocks)
     return _all_rows(query_rows, key_rows, forward, k)
+
+
+def _device(*arrays: Array) -> torch.device:
+    """That of the first tensor; for arrays alone CUDA where there is one."""
+    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return next((array.device for array in arrays if isinstance(array, Tensor)), default)
 
 
 def unit_rows(array: Array, name: str, start: int = 0) -> Tensor:
@@ -118,18 +128,45 @@ def unit_rows(array: Array, name: str, start: int = 0) -> Tensor:
     Raises:
         ValueError: not two-dimensional, or a row with NaN or infinity, named by its number.
     """
-    if isinstance(array, np.ndarray):
-        array = torch.from_numpy(np.array(array, np.float32))  # a copy: a memory map may be read-only
-    rows = array.detach().to(torch.float32)  # (N, D)
-    if rows.ndim != 2 or rows.shape[1] == 0:
-        raise ValueError(f"{name} has shape {tuple(rows.shape)}: expected (rows, dimensions)")
-    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)  # (N, 1), NaN where a value is
+    rows = _new_rows(array, name, len(array), array.device if isinstance(array, Tensor) else torch.device("cpu"))
+    _read(array, rows)
+    _divide(rows, *_lengths(rows, name, start))
+    return rows
+
+
+def _new_rows(array: Array, name: str, count: int, device: torch.device) -> Tensor:
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
+    return torch.empty(count, array.shape[1], device=device)
+
+
+def _read(part: Array, rows: Tensor) -> None:
+    """Copies the part of an array into `rows`, float32."""
+    if isinstance(part, Tensor):
+        rows.copy_(part.detach())
+    elif rows.device.type == "cpu":
+        rows.numpy()[...] = part
+    else:
+        rows.copy_(torch.from_numpy(np.array(part, np.float32)))
+
+
+def _lengths(rows: Tensor, name: str, start: int) -> tuple[Tensor, Tensor]:
+    """Largest absolute value of each row, and the length of the row divided by it: squares cannot overflow.
+
+    Both are (N, 1), and 1 for a zero row.
+    """
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)  # NaN where a value is
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
         raise ValueError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
-    rows = rows / largest.clamp_min(torch.finfo(torch.float32).tiny)  # squares cannot overflow
-    return torch.nn.functional.normalize(rows, dim=1)
+    largest = torch.where(largest > 0, largest, 1.0)
+    length = torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
+    return largest, torch.where(length > 0, length, 1.0)
+
+
+def _divide(rows: Tensor, largest: Tensor, length: Tensor) -> None:
+    rows.div_(largest).div_(length)
 
 
 class _Rows:
@@ -140,15 +177,10 @@ class _Rows:
         member: (N,) which distinct row each row is.
     """
 
-    def __init__(self, array: Array, name: str, k: int) -> None:
-        if array.ndim != 2 or array.shape[1] == 0:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
-        self.array, self.name = array, name
-        if isinstance(array, Tensor):
-            self.device = array.device
-        else:
-            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.copies, self.member = _copies(self._first_equal_row(), max(k, 1))
+    def __init__(self, array: Array, name: str, k: int, device: torch.device) -> None:
+        self.array, self.name, self.device = array, name, device
+        hashes = self._measure()
+        self.copies, self.member = _copies(self._first_equal_row(hashes), max(k, 1))
 
     def __len__(self) -> int:
         return len(self.array)
@@ -160,35 +192,51 @@ class _Rows:
 
     def take(self, rows: Tensor) -> Tensor:
         """Unit rows by their numbers, (…, D)."""
-        flat = rows.flatten().to(self.array.device if isinstance(self.array, Tensor) else "cpu")
-        part = self.array[flat] if isinstance(self.array, Tensor) else self.array[flat.numpy()]
-        return unit_rows(part, self.name).to(self.device).unflatten(0, rows.shape)
+        flat = rows.flatten()
+        taken = self.new(len(flat))
+        numbers = flat.to(self.array.device) if isinstance(self.array, Tensor) else flat.cpu().numpy()
+        _read(self.array[numbers], taken)
+        _divide(taken, self.largest[flat], self.length[flat])
+        return taken.unflatten(0, rows.shape)
 
-    def block(self, start: int, end: int) -> Tensor:
-        """The distinct unit rows `start` to `end`, (end - start, D)."""
-        rows = torch.empty(end - start, self.array.shape[1], device=self.device)
-        for first in range(start, end, PART):
-            last = min(first + PART, end)
-            if self.distinct == len(self):
-                part = unit_rows(self.array[first:last], self.name, first)
-            else:
-                part = self.take(self.copies[first:last, 0])
-            rows[first - start : last - start] = part
+    def new(self, count: int) -> Tensor:
+        """Room for so many rows, (count, D)."""
+        return _new_rows(self.array, self.name, count, self.device)
+
+    def block(self, start: int, end: int, room: Tensor) -> Tensor:
+        """The distinct unit rows `start` to `end`, (end - start, D), in the memory of `room`."""
+        rows = room[: end - start]
+        if self.distinct == len(self):
+            _read(self.array[start:end], rows)
+            _divide(rows, self.largest[start:end], self.length[start:end])
+            return rows
+        for first in range(0, len(rows), PART):  # in parts: what `take` needs comes on top
+            numbers = self.copies[start + first : min(start + first + PART, end), 0]
+            rows[first : first + PART] = self.take(numbers)
         return rows
 
-    def _first_equal_row(self) -> Tensor:
-        """Number of the first row equal to each row, (N,): found by a 64-bit hash of the bits, then compared."""
+    def _measure(self) -> Tensor:
+        """Sets `largest` and `length`, (N, 1), and gives a hash of the bits of each unit row, (N,) int64."""
+        room = self.new(PART)
+        self.largest, self.length = torch.ones(2, len(self), 1, device=self.device)
+        hashes = torch.empty(len(self), dtype=torch.long, device=self.device)
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.randint(-(2**63), 2**63 - 1, (room.shape[1],), generator=generator).to(self.device)
+        for start in range(0, len(self), PART):
+            part = slice(start, start + PART)
+            rows = room[: len(self) - start]
+            _read(self.array[part], rows)
+            self.largest[part], self.length[part] = _lengths(rows, self.name, start)
+            _divide(rows, self.largest[part], self.length[part])
+            bits = rows.add_(0.0).view(torch.int32).long()  # -0.0 becomes 0.0
+            hashes[part] = bits.mul_(factors).sum(1)  # wraps: exact in any order
+        return hashes
+
+    def _first_equal_row(self, hashes: Tensor) -> Tensor:
+        """Number of the first row equal to each row, (N,): of equal hash, and compared."""
         own = torch.arange(len(self), device=self.device)
         if not len(self):
             return own
-        generator = torch.Generator().manual_seed(0)
-        factors = torch.randint(-(2**63), 2**63 - 1, (self.array.shape[1],), generator=generator).to(self.device)
-        hashes = torch.empty_like(own)
-        for start in range(0, len(self), PART):
-            rows = unit_rows(self.array[start : start + PART], self.name, start).to(self.device)
-            hashes[start : start + PART] = (rows.view(torch.int32).long() * factors).sum(
-                1
-            )  # wraps: exact in any order
         _, group = hashes.unique(return_inverse=True)
         first = torch.full_like(own, len(self)).scatter_reduce(0, group, own, "amin")[group]
         for part in (first != own).nonzero()[:, 0].split(PART):
@@ -242,7 +290,7 @@ class _Best:
         maxima = groups.amax(dim + 1)  # (R, G) or (G, R)
         maxima = maxima if dim else maxima.T.contiguous()  # (R, G)
         worst = self.scores[start : start + len(maxima), -1]  # earlier keys win a tie, so only more than this counts
-        for rows in (maxima.amax(1) > worst).nonzero()[:, 0].split(PART):
+        for rows in (maxima.amax(1) > worst).nonzero()[:, 0].split(CHUNK):
             self._update_rows(groups, maxima[rows], rows, start, offset, dim)
 
     def _update_rows(self, groups: Tensor, maxima: Tensor, rows: Tensor, start: int, offset: int, dim: int) -> None:
@@ -255,7 +303,7 @@ class _Best:
         scores, indices = _merge(before, (found.flatten(1), numbers.flatten(1)))
         if self.exact and best.shape[1] > width:  # a group left out may hold the last score at a lower index
             tied = (best[:, width] >= scores[:, -1]).nonzero()[:, 0]
-            for part in tied.split(GROUP):
+            for part in tied.split(PART // 8):
                 whole = groups[rows[part]] if dim else groups[:, :, rows[part]].movedim(2, 0)  # (r, G, GROUP)
                 numbers = torch.arange(maxima.shape[1] * GROUP, device=rows.device).expand(len(part), -1) + offset
                 earlier = before[0][part], before[1][part]
@@ -268,7 +316,8 @@ class _Best:
         for start in range(0, queries.distinct, PART):
             indices = self.indices[start : start + PART].sort(1).values  # (r, k')
             found = keys.take(keys.copies[indices, 0])  # (r, k', D)
-            scores = (found @ queries.block(start, start + len(indices))[:, :, None])[:, :, 0]  # (r, k')
+            own = queries.take(queries.copies[start : start + PART, 0])  # (r, D)
+            scores = (found @ own[:, :, None])[:, :, 0]  # (r, k')
             parts.append(_merge((scores[:, :0], indices[:, :0]), (scores, indices), width))
         if parts:
             self.scores, self.indices = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -288,12 +337,13 @@ def _search(
     wanted = k * OVERSAMPLING if bf16 else k
     forward, backward = _Best(source, target, wanted, not bf16), _Best(target, source, wanted, not bf16)
     query_block, key_block = blocks or BLOCKS[source.device.type]
-    size = min(query_block, source.distinct) * min(key_block, target.distinct)
-    buffer = torch.empty(size, device=source.device)
+    query_block, key_block = min(query_block, source.distinct), min(key_block, target.distinct)
+    query_room, key_room = source.new(query_block), target.new(key_block)
+    buffer = torch.empty(query_block * key_block, device=source.device)
     total = source.distinct * target.distinct
     with tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress) as bar:
-        for column, keys in _blocks(target, key_block):
-            for row, queries in _blocks(source, query_block):
+        for column, keys in _blocks(target, key_block, key_room):
+            for row, queries in _blocks(source, query_block, query_room):
                 similarity = _product(queries, keys, buffer, bf16)  # (Q, K)
                 forward.update(similarity, row, column, dim=1)
                 if both:
@@ -306,9 +356,9 @@ def _search(
     return forward, backward
 
 
-def _blocks(rows: _Rows, size: int) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, rows.distinct, size):
-        yield start, rows.block(start, min(start + size, rows.distinct))
+def _blocks(rows: _Rows, size: int, room: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, rows.distinct, max(size, 1)):
+        yield start, rows.block(start, min(start + size, rows.distinct), room)
 
 
 def _product(queries: Tensor, keys: Tensor, buffer: Tensor, bf16: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from dap.similarity import GROUP, Neighbours, mutual_neighbours, nearest_neighbours
+from dap.similarity import GROUP, PART, Neighbours, mutual_neighbours, nearest_neighbours
 
 
 def naive_neighbours(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,6 +130,17 @@ def test_both_directions_equal_the_naive_loop(k: int, blocks: tuple[int, int] | 
     rng = np.random.default_rng(5)
     source, target = rng.normal(size=(131, 8)), rng.normal(size=(170, 8))
     assert_equal_neighbours(mutual_neighbours(source, target, k, blocks=blocks), both_directions(source, target, k))
+
+
+@pytest.mark.parametrize("layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
+    rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
+    keys = layout(np.concatenate([rows, rows, rows, rows])[: PART + 1])  # the last part has one row
+    keys = torch.from_numpy(np.array(keys).T.copy()).T if as_tensor else keys
+    _, indices = nearest_neighbours(rows, keys, 4)
+    np.testing.assert_array_equal(indices[:1, :4] % 65, np.zeros((1, 4)))
+    np.testing.assert_array_equal(indices[:, 0], np.arange(65))
 
 
 @pytest.mark.parametrize("blocks", [None, (40, 70), (33, 64), (1, 3)])
