@@ -7,13 +7,21 @@ from setuptools import setup
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
     "st": ["sentence-transformers>=5.2"],
-    "onnx": ["onnx>=1.17", "onnxruntime>=1.20"],
+    "faiss": ["faiss-cpu>=1.10"],
+    "mteb": ["mteb>=2.26"],
+    "po": ["polib>=1.2"],
+    "data": ["polars>=1.30"],
+    "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
     "quickstart": ["matplotlib>=3.8", "polib>=1.2"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["quickstart"],
     *EXTRAS["st"],
+    *EXTRAS["faiss"],
+    *EXTRAS["mteb"],
+    *EXTRAS["data"],
+    *EXTRAS["onnx"],
     "build>=1.2",
     "setuptools>=77",
     "pytest>=8",
@@ -30,7 +38,17 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    py_modules=["configuration_dap", "losses_dap", "modeling_dap", "train_dap", "eval_retrieval"],
+    py_modules=[
+        "configuration_dap",
+        "losses_dap",
+        "modeling_dap",
+        "train_dap",
+        "eval_retrieval",
+        "mine_bitext",
+        "run_xnli",
+        "prepare_data",
+        "push_to_hub",
+    ],
     packages=["dap"],
     install_requires=[
         "torch>=2.8",
@@ -44,8 +62,18 @@ setup(
         "pyarrow>=21",
         "pyyaml>=6",
         "tqdm>=4.66.3",
+        "xxhash>=3.4",
     ],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["train-dap=train_dap:main", "eval-retrieval=eval_retrieval:main"]},
+    entry_points={
+        "console_scripts": [
+            "train-dap=train_dap:main",
+            "eval-retrieval=eval_retrieval:main",
+            "mine-bitext=mine_bitext:main",
+            "run-xnli=run_xnli:main",
+            "prepare-data=prepare_data:main",
+            "push-to-hub=push_to_hub:main",
+        ]
+    },
     classifiers=["Programming Language :: Python :: 3", "Topic :: Text Processing :: Linguistic"],
 )

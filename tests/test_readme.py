@@ -31,7 +31,8 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_readme_names_files_that_exist() -> None:
-    for name in re.findall(r"`((?:configs|dap|tests|quickstart|docs|examples|benchmarks)/[\w./]+|\w+\.(?:py|md|txt))`", TEXT):
+    folders = "configs|dap|tests|quickstart|docs|examples|benchmarks"
+    for name in re.findall(rf"`((?:{folders})/[\w./]+|\w+\.(?:py|md|txt))`", TEXT):
         assert (REPOSITORY / name).exists(), name
 
 

@@ -1,0 +1,557 @@
+"""XNLI: fine-tune an encoder on English inference pairs and test it, without more training, in 15 languages.
+
+    accelerate launch run_xnli.py --model_name_or_path out --data_dir xnli/ --train_data mnli.tsv --output_dir xnli-out
+
+`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (dap/nli.py says more), or a Hub id such as
+`facebook/xnli`. Each pair of learning rate and seed is a run of its own in `output_dir`: finished ones are used again,
+and a stopped one goes on from its checkpoint when the same command is given again.
+"""
+
+import copy
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from torch import Tensor
+from torch.utils.data import Sampler
+from transformers import (
+    DataCollatorWithPadding,
+    EvalPrediction,
+    HfArgumentParser,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.trainer_utils import sort_checkpoints
+
+from configuration_dap import CHOICES, DAPConfig
+from dap.embeddings import model_fingerprint
+from dap.encoding import SentenceEncoder
+from dap.languages import NAMES
+from dap.nli import (
+    LABELS,
+    NLIData,
+    NLISource,
+    StepLengthSampler,
+    chosen_languages,
+    find_nli,
+    prepare_nli,
+    training_source,
+)
+from dap.paper import XNLI_LANGUAGES, xnli_table
+from dap.results import merge_seeds, report, text_table, write_json
+from dap.resuming import differences, find_resumable, has_ended, is_free, load_ended
+from dap.trainer import EpochOfSampler
+from modeling_dap import DAPForSequenceClassification, DAPModel, require_encoder
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
+RECORD, RESULT = "run.json", "result.json"
+# Arguments that each run has for itself, or that only share a step's pairs out.
+OWN = {"seed", "seeds", "search", "learning_rate", "learning_rates", "selection", "keep_models"}
+OWN |= {"per_device_train_batch_size", "gradient_accumulation_steps"}
+
+
+@dataclass
+class ModelArguments:
+    """Which encoder; whatever it is, the classifier on it is of one shape and starts from random weights."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."}
+    )
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "What the classifier gets, 'cls' as in the paper unless the checkpoint says otherwise.",
+                  "choices": list(CHOICES["pooling"])},
+    )  # fmt: skip
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
+
+
+@dataclass
+class DataArguments:
+    """English pairs to fine-tune on, and dev and test sets by language."""
+
+    data_dir: str = field(
+        default="facebook/xnli", metadata={"help": "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id."}
+    )
+    train_data: str | None = field(
+        default=None,
+        metadata={"help": "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir."},
+    )
+    languages: list[str] | None = field(
+        default=None, metadata={"help": "Languages to test, such as 'en de sw'. Default: all of the 15 in data_dir."}
+    )
+    max_seq_length: int = field(default=128, metadata={"help": "Tokens a pair is cut to."})
+    max_train_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of the training data."})
+
+
+@dataclass
+class XNLITrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the paper's values as defaults (appendix "XNLI Fine-tuning")."""
+
+    total_train_batch_size: int = field(
+        default=256, metadata={"help": "Pairs a step, over all processes and accumulated batches; sets the latter."}
+    )
+    seeds: list[int] | None = field(default=None, metadata={"help": "Fine-tune with each; --seed when absent."})
+    search: bool = field(
+        default=False, metadata={"help": "Choose among learning_rates by dev accuracy, with the first seed."}
+    )
+    learning_rates: list[float] = field(
+        default_factory=lambda: [1e-5, 3e-5, 5e-5, 7e-5], metadata={"help": "What --search chooses from."}
+    )
+    selection: str = field(
+        default="english",
+        metadata={"help": "Dev sets that choose: English alone (zero-shot), or the mean over all languages.",
+                  "choices": ["english", "all"]},
+    )  # fmt: skip
+    keep_models: bool = field(default=False, metadata={"help": "Keep the models that --search did not choose, too."})
+    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate of AdamW."})
+    num_train_epochs: float = field(default=2.0, metadata={"help": "Passes over the training pairs."})
+    weight_decay: float = field(default=0.0, metadata={"help": "Weight decay of AdamW."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Pairs a process has in memory at once."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Accuracy does not depend on it."})
+    save_steps: float = field(default=0.2, metadata={"help": "Steps, or share of a run, between checkpoints."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that a run keeps."})
+    logging_steps: float = field(default=0.05, metadata={"help": "Steps, or share of a run, between logs."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A loss that is not finite is an error."})
+    report_to: None | str | list[str] = field(default="none", metadata={"help": "Trackers, such as tensorboard."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        launched = int(os.environ.get("WORLD_SIZE", 1))
+        if launched != self.world_size:
+            raise ValueError(
+                f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
+                "CPU, put ACCELERATE_USE_CPU=true before the command."
+            )
+        if self.push_to_hub:
+            raise ValueError(
+                "push_to_hub=True: several models are made here; push the folder of one with `hf upload`."
+            )
+        for name in ("seeds", "learning_rates"):
+            values = getattr(self, name)
+            if values is not None and (not values or len(set(values)) < len(values)):
+                raise ValueError(f"{name}={values}: give one or more, each once.")
+        if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
+            raise ValueError(
+                f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "
+                "leave it out, or give false to begin unfinished runs anew."
+            )
+        self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
+        self.gradient_accumulation_steps = self._accumulation()
+
+    def _accumulation(self) -> int:
+        """Batches that make a step; raises `ValueError` where they cannot come to `total_train_batch_size`."""
+        at_once = self.train_batch_size * self.world_size
+        given, steps = self.gradient_accumulation_steps, self.total_train_batch_size // at_once
+        if steps * at_once != self.total_train_batch_size or steps < 1 or given not in (1, steps):
+            raise ValueError(
+                f"total_train_batch_size={self.total_train_batch_size} is not {at_once} pairs (per_device_train_"
+                f"batch_size={self.per_device_train_batch_size}, {self.world_size} processes) times "
+                f"gradient_accumulation_steps={given if given > 1 else 'any'}: change one of them."
+            )
+        return steps
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return self.seeds or [self.seed]
+
+
+# ------------------------------------------------------------------------------------------- model
+
+
+def load_encoder(args: ModelArguments, max_seq_length: int) -> SentenceEncoder:
+    """The encoder with its tokenizer and pooling.
+
+    Raises:
+        ValueError: it cannot be loaded, holds fewer positions, or is no encoder.
+    """
+    options = {"revision": args.revision, "trust_remote_code": args.trust_remote_code, "device": "cpu"}
+    try:
+        encoder = SentenceEncoder.from_pretrained(
+            args.model_name_or_path, args.pooling, prefix="", max_seq_length=max_seq_length, **options
+        )
+        if not isinstance(encoder.model, DAPModel):
+            require_encoder(encoder.model.config, args.model_name_or_path)
+    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
+        raise ValueError(f"--model_name_or_path {args.model_name_or_path}: {error}") from error
+    return encoder
+
+
+def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
+    """The encoder's weights under a new classifier, of the same shape whatever the encoder is."""
+    body, config = encoder.model, copy.deepcopy(encoder.model.config)
+    if not isinstance(body, DAPModel):
+        config = DAPConfig(config, objective="tr")
+    config.pooling = encoder.pooling
+    config.id2label, config.label2id = dict(enumerate(LABELS)), {name: number for number, name in enumerate(LABELS)}
+    model = DAPForSequenceClassification(config)
+    target, state = (model.dap, body.state_dict())
+    if not isinstance(body, DAPModel):  # a pooler would not be used
+        target, state = model.dap.encoder, {key: state[key] for key in model.dap.encoder.state_dict()}
+    target.load_state_dict(state)
+    return model
+
+
+def has_token_types(encoder: SentenceEncoder) -> bool:
+    """Whether the encoder tells the two texts of a pair apart by embeddings."""
+    config = encoder.model.config
+    return (getattr(getattr(config, "encoder_config", config), "type_vocab_size", None) or 0) > 1
+
+
+# ------------------------------------------------------------------------------------------- training
+
+
+class XNLITrainer(Trainer):
+    """`Trainer` whose batches are of like lengths within each optimizer step."""
+
+    def __init__(self, train_sampler: Sampler | None = None, **kwargs: Any) -> None:
+        self.train_sampler = train_sampler
+        super().__init__(**kwargs)
+        if train_sampler is not None:
+            self.add_callback(EpochOfSampler(train_sampler))
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        return self.train_sampler
+
+
+def step_size(args: TrainingArguments) -> int:
+    """Pairs of one optimizer step."""
+    return args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+
+
+def mean_over_step(
+    outputs: SequenceClassifierOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+) -> Tensor:
+    """Cross entropy summed over this batch, divided by the pairs of the whole step, however it is accumulated."""
+    total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
+    return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    from dap.accuracy import compute_accuracy  # takes seconds to import
+
+    return compute_accuracy(prediction)
+
+
+def build_trainer(
+    model: DAPForSequenceClassification,
+    tokenizer: PreTrainedTokenizerBase,
+    args: XNLITrainingArguments,
+    train: Dataset | None = None,
+    dev: Dataset | None = None,
+) -> XNLITrainer:
+    """A trainer for one run, or for measuring alone where there is no training data."""
+    return XNLITrainer(
+        train_sampler=None if train is None else StepLengthSampler(train["length"][:], step_size(args), args.seed),
+        model=model,
+        args=args,
+        train_dataset=train,
+        eval_dataset=dev,
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_loss_func=mean_over_step,
+        compute_metrics=compute_metrics,
+    )
+
+
+def accuracy(trainer: XNLITrainer, dataset: Dataset) -> float:
+    """Share of the examples whose label is predicted, in percent."""
+    return 100 * trainer.predict(dataset).metrics["test_accuracy"]
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+
+@dataclass
+class Task:
+    """What all runs share."""
+
+    encoder: SentenceEncoder
+    data: NLIData
+
+
+def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> Task:
+    """Encoder, and the text that this command needs."""
+    found = find_nli(data.data_dir)
+    source = training_source(data.train_data, found, data.data_dir)
+    codes = chosen_languages(data.languages, found["test"], data.data_dir)
+    dev = {code: found["dev"][code] for code in dev_languages(training, data, codes, found["dev"])}
+    test = {code: found["test"][code] for code in codes}
+    encoder = load_encoder(model_args, data.max_seq_length)
+    types, limit = has_token_types(encoder), data.max_train_pairs
+    return Task(encoder, prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, limit))
+
+
+def dev_languages(
+    training: XNLITrainingArguments, data: DataArguments, codes: Sequence[str], dev: Mapping[str, NLISource]
+) -> list[str]:
+    """The languages whose dev sets are measured; raises `ValueError` where a search would need an absent one."""
+    wanted = ["en"] if training.selection == "english" else list(codes)
+    if training.search and (absent := [code for code in wanted if code not in dev]):
+        raise ValueError(
+            f"--search --selection {training.selection} needs the dev sets of {' '.join(absent)}, which "
+            f"{data.data_dir} has not: add dev-{{xx}} files, or leave --search out"
+        )
+    return [code for code in wanted if code in dev]
+
+
+def keep_record(task: Task, data: DataArguments, training: XNLITrainingArguments) -> None:
+    """Write down what all runs in `output_dir` share, or compare it with what an earlier command wrote.
+
+    Raises:
+        ValueError: they differ; names every difference.
+    """
+    path = Path(training.output_dir) / RECORD
+    record = {name: value for name, value in training.to_dict().items() if not (is_free(name) or name in OWN)}
+    record |= {"max_seq_length": data.max_seq_length, "model": model_fingerprint(task.encoder)}
+    record |= {"training text": task.data.digests["train"], "load_best_model_at_end": training.load_best_model_at_end}
+    record = json.loads(json.dumps(record, default=str))
+    if not path.exists():
+        if training.process_index == 0:
+            write_json(record, path)
+        return
+    if differing := differences(json.loads(path.read_text(encoding="utf-8")), record):
+        raise ValueError(
+            f"{path.parent} holds runs with {'; '.join(differing)}: give the same arguments, or another --output_dir"
+        )
+    finished = [each.parent.name for each in sorted(path.parent.glob(f"lr-*/{RESULT}"))]
+    logger.info("used again from %s: %s", path.parent, ", ".join(finished) or "no finished run yet")
+
+
+def run_folder(training: XNLITrainingArguments, learning_rate: float, seed: int) -> Path:
+    return Path(training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
+
+
+def weights_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model*.safetensors*"))
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """What a finished run found so far; None where it has not finished."""
+    path = folder / RESULT
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def fine_tune(
+    task: Task, training: XNLITrainingArguments, learning_rate: float, seed: int, needs_weights: bool = False
+) -> dict[str, Any]:
+    """One run: its result, from its folder where it has finished (and its weights are there, if they are needed).
+
+    Raises:
+        FloatingPointError: the loss is not finite.
+    """
+    folder = run_folder(training, learning_rate, seed)
+    done = read_result(folder)
+    if done is not None and (weights_of(folder) or not needs_weights):
+        return done
+    args = copy.copy(training)
+    args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
+    set_seed(seed)
+    model, english = build_classifier(task.encoder), task.data.dev.get("en")
+    trainer = build_trainer(model, task.encoder.tokenizer, args, task.data.train, english)
+    seconds, resumed = train(trainer)
+    result = {"learning_rate": learning_rate, "seed": seed, "steps": trainer.state.global_step}
+    result |= {"loss": last_loss(trainer), "train_seconds": seconds, "resumed_from": resumed, "dev": {}, "test": {}}
+    trainer.save_model(str(folder))
+    finish(trainer, result, folder)
+    return result
+
+
+def train(trainer: XNLITrainer) -> tuple[float, str | None]:
+    """Train from the last complete checkpoint on; seconds, and the checkpoint's name."""
+    started, checkpoint = time.perf_counter(), find_resumable(trainer.args)
+    if checkpoint is not None and has_ended(checkpoint, trainer.args.max_steps):
+        load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    return round(time.perf_counter() - started, 1), checkpoint and Path(checkpoint).name
+
+
+def last_loss(trainer: XNLITrainer) -> float | None:
+    """The last logged training loss; raises `FloatingPointError` where it is not finite."""
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    if losses and not math.isfinite(losses[-1]):
+        raise FloatingPointError(
+            f"the loss is {losses[-1]} with learning_rate={trainer.args.learning_rate:g}, seed={trainer.args.seed}: "
+            "give a lower learning rate"
+        )
+    return losses[-1] if losses else None
+
+
+def finish(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
+    """Write a run's result, and remove the checkpoints that only resuming needs."""
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        write_json(result, folder / RESULT)
+        for checkpoint in sort_checkpoints(str(folder)):
+            shutil.rmtree(checkpoint)
+    trainer.accelerator.wait_for_everyone()
+
+
+def dev_accuracies(result: Mapping[str, Any], task: Task) -> dict[str, float]:
+    return {code: result["dev"][code]["accuracy"] for code in task.data.dev}
+
+
+def search(task: Task, training: XNLITrainingArguments) -> tuple[float, list[dict[str, Any]]]:
+    """The learning rate with the best dev accuracy of the first seed (the first of equals), and all that it tried."""
+    if not training.search:
+        return training.learning_rate, []
+    seed, tried, best = training.all_seeds[0], [], None
+    for rate in training.learning_rates:
+        dev = dev_accuracies(measured(task, training, rate, seed, "dev"), task)
+        tried.append({"learning_rate": rate, "dev_accuracy": sum(dev.values()) / len(dev)})
+        better = best is None or tried[-1]["dev_accuracy"] > best["dev_accuracy"]
+        loser, best = (best, tried[-1]) if better else (tried[-1], best)
+        if loser is not None and not training.keep_models and training.process_index == 0:
+            for path in weights_of(run_folder(training, loser["learning_rate"], seed)):
+                path.unlink()
+    return best["learning_rate"], tried
+
+
+def measured(
+    task: Task, training: XNLITrainingArguments, learning_rate: float, seed: int, split: str
+) -> dict[str, Any]:
+    """The result of a run with its accuracy on every "dev" or "test" set; what is known already stays as it is."""
+
+    def unmeasured(result: dict[str, Any]) -> list[str]:
+        texts = {code: each["text"] for code, each in result[split].items()}
+        return [code for code in datasets if texts.get(code) != task.data.digests[f"{split} {code}"]]
+
+    datasets = getattr(task.data, split)
+    result = fine_tune(task, training, learning_rate, seed)
+    if not unmeasured(result):
+        return result
+    result = fine_tune(task, training, learning_rate, seed, needs_weights=True)
+    folder, args = run_folder(training, learning_rate, seed), copy.copy(training)
+    args.output_dir = str(folder)
+    model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    trainer = build_trainer(model, task.encoder.tokenizer, args)
+    for code in unmeasured(result):
+        started = time.perf_counter()
+        found = {"accuracy": accuracy(trainer, datasets[code]), "text": task.data.digests[f"{split} {code}"]}
+        result[split][code] = found | {"seconds": round(time.perf_counter() - started, 1)}
+        finish(trainer, result, folder)
+    return result
+
+
+# ------------------------------------------------------------------------------------------- reports
+
+
+def make_report(
+    arguments: tuple[ModelArguments, DataArguments, XNLITrainingArguments],
+    task: Task,
+    result: Mapping[str, Any],
+    tried: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The report of one seed: accuracy in percent by language and their mean."""
+    model_args, data, training = arguments
+    names = ("total_train_batch_size", "num_train_epochs", "weight_decay", "warmup_steps", "max_steps", "bf16")
+    settings = {"learning_rate": result["learning_rate"]} | {name: getattr(training, name) for name in names}
+    settings |= {"pooling": task.encoder.pooling, "max_seq_length": data.max_seq_length, "data": data.data_dir}
+    settings |= {"train_data": data.train_data, "train_pairs": len(task.data.train)}
+    settings |= {"selection": training.selection if tried else None, "search": tried, "missing": task.data.missing}
+    tested = {code: result["test"][code] for code in task.data.test}
+    languages = {code: {"pairs": len(task.data.test[code]), "accuracy": tested[code]["accuracy"]} for code in tested}
+    mean = sum(each["accuracy"] for each in languages.values()) / len(languages)
+    numbers = {
+        "languages": languages,
+        "mean": {"languages": len(languages), "accuracy": mean},
+    }
+    numbers["dev"] = dev_accuracies(result, task)
+    seconds = result["train_seconds"] + sum(each["seconds"] for each in tested.values())
+    revision = task.encoder.revision or model_args.revision
+    return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision, result["seed"])
+
+
+def write_reports(reports: Mapping[int, Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """`xnli.json`: the one report, or the mean and standard deviation of several, which are written beside it."""
+    if len(reports) == 1:
+        (content,) = reports.values()
+    else:
+        paths = {folder / f"xnli-seed-{seed}.json": each for seed, each in reports.items()}
+        for path, each in paths.items():
+            write_json(each, path)
+        content = merge_seeds({str(path): each for path, each in paths.items()})
+    write_json(content, folder / "xnli.json")
+    return dict(content)
+
+
+def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Sequence[str], name: str) -> str:
+    """The tables a user sees: the search, the languages, and the paper's numbers."""
+    tables = []
+    if tried:
+        rows = [[f"{each['learning_rate']:g}", each["dev_accuracy"]] for each in tried]
+        tables.append(text_table(["learning rate", "dev accuracy"], rows))
+    spread = {code: as_spread(each["accuracy"]) for code, each in content["languages"].items()}
+    rows = [[f"{code}  {NAMES[code]}", content["languages"][code]["pairs"], *spread[code]] for code in spread]
+    rows.append(
+        [f"mean of {len(spread)} of {len(XNLI_LANGUAGES)} languages", "", *as_spread(content["mean"]["accuracy"])]
+    )
+    tables.append(text_table(["language", "pairs", "accuracy", "sd"], rows))
+    if missing:
+        tables.append(f"not tested, as there is no test set or it was not asked for: {' '.join(missing)}")
+    tables.append(xnli_table({code: mean for code, (mean, _) in spread.items()}, name))
+    return "\n\n".join(tables)
+
+
+def as_spread(accuracy: float | Mapping[str, float | None]) -> tuple[float, float | None]:
+    """Mean and standard deviation of a number in a report of one seed or of several."""
+    return (accuracy, None) if isinstance(accuracy, float) else (accuracy["mean"], accuracy["sd"])
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Fine-tunes and tests as the command line `argv` says (None: the process's own); returns what it writes.
+
+    Raises:
+        ValueError: arguments or data that do not fit, or a model that cannot be loaded.
+        FileNotFoundError: no such data.
+        FloatingPointError: the training diverged.
+    """
+    parser = HfArgumentParser((ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False)
+    model_args, data, training = parser.parse_args_into_dataclasses(args=argv)
+    with training.main_process_first(desc="reading and tokenising"):
+        task = build_task(model_args, data, training)
+    keep_record(task, data, training)
+    rate, tried = search(task, training)
+    results = {}
+    for seed in training.all_seeds:
+        measured(task, training, rate, seed, "dev")
+        results[seed] = measured(task, training, rate, seed, "test")
+    reports = {seed: make_report((model_args, data, training), task, each, tried) for seed, each in results.items()}
+    if training.process_index != 0:
+        return reports[training.all_seeds[0]]
+    content = write_reports(reports, Path(training.output_dir))
+    print(summary(content, tried, task.data.missing, Path(model_args.model_name_or_path).name))
+    print(f"written to {Path(training.output_dir) / 'xnli.json'}")
+    return content
+
+
+def main() -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    logging.basicConfig(
+        format="%(message)s", level=logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.ERROR
+    )
+    try:
+        run()
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

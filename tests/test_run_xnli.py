@@ -1,0 +1,309 @@
+"""Fine-tuning on English inference and zero-shot tests, from files to JSON, with tiny real models."""
+
+import json
+import random
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_config
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
+
+import run_xnli
+from dap.encoding import SentenceEncoder
+from dap.nli import LABELS
+from modeling_dap import DAPForPreTraining
+from run_xnli import XNLITrainer, build_classifier, main, run
+
+WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
+MARKS = ("nefin", "pusut", "rader")  # what the label depends on
+SIZES = {"train-en": 120, "dev-en": 30, "dev-de": 15, "test-en": 30, "test-de": 24, "test-sw": 24}
+
+
+def examples(name: str) -> list[tuple[str, str, str]]:
+    rng = random.Random(name)
+    rows = []
+    for number in range(SIZES[name]):
+        hypothesis = rng.choices(WORDS, k=rng.randint(0, 2))
+        hypothesis.insert(rng.randint(0, len(hypothesis)), MARKS[number % 3])
+        rows.append((" ".join(rng.choices(WORDS, k=rng.randint(1, 4))), " ".join(hypothesis), LABELS[number % 3]))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def nli_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nli")
+    for name in SIZES:
+        text = "".join("\t".join(row) + "\n" for row in examples(name))
+        (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dap_dir(
+    tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("dap")
+    DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean").save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+    given = ["--model_name_or_path", str(model), "--data_dir", str(data), "--output_dir", str(output)]
+    given += ["--max_seq_length", "64", "--total_train_batch_size", "12", "--per_device_train_batch_size", "12"]
+    return [*given, "--learning_rate", "3e-3", "--disable_tqdm", "true", *more]
+
+
+SEARCH = ("--search", "--learning_rates", "1e-7", "5e-3", "--seeds", "0", "1", "--num_train_epochs", "5")
+
+
+@pytest.fixture(scope="module")
+def searched(dap_dir: Path, nli_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, dict]:
+    """A search and two seeds on a DAP checkpoint: command line, output folder, report."""
+    output = tmp_path_factory.mktemp("searched") / "new"
+    argv = arguments(dap_dir, nli_dir, output, *SEARCH)
+    return argv, output, run(argv)
+
+
+def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: tuple[list[str], Path, dict]) -> None:
+    _, output, made = searched
+    assert json.loads((output / "xnli.json").read_text()) == made
+    assert (made["settings"]["learning_rate"], made["settings"]["selection"]) == (5e-3, "english")
+    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
+    assert list(tried) == [1e-7, 5e-3]
+    assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
+    assert made["protocol"] == "XNLI, fine-tuned on English, zero-shot"
+    assert {code: each["pairs"] for code, each in made["languages"].items()} == {"en": 30, "de": 24, "sw": 24}
+    assert made["languages"]["de"]["accuracy"]["mean"] > 60
+    assert len(made["settings"]["missing"]) == 12
+    assert list(made["dev"]) == ["en"]
+
+
+def test_seeds_are_reported_apart_and_as_mean_and_deviation(searched: tuple[list[str], Path, dict]) -> None:
+    _, output, made = searched
+    apart = [json.loads((output / f"xnli-seed-{seed}.json").read_text()) for seed in (0, 1)]
+    assert [each["seed"] for each in apart] == made["seeds"] == [0, 1]
+    for code, numbers in made["languages"].items():
+        values = [each["languages"][code]["accuracy"] for each in apart]
+        assert numbers["accuracy"] == {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
+    for each in apart:
+        values = [numbers["accuracy"] for numbers in each["languages"].values()]
+        assert each["mean"] == {"languages": 3, "accuracy": pytest.approx(statistics.mean(values))}
+
+
+def test_the_saved_model_has_the_reported_accuracy_one_pair_at_a_time(
+    searched: tuple[list[str], Path, dict], nli_dir: Path
+) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    output = searched[1]
+    folder = output / "lr-0.005-seed-1"
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    made = json.loads((output / "xnli-seed-1.json").read_text())
+    for code in ("en", "sw"):
+        predicted, gold = [], []
+        for premise, hypothesis, label in examples(f"test-{code}"):
+            tokens = tokenizer(premise, hypothesis, return_tensors="pt")
+            logits = model(tokens["input_ids"], tokens["attention_mask"]).logits
+            predicted.append(model.config.id2label[logits.argmax().item()])
+            gold.append(label)
+        assert made["languages"][code]["accuracy"] == pytest.approx(100 * metrics.accuracy_score(gold, predicted))
+    assert not list((output / "lr-1e-07-seed-0").glob("*.safetensors"))  # the one not chosen
+    assert not list(output.glob("*/checkpoint-*"))
+
+
+def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
+    searched: tuple[list[str], Path, dict],
+    nli_dir: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv, output, made = searched
+    data, copied = tmp_path / "data", tmp_path / "copied"
+    shutil.copytree(nli_dir, data)
+    shutil.copytree(output, copied)
+    for name in ("xnli.json", "xnli-seed-0.json"):
+        (copied / name).unlink()
+    swahili = (data / "test-sw.tsv").read_text().replace("entailment", "neutral")
+    (data / "test-sw.tsv").write_text(swahili)
+    before = {path: path.read_text() for path in copied.glob("*/result.json")}
+    with caplog.at_level("INFO", logger="run_xnli"):
+        again = run([*argv, "--data_dir", str(data), "--output_dir", str(copied)])
+    assert "lr-0.005-seed-0, lr-0.005-seed-1, lr-1e-07-seed-0" in caplog.text
+    assert again["languages"]["de"] == made["languages"]["de"]
+    assert again["languages"]["sw"] != made["languages"]["sw"]
+    for path, text in before.items():
+        old, new = json.loads(text), json.loads(path.read_text())
+        if "sw" in old["test"]:
+            assert old["test"].pop("sw") != new["test"].pop("sw")
+        assert old == new
+    printed = capsys.readouterr().out
+    for expected in ("dev accuracy", "mean of 3 of 15 languages", "paper: mBERT+DAP"):
+        assert expected in printed
+    assert "not tested, as there is no test set or it was not asked for: fr es" in printed
+
+
+def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
+    more = (
+        "--search",
+        "--selection",
+        "all",
+        "--languages",
+        "de",
+        "en",
+        "--max_steps",
+        "1",
+        "--learning_rates",
+        "1e-5",
+    )
+    made = run(arguments(dap_dir, nli_dir, tmp_path, *more))
+    assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
+    assert made["settings"]["search"] == [{"learning_rate": 1e-5, "dev_accuracy": sum(made["dev"].values()) / 2}]
+    assert made["settings"]["selection"] == "all"
+
+
+@pytest.mark.parametrize(("name", "value"), [("--num_train_epochs", "6"), ("--max_train_pairs", "100")])
+def test_another_run_in_the_same_folder_is_refused(
+    name: str, value: str, searched: tuple[list[str], Path, dict]
+) -> None:
+    argv, output, _ = searched
+    what = {"--max_train_pairs": "training text='120 pairs, .*now '100 pairs"}.get(
+        name, "num_train_epochs=5.0, now 6.0"
+    )
+    with pytest.raises(ValueError, match=f"holds runs with .*{what}.*another --output_dir"):
+        run([*argv, name, value])
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(
+    tiny_bert_dir: Path, nli_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ("--pooling", "mean", "--languages", "sw", "--save_steps", "6", "--num_train_epochs", "2")
+    whole = run(arguments(tiny_bert_dir, nli_dir, tmp_path / "whole", *plain))
+    argv = arguments(tiny_bert_dir, nli_dir, tmp_path / "stopped", *plain)
+    step = XNLITrainer.training_step
+
+    def stop(self: XNLITrainer, *args: object, **kwargs: object) -> torch.Tensor:
+        if self.state.global_step == 14:  # in the second epoch, two steps after a checkpoint
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(XNLITrainer, "training_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(argv)
+    folder = tmp_path / "stopped" / "lr-0.003-seed-42"
+    assert (folder / "checkpoint-12").is_dir()
+    assert not (folder / "result.json").exists()
+    assert run(argv)["languages"] == whole["languages"]
+    assert json.loads((folder / "result.json").read_text())["resumed_from"] == "checkpoint-12"
+    one, other = (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "lr-0.003-seed-42").state_dict()
+        for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["steps"] == 20
+
+
+def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
+    dap_dir: Path, nli_dir: Path, tmp_path: Path
+) -> None:
+    base = ("--num_train_epochs", "1", "--languages", "de", "--save_strategy", "no")
+    small = ("--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "7")
+    uneven = ("--max_train_pairs", "55")  # the fifth and last step has 7 pairs: batches of 4 and 3
+    results = []
+    for name, more in (("one", ()), ("other", small)):
+        made = run(arguments(dap_dir, nli_dir, tmp_path / name, *base, *uneven, *more))
+        weights = AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "lr-0.003-seed-42").state_dict()
+        results.append((made["languages"], weights))
+    assert results[0][0] == results[1][0]
+    for name, value in results[0][1].items():
+        torch.testing.assert_close(value, results[1][1][name], atol=2e-4, rtol=0)
+
+
+def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(dap_dir: Path, tiny_bert_dir: Path) -> None:
+    logits = []
+    for folder in (dap_dir, tiny_bert_dir):
+        encoder = SentenceEncoder.from_pretrained(str(folder), "mean")
+        torch.manual_seed(0)
+        model = build_classifier(encoder).eval()
+        assert model.config.label2id == {"entailment": 0, "neutral": 1, "contradiction": 2}
+        assert model.config.pooling == "mean"
+        torch.manual_seed(1)
+        for layer in (model.classifier[1], model.classifier[4]):
+            torch.nn.init.normal_(layer.weight)
+        tokens = encoder.tokenizer(["kaban loder", "mira"], ["loder", "kaban"], padding=True, return_tensors="pt")
+        logits.append(model(tokens["input_ids"], tokens["attention_mask"]).logits)
+    assert logits[0].shape == (2, 3)
+    torch.testing.assert_close(*logits)
+
+
+def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
+        model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
+        assert run_xnli.has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--total_train_batch_size", "20"], "total_train_batch_size=20 is not 12 pairs"),
+        (["--total_train_batch_size", "6"], "total_train_batch_size=6 is not 12 pairs"),
+        (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps=2: change one"),
+        (["--seeds", "1", "1"], r"seeds=\[1, 1\]: give one or more, each once"),
+        (["--learning_rates", "1e-5", "1e-5"], r"learning_rates=\[1e-05, 1e-05\]"),
+        (["--push_to_hub", "true"], "push_to_hub"),
+        (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x"),
+        (["--languages", "fr"], "--languages fr: .* has test sets of en de sw only"),
+        (["--languages", "fi"], "--languages fi: XNLI has en fr es"),
+        (["--search", "--selection", "all"], "--search --selection all needs the dev sets of sw"),
+        (["--train_data", "no.tsv"], "no.tsv: no such file"),
+        (["--max_seq_length", "500"], "max_seq_length=500 is above the model's 80 positions"),
+        (["--model_name_or_path", "no-such-model"], "--model_name_or_path no-such-model: "),
+    ],
+)
+def test_expected_errors_end_the_command_with_one_message(
+    more: list[str], message: str, dap_dir: Path, nli_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_xnli.py", *arguments(dap_dir, nli_dir, tmp_path, *more)])
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main()
+    assert not list(tmp_path.glob("lr-*"))
+
+
+def test_a_loss_that_is_not_finite_is_an_error(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
+    argv = arguments(dap_dir, nli_dir, tmp_path, "--max_steps", "3", "--learning_rate", "1e30", "--logging_steps", "1")
+    with pytest.raises(FloatingPointError, match="learning_rate=1e[+]30, seed=42: give a lower learning rate"):
+        run(argv)
+    assert not list(tmp_path.glob("*/result.json"))
+
+
+def test_an_encoder_decoder_is_refused(tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path) -> None:
+    config = T5Config(vocab_size=len(tiny_tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    for part in (T5EncoderModel(config), tiny_tokenizer):
+        part.save_pretrained(tmp_path / "t5")
+    with pytest.raises(ValueError, match="--model_name_or_path .*t5"):
+        run(arguments(tmp_path / "t5", nli_dir, tmp_path / "out", "--pooling", "mean"))
+
+
+def test_a_pooler_of_the_checkpoint_is_left_out(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    for part in (BertModel(tiny_config("bert", len(tiny_tokenizer))), tiny_tokenizer):
+        part.save_pretrained(tmp_path)
+    encoder = SentenceEncoder.from_pretrained(str(tmp_path), "cls")
+    model = build_classifier(encoder)
+    assert not [name for name in model.state_dict() if "pooler" in name]
+    words = encoder.model.get_input_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, words)
