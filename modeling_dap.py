@@ -731,6 +731,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     """Encoder with dense + tanh and a classifier on its sentence embedding, for XNLI (section 4.6)."""
 
     _keys_to_ignore_on_load_unexpected = [r"^rtl_head\.", r"^prediction_head\.", r"^projection\."]
+    accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)

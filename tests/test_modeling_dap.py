@@ -356,3 +356,23 @@ def test_trainer_keeps_token_types_for_classification(tmp_path: Path) -> None:
     batch = next(iter(loader))
     assert set(batch) == {"input_ids", "token_type_ids", "labels"}
     assert not torch.equal(model.eval()(**batch).logits, model(input_ids=batch["input_ids"]).logits)
+
+
+def test_accumulation_of_the_stock_trainer_keeps_the_classifiers_loss(tmp_path: Path) -> None:
+    rows = [{"input_ids": [3, 9, 8 + i, 4], "attention_mask": [1] * 4, "labels": i % 3} for i in range(6)]
+    losses = []
+    for steps in (1, 3):
+        torch.manual_seed(0)
+        model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3, objective="tr"))
+        batch = {"per_device_train_batch_size": 6 // steps, "gradient_accumulation_steps": steps, "max_steps": 1}
+        args = TrainingArguments(
+            str(tmp_path),
+            **batch,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        losses.append(Trainer(model, args, train_dataset=Dataset.from_list(rows)).train().training_loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
