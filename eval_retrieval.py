@@ -4,7 +4,8 @@
 
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
-`--embeddings_dir` a second run of the same model on the same text encodes nothing.
+`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that `dap.onnx_export` wrote
+is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
 
 Legend: `N` pairs of a language, `D` hidden size.
 """
@@ -22,13 +23,15 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
+from dap.archives import disk_path
 from dap.corpus import find_bitext, read_pairs
 from dap.embeddings import embed_to_disk, model_fingerprint
 from dap.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap.encoding import LibraryEncoder, SentenceEncoder
 from dap.languages import to_iso1
 from dap.paper import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
-from dap.results import report, training_record, write_json
+from dap.precision import PRECISIONS, reduced, require_dimension
+from dap.results import check_outputs, report, training_record, write_json
 from dap.retrieval import group_averages, retrieval_accuracy
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
@@ -54,6 +57,18 @@ class DataArguments:
         default=None,
         metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
     )
+
+
+@dataclass
+class VectorArguments:
+    """What is left of a vector before retrieval."""
+
+    truncate_dim: int | None = field(default=None, metadata={"help": "Keep the first dimensions only (Matryoshka)."})
+    precision: str = field(
+        default="float32",
+        metadata={"help": "Retrieve with vectors of a byte or a bit a dimension. The ranges of int8 are those of all "
+                  "vectors of the run.", "choices": list(PRECISIONS)},
+    )  # fmt: skip
 
 
 def read_languages(paths: Sequence[str], languages: Sequence[str] | None = None) -> Pairs:
@@ -90,15 +105,21 @@ def evaluate(
     token_budget: int = 4096,
     progress: bool = False,
     embeddings_dir: str | None = None,
+    truncate_dim: int | None = None,
+    precision: str = "float32",
 ) -> dict[str, tuple[float, float]]:
     """Language code -> accuracy in percent, (xx→en, en→xx). All languages are encoded in one go.
 
     Args:
         embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
+        truncate_dim: dimensions to keep; None keeps all.
+        precision: one of `dap.precision.PRECISIONS`.
 
     Raises:
-        ValueError: a vector with NaN or infinity; names the sentence.
+        ValueError: a vector with NaN or infinity, whose sentence is named; or `truncate_dim` is above the vectors'.
     """
+    if truncate_dim is not None:
+        require_dimension(truncate_dim, encoder.encode([""]).shape[1])
     sentences = [side for rows in pairs.values() for column in zip(*rows, strict=True) for side in column]
     if embeddings_dir is None:
         embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)
@@ -108,6 +129,8 @@ def evaluate(
     if len(bad):
         text = f"NaN or infinity in the vector of {sentences[bad[0]][:60]!r} (one of {len(bad)} such vectors)"
         raise ValueError(f"{_place(pairs, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
+    if truncate_dim is not None or precision != "float32":
+        embeds = reduced(embeds, truncate_dim, precision)  # (2 · all pairs, dim)
     accuracies, start = {}, 0
     for code, rows in pairs.items():
         middle, end = start + len(rows), start + 2 * len(rows)
@@ -126,14 +149,15 @@ def _kept(
 ) -> np.ndarray:
     """`encoder.encode(sentences)` through the folder of this model and text; equal sentences are encoded once."""
     rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-    distinct = list(rows)
+    distinct, fingerprint = list(rows), model_fingerprint(encoder)
     vectors = embed_to_disk(
         encoder,
         distinct,
-        folder / f"{model_fingerprint(encoder)[:16]}-{_digest(sentences)}",
+        folder / f"{fingerprint[:16]}-{_digest(sentences)}",
         token_budget=token_budget,
         progress=progress,
         where=lambda row: _place(pairs, sentences.index(distinct[row])),
+        fingerprint=fingerprint,
     )
     return vectors[[rows[sentence] for sentence in sentences]]  # (2 · all pairs, D)
 
@@ -176,9 +200,12 @@ def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str,
     return f"{text}\n\n{paper_table(averages, name)}" if complete else text
 
 
-def _is_tatoeba(paths: Sequence[str]) -> bool:
+def _files(paths: Sequence[str]) -> list[str]:
+    return [path for found in find_bitext(paths).values() for file in found for path in file.paths]
+
+
+def _is_tatoeba(files: Sequence[str]) -> bool:
     """Whether all files are named as Tatoeba's test set is: tatoeba.deu-eng.deu."""
-    files = [path for found in find_bitext(paths).values() for file in found for path in file.paths]
     return all(Path(path).name.startswith("tatoeba.") for path in files)
 
 
@@ -198,23 +225,24 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
         OSError: no such data, or no room for the vectors.
     """
-    model_args, data_args = HfArgumentParser((EncoderArguments, DataArguments)).parse_args_into_dataclasses(args=argv)
-    if folders := [path for path in _output_paths(data_args) if path.is_dir()]:
-        raise ValueError(f"{folders[0]} is a folder: give the JSON file to write, or --output_dir")
+    types = (EncoderArguments, DataArguments, VectorArguments)
+    parser = HfArgumentParser(types, description=__doc__.splitlines()[0])
+    model_args, data_args, vector_args = parser.parse_args_into_dataclasses(args=argv)
+    files, outputs = _files(data_args.data_dir), _outputs(data_args)
+    check_outputs(outputs, map(disk_path, files))
     pairs = read_languages(data_args.data_dir, data_args.languages)
     name, encoder = model_args.model_name_or_path, model_args.load()
     print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
           f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
     token_budget = tokens_of_a_batch(data_args.token_budget)
     started = time.perf_counter()
-    accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir)
+    accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir, **vars(vector_args))
     seconds = time.perf_counter() - started
-    settings = {"data": data_args.data_dir, "text": _digest(pairs)}
+    settings = {"data": data_args.data_dir, "text": _digest(pairs)} | vars(vector_args)
     content = _report(encoder, model_args, settings, results(pairs, accuracies), seconds)
-    for path in _output_paths(data_args):
+    print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(files)))
+    for path in outputs.values():
         write_json(content, path)
-    print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(data_args.data_dir)))
-    for path in _output_paths(data_args):
         print(f"written to {path}")
     return content
 
@@ -235,9 +263,10 @@ def _report(
     return report(name, PROTOCOL, numbers, settings, seconds, encoder.revision or model_args.revision, seed)
 
 
-def _output_paths(data_args: DataArguments) -> list[Path]:
-    paths = [Path(data_args.output_file)] if data_args.output_file else []
-    return paths + ([Path(data_args.output_dir) / "retrieval.json"] if data_args.output_dir else [])
+def _outputs(data_args: DataArguments) -> dict[str, Path]:
+    """Argument -> JSON file that it asks for."""
+    paths = {"--output_file": Path(data_args.output_file)} if data_args.output_file else {}
+    return paths | ({"--output_dir": Path(data_args.output_dir) / "retrieval.json"} if data_args.output_dir else {})
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ stopped, and `accelerate launch` shares the encoding among processes.
 """
 
 import gzip
+import hashlib
 import logging
 import lzma
+import math
 import os
 import sys
 import tempfile
@@ -31,9 +33,20 @@ from accelerate.utils import parse_flag_from_env
 from transformers import HfArgumentParser
 
 from dap.approximate import approximate_neighbours, recall_at_k
-from dap.bucc import PROTOCOLS, MiningScore, best_threshold, find_splits, judge, read_gold, read_text, score_at
+from dap.bucc import (
+    PROTOCOLS,
+    MiningScore,
+    Split,
+    best_threshold,
+    default_protocol,
+    find_splits,
+    judge,
+    read_gold,
+    read_text,
+    score_at,
+)
 from dap.corpus import read_sentences
-from dap.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk
+from dap.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk, model_fingerprint
 from dap.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap.mining import (
     MARGINS,
@@ -45,14 +58,16 @@ from dap.mining import (
     score_pairs,
     select,
 )
-from dap.paper import BUCC_PAIRS, bucc_table
-from dap.results import report, training_record, write_json
+from dap.paper import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
+from dap.results import check_outputs, report, training_record, write_json
 from dap.similarity import Neighbours, mutual_neighbours
 
 MINING = "bitext mining by margin over nearest neighbours"
 SCORING = "margin of given pairs over nearest neighbours"
-#: Protocols whose numbers stand in the paper's tables -> the table's split.
-PAPER_SPLITS = {"training-optimal": "training", "training-threshold-on-test": "test"}
+USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
+       %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
+The two texts come first, side by side; what is below names the options."""
+KEPT = "make room, then run again: the vectors are kept"
 ENDINGS = str.maketrans("\t\r\n", "   ")
 
 
@@ -64,7 +79,8 @@ class MiningArguments:
         default=None, metadata={"help": "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv."}
     )
     score_only: bool = field(
-        default=False, metadata={"help": "Score line i of one file with line i of the other, instead of mining."}
+        default=False,
+        metadata={"help": "Score line i of one file with line i of the other, instead of mining. Follows the texts."},
     )
     bucc: str | None = field(default=None, metadata={"help": "Folder of BUCC's files; takes the place of two texts."})
     pair: str | None = field(default=None, metadata={"help": "Languages for --bucc, such as fr-en."})
@@ -89,7 +105,7 @@ class MiningArguments:
     embeddings_dir: str | None = field(
         default=None, metadata={"help": "Folder that keeps the vectors. Default: OUTPUT.embeddings."}
     )
-    shard_size: int = field(default=SHARD_SIZE, metadata={"help": "Sentences a shard: what a kill may lose."})
+    shard_size: int = field(default=SHARD_SIZE, metadata={"help": "Sentences of a shard: a kill loses one a process."})
     token_budget: int | None = field(
         default=None,
         metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
@@ -101,14 +117,13 @@ class MiningArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} {value}: at least 1")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ValueError(f"--threshold {self.threshold}: give a finite number")
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise ValueError("--output is missing: name the file for the pairs")
         self.report_file = self.report_file or f"{self.output}.json"
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
-        for path in (self.output, self.report_file):
-            if Path(path).is_dir():
-                raise ValueError(f"{path} is a folder: give the file to write")
 
 
 @dataclass
@@ -120,7 +135,7 @@ class Side:
     vectors: np.ndarray | None = None
 
     def counts(self) -> dict[str, Any]:
-        return {"file": str(self.path)} | self.text.counts()
+        return {"file": self.path.name} | self.text.counts()
 
 
 @dataclass
@@ -130,6 +145,10 @@ class Texts:
     source: Side
     target: Side
     gold: np.ndarray | None = None
+
+    def digest(self) -> str:
+        gold = b"" if self.gold is None else self.gold.astype("<i8").tobytes()
+        return hashlib.sha256((self.source.text.digest() + self.target.text.digest()).encode() + gold).hexdigest()
 
 
 def main() -> None:
@@ -151,30 +170,47 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or data that do not fit, or a model that cannot be loaded.
         OSError: no such file, or no room on the disk.
     """
-    parser = HfArgumentParser((EncoderArguments, MiningArguments))
-    parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line")
-    model_args, args, positional = parser.parse_args_into_dataclasses(args=argv)
-    _check(args, positional.files)
+    model_args, args, files = _parse(argv)
+    splits = _splits(args) if args.bucc else []
+    inputs = [path for split in splits for path in (split.source, split.target, split.gold)]
+    check_outputs({"--output": args.output, "--report_file": args.report_file}, inputs or files)
     # Without `cpu` a launch on CPUs gives processes that know nothing of each other; a shard may take hours there.
     cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
     state = PartialState(cpu=cpu, timeout=timedelta(days=7))
-    texts = read_bucc(args) if args.bucc else [read_texts(args, positional.files)]
+    texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
     started = time.perf_counter()
     encoder = model_args.load()
+    fingerprint = model_fingerprint(encoder)
     for each in texts:
-        _encode(encoder, each.source, "source", args)
-        _encode(encoder, each.target, "target", args)
+        _encode(encoder, fingerprint, each.source, "source", args)
+        _encode(encoder, fingerprint, each.target, "target", args)
     if not state.is_main_process:
         return {}
     encoded = time.perf_counter()
-    protocol, numbers = (evaluate_bucc if args.bucc else mine_texts)(texts, args)
+    protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args)
     seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
     if args.bucc:
         print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
-    content = _report(encoder, model_args, args, protocol, numbers | {"seconds_by_part": seconds})
+    write_pairs(pairs, texts[-1], args.output)
+    data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
+    data["text"] = hashlib.sha256("".join(each.digest() for each in texts).encode()).hexdigest()[:12]
+    content = _report(encoder, model_args, args, data, protocol, numbers | {"seconds_by_part": seconds})
     write_json(content, args.report_file)
     print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
     return content
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArguments, list[str]]:
+    parser = HfArgumentParser((EncoderArguments, MiningArguments), description=__doc__.splitlines()[0], usage=USAGE)
+    parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line, before all options")
+    *arguments, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    if rest:
+        raise ValueError(
+            f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
+        )
+    model_args, args = arguments
+    _check(args, positional.files)
+    return model_args, args, positional.files
 
 
 def _check(args: MiningArguments, files: Sequence[str]) -> None:
@@ -210,22 +246,23 @@ def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
     return Texts(source, target)
 
 
-def read_bucc(args: MiningArguments) -> list[Texts]:
+def _splits(args: MiningArguments) -> list[Split]:
     """The splits of the protocol, the threshold's first; settles `args.protocol` where it is left open."""
-    if args.protocol is None:
-        try:
-            find_splits(args.bucc, args.pair, "training-optimal")
-            args.protocol = "training-optimal"
-        except FileNotFoundError:
-            args.protocol = "sample"
-    texts = []
-    for split in find_splits(args.bucc, args.pair, args.protocol):
-        source_ids: dict[str, int] = {}
-        target_ids: dict[str, int] = {}
-        source = _read(split.source, read_text(split.source, source_ids), args)
-        target = _read(split.target, read_text(split.target, target_ids), args)
-        texts.append(Texts(source, target, read_gold(split, source_ids, target_ids)))
-    return texts
+    args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
+    return find_splits(args.bucc, args.pair, args.protocol)
+
+
+def read_split(args: MiningArguments, split: Split) -> Texts:
+    """The texts of a split of BUCC, and its gold.
+
+    Raises:
+        ValueError: a fault in the files, named by its line.
+    """
+    source_ids: dict[str, int] = {}
+    target_ids: dict[str, int] = {}
+    source = _read(split.source, read_text(split.source, source_ids), args)
+    target = _read(split.target, read_text(split.target, target_ids), args)
+    return Texts(source, target, read_gold(split, source_ids, target_ids))
 
 
 def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
@@ -235,14 +272,15 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
         side = Side(path, DistinctSentences(lines, folder))
     if PartialState().is_main_process:
         print(
-            "{file}: {lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences".format(**side.counts())
+            f"{path}: "
+            + "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences".format(**side.text.counts())
         )
     if not len(side.text):
         raise ValueError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
     return side
 
 
-def _encode(encoder: Encoder, side: Side, role: str, args: MiningArguments) -> None:
+def _encode(encoder: Encoder, fingerprint: str, side: Side, role: str, args: MiningArguments) -> None:
     """Fills in `side.vectors`: processes share the work, and the first gets the vectors."""
     state = PartialState()
     side.vectors = embed_to_disk(
@@ -255,14 +293,15 @@ def _encode(encoder: Encoder, side: Side, role: str, args: MiningArguments) -> N
         state.process_index,
         state.num_processes,
         lambda row: f"{side.path}, line {side.text.first_line[row]}",
+        fingerprint,
     )
 
 
 # From vectors to pairs
 
 
-def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any]]:
-    """Mines, or scores line by line, and writes the pairs: the protocol's name and the numbers for the report."""
+def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any], Pairs]:
+    """Mines, or scores line by line: the protocol's name, the numbers for the report, and pairs of lines to write."""
     (texts,) = all_texts
     numbers: dict[str, Any] = {"source": texts.source.counts(), "target": texts.target.counts()}
     neighbours, numbers["recall_at_k"] = _search(texts, args)
@@ -271,13 +310,12 @@ def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, 
     else:
         found = _first_lines(mine(neighbours, args.margin, args.retrieval), texts)
     kept = select(found, args.threshold, args.top_n)
-    write_pairs(kept, texts, args.output)
     print(f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}")
-    return SCORING if args.score_only else MINING, numbers | {"candidates": len(found), "kept": len(kept)}
+    return SCORING if args.score_only else MINING, numbers | {"candidates": len(found), "kept": len(kept)}, kept
 
 
-def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any]]:
-    """Mines each split, finds the threshold on the first, and writes the last one's pairs above it."""
+def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any], Pairs]:
+    """Mines each split and finds the threshold on the first; as `mine_texts`, with the last one's pairs above it."""
     scores: list[MiningScore] = []
     for texts in splits:
         neighbours, recall = _search(texts, args)
@@ -286,22 +324,22 @@ def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments) -> tuple[str, 
         judged = found.scores, *counts, len(texts.gold)
         threshold = scores[0].threshold if scores else best_threshold(*judged)
         scores.append(score_at(threshold, *judged))
-    write_pairs(_first_lines(select(found, threshold), texts), texts, args.output)
+    kept = _first_lines(select(found, threshold), texts)
     numbers = {"source": texts.source.counts(), "target": texts.target.counts(), "recall_at_k": recall}
-    numbers |= {"candidates": len(found), "pairs": {args.pair: _rounded(scores[-1])}}
+    numbers |= {"candidates": len(found), "kept": len(kept), "pairs": {args.pair: _rounded(scores[-1])}}
     if len(scores) > 1:
         numbers["threshold_split"] = {args.pair: _rounded(scores[0])}
-    return f"BUCC {args.protocol}: {PROTOCOLS[args.protocol][0]}", numbers
+    return f"BUCC {args.protocol}: {PROTOCOLS[args.protocol][0]}", numbers, kept
 
 
 def _bucc_table(args: MiningArguments, score: dict[str, Any], name: str) -> str:
     """Protocol and numbers, beside the paper's where that has the protocol and the pair."""
     text = "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold {threshold:.6f} "
-    text += "({extracted} pairs extracted, {correct} of {gold} true ones)"
+    text += "({extracted} pairs of ids extracted, {correct} of {gold} true ones)"
     text = text.format(args.protocol, args.pair, **score)
-    if args.protocol in PAPER_SPLITS and args.pair in BUCC_PAIRS:
+    if args.protocol in BUCC_PROTOCOLS and args.pair in BUCC_PAIRS:
         numbers = {args.pair: (score["precision"], score["recall"], score["f1"])}
-        text += "\n\n" + bucc_table(numbers, name, PAPER_SPLITS[args.protocol])
+        text += "\n\n" + bucc_table(numbers, name, BUCC_PROTOCOLS[args.protocol])
     return text
 
 
@@ -353,14 +391,14 @@ def write_pairs(pairs: Pairs, texts: Texts, path: str | Path) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
-        with disk_full(path), _open_text(temporary, path.suffix) as file:
+        with disk_full(path, remedy=KEPT), _open_text(temporary, path.suffix) as file:
             for score, i, j in zip(pairs.scores.tolist(), pairs.source.tolist(), pairs.target.tolist(), strict=True):
                 sentences = _at(texts.source.text, i), _at(texts.target.text, j)
                 file.write("\t".join([f"{score:.6f}", *sentences, str(i + 1), str(j + 1)]) + "\n")
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
@@ -374,12 +412,17 @@ def _at(text: DistinctSentences, line: int) -> str:
 
 
 def _report(
-    encoder: Encoder, model_args: EncoderArguments, args: MiningArguments, protocol: str, numbers: dict[str, Any]
+    encoder: Encoder,
+    model_args: EncoderArguments,
+    args: MiningArguments,
+    data: dict[str, Any],
+    protocol: str,
+    numbers: dict[str, Any],
 ) -> dict[str, Any]:
     name = model_args.model_name_or_path
     settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
     settings |= {"bf16": encoder.bf16}
-    settings |= {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n", "bucc", "pair")}
+    settings |= {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")} | data
     if not args.score_only:
         settings["retrieval"] = args.retrieval
     seed, recipe = training_record(name)

@@ -3,6 +3,9 @@
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
 """
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,9 @@ from dap.similarity import Array, Neighbours, nearest_neighbours, unit_rows
 
 #: Rows that are added or searched at a time.
 PART = 4096
-#: Rows that an index is trained on at most, in all: faiss itself samples 256 a cluster.
+#: Rows that an index is trained on at most: in all, and a cluster (faiss itself takes no more).
 TRAINING_ROWS = 1_000_000
+ROWS_A_CLUSTER = 256
 
 
 def approximate_neighbours(
@@ -21,8 +25,9 @@ def approximate_neighbours(
 ) -> Neighbours:
     """`dap.similarity.mutual_neighbours` by two faiss indexes, one a side, built and searched one after the other.
 
-    The index finds the neighbours; their cosines are computed again from the vectors, in float32. A place for which
-    the index finds nothing has score -1 and index 0.
+    The index finds the neighbours; their cosines are computed again from the vectors, in float32. Rows for which the
+    index finds fewer than k, as where the lists that it visits are short, are compared with all rows of the other
+    side.
 
     Args:
         source: (N, D), need not be normalised.
@@ -72,16 +77,20 @@ def _search(
     index = _build(keys, key_name, name, bar)
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
+    short = np.zeros(len(queries), bool)  # rows for which fewer than k were found
     for start in range(0, len(queries), PART):
         block = _unit_block(queries, query_name, start)
-        found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 where nothing was found
+        with _refusals(name, keys, key_name):
+            found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 where nothing was found
+        short[start : start + PART] = found[:, 0] < 0
         near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
         exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
-        exact[found < 0] = -1
         order = np.argsort(-exact, axis=1, kind="stable")
         scores[start : start + PART] = np.take_along_axis(exact, order, 1)
-        indices[start : start + PART] = np.maximum(np.take_along_axis(found, order, 1), 0)
+        indices[start : start + PART] = np.take_along_axis(found, order, 1)
         bar.update(len(block))
+    if short.any():
+        scores[short], indices[short] = nearest_neighbours(queries[short], keys, k)
     return scores, indices
 
 
@@ -92,28 +101,46 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
     except ImportError:
         raise ValueError(f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'") from None
     factory, _, parameters = name.partition(":")
-    try:
+    with _refusals(name, keys, key_name):
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
         if not index.is_trained:
-            index.train(_training_rows(keys, key_name))
-        if hasattr(faiss.try_extract_index_ivf(index), "nlist") and not parameters:
-            parameters = f"nprobe={max(1, round(faiss.try_extract_index_ivf(index).nlist ** 0.5))}"
+            bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])  # of a quantiser's code: PQ16x12
+            index.train(_training_rows(keys, key_name, ROWS_A_CLUSTER * max(lists, 2**bits)))
+        if lists and not parameters:
+            parameters = f"nprobe={max(1, round(lists**0.5))}"
         if parameters:
             faiss.ParameterSpace().set_index_parameters(index, parameters)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise ValueError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
-    for start in range(0, len(keys), PART):
-        block = _unit_block(keys, key_name, start)
-        index.add(block)
-        bar.update(len(block))
+        for start in range(0, len(keys), PART):
+            block = _unit_block(keys, key_name, start)
+            index.add(block)
+            bar.update(len(block))
     return index
 
 
-def _training_rows(keys: Array, key_name: str) -> np.ndarray:
-    """At most `TRAINING_ROWS` unit rows, evenly spread."""
-    step = -(-len(keys) // TRAINING_ROWS)
-    return unit_rows(keys[::step], key_name).cpu().numpy()
+@contextmanager
+def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
+    """Turns faiss's errors into one that names the index and the rows, without faiss's own places in C++."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition(": ")[2]
+        raise ValueError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
+
+
+def _training_rows(keys: Array, key_name: str, wanted: int) -> np.ndarray:
+    """At most `wanted` and at most `TRAINING_ROWS` unit rows, evenly spread; read part by part."""
+    step = -(-len(keys) // min(wanted, TRAINING_ROWS))
+    rows = np.empty((-(-len(keys) // step), keys.shape[1]), np.float32)
+    for start in range(0, len(rows), PART):
+        part = keys[start * step : (start + PART) * step : step]
+        try:
+            rows[start : start + PART] = unit_rows(part, key_name).cpu().numpy()
+        except ValueError:
+            for number in range(start * step, len(keys), step):
+                unit_rows(keys[number : number + 1], key_name, number)  # names the row by its number among all
+            raise
+    return rows
 
 
 def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:

@@ -76,6 +76,25 @@ def find_splits(folder: str | Path, pair: str, protocol: str) -> list[Split]:
     return [_find_split(Path(folder), pair, names) for names in PROTOCOLS[protocol][1]]
 
 
+def default_protocol(folder: str | Path, pair: str) -> str:
+    """The protocol "training-optimal", or "sample" where there is a sample and no file of a training split.
+
+    Raises:
+        FileNotFoundError: neither split is there, or a file of the training split is missing; says which.
+    """
+    try:
+        find_splits(folder, pair, "training-optimal")
+        return "training-optimal"
+    except FileNotFoundError as error:
+        if any(any(place.glob(f"{pair}.training.*")) for place in (Path(folder), Path(folder) / pair)):
+            raise
+        try:
+            find_splits(folder, pair, "sample")
+        except FileNotFoundError:
+            raise error from None
+        return "sample"
+
+
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
     sides = (*pair.split("-"), "gold")
     places = [(place, name) for place in (folder, folder / pair) for name in names]

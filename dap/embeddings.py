@@ -33,6 +33,7 @@ FORMAT = "1"
 #: Entries of a config that say where it came from, not what the model computes.
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
 FULL = (errno.ENOSPC, errno.EDQUOT)
+ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
 
 Encoder = SentenceEncoder | LibraryEncoder
 
@@ -81,6 +82,7 @@ def embed_to_disk(
     rank: int = 0,
     world_size: int = 1,
     where: Callable[[int], str] = "sentence {}".format,
+    fingerprint: str | None = None,
 ) -> np.ndarray:
     """The sentences' vectors, (N, D) float32, read-only and memory mapped; not normalised, as `encode` gives them.
 
@@ -95,6 +97,7 @@ def embed_to_disk(
         sentences: read once, in order; the progress bar knows its end if it has a length.
         token_budget: most tokens a batch; the vectors do not depend on it.
         where: what an error calls the sentence of a number, counted from 0.
+        fingerprint: the encoder's `model_fingerprint`, for those who have it already.
 
     Raises:
         ValueError: the model gives NaN or infinity for a sentence, which is named.
@@ -102,7 +105,7 @@ def embed_to_disk(
     """
     if shard_size < 1:
         raise ValueError(f"shard_size={shard_size}: at least 1 sentence")
-    folder, fingerprint, shards = Path(folder), model_fingerprint(encoder), []
+    folder, fingerprint, shards = Path(folder), fingerprint or model_fingerprint(encoder), []
     folder.mkdir(parents=True, exist_ok=True)
     total = len(sentences) if isinstance(sentences, Sized) else None
     with tqdm(total=total, desc=f"encoding {folder.name}", unit=" sentences", disable=not progress) as bar:
@@ -186,12 +189,12 @@ def write_vectors(vectors: np.ndarray, path: Path) -> None:
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            Path(temporary).unlink(missing_ok=True)
             raise
 
 
 @contextmanager
-def disk_full(path: Path, needed: int | None = None) -> Iterator[None]:
+def disk_full(path: Path, needed: int | None = None, remedy: str = ANOTHER_FOLDER) -> Iterator[None]:
     """Turns "no space left" into a message that says where, how many bytes are needed if known, and what to do."""
     try:
         yield
@@ -200,10 +203,7 @@ def disk_full(path: Path, needed: int | None = None) -> Iterator[None]:
             raise
         free = shutil.disk_usage(path.parent).free
         amount = "" if needed is None else f"{needed:,} bytes to write, "
-        raise OSError(
-            f"{path}: the disk is full ({amount}{free:,} free); make room or choose another folder, then run again: "
-            f"whole shards are kept"
-        ) from error
+        raise OSError(f"{path}: the disk is full ({amount}{free:,} free); {remedy}") from error
 
 
 def _remove(folder: Path, number: int) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from configuration_dap import CHOICES
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.onnx_export import OnnxEncoder
 
 
 @dataclass
@@ -13,8 +14,8 @@ class EncoderArguments:
     """Which model, and how it makes a sentence vector."""
 
     model_name_or_path: str = field(
-        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id.",
-                  "aliases": ["--model"]},
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id, or a "
+                  ".onnx file of ours.", "aliases": ["--model"]},
     )  # fmt: skip
     pooling: str | None = field(
         default=None,
@@ -41,9 +42,14 @@ class EncoderArguments:
         options = dict(vars(self))
         name = options.pop("model_name_or_path")
         try:
-            return load_encoder(name, **options)
+            return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
         except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
             raise ValueError(f"--model_name_or_path {name}: {error}") from error
+
+    def _load_onnx(self) -> OnnxEncoder:
+        if self.pooling or self.bf16:
+            raise ValueError("pooling and number format are fixed in the file: leave pooling and bf16 out")
+        return OnnxEncoder(self.model_name_or_path, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
 
 def tokens_of_a_batch(wanted: int | None) -> int:

@@ -81,6 +81,13 @@ class DistinctSentences:
         """What a report says of the text: lines, empty ones, repeated ones, and distinct sentences."""
         return {"lines": len(self.rows), "empty": self.empty, "repeated": self.repeated, "distinct": len(self)}
 
+    def digest(self) -> str:
+        """SHA-256 of the lines in their order; all empty lines are alike."""
+        digest = hashlib.sha256(self._bytes)
+        for part in (np.array([len(self)]), np.array(self._ends), self.rows):
+            digest.update(part.astype("<i8").tobytes())
+        return digest.hexdigest()
+
 
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()

@@ -15,7 +15,7 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,10 +37,14 @@ from dap.paper import (  # noqa: F401  (the paper's numbers are part of this mod
 )
 
 #: What a report says about the run; everything else in it is a number of the evaluation.
-HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "time", "machine", "versions")
+HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine")
+HEAD += ("versions",)
 #: Numbers that say how large the test set is.
 COUNTS = ("pairs", "gold")
 MEASURES = ("precision", "recall", "f1")
+#: Settings that say where the text was, and those that differ between the language pairs of bitext mining.
+PLACES = ("data", "bucc")
+OF_A_PAIR = ("pair", "text")
 RECORD = "run.json"  # what train_dap.py keeps of a run's arguments; see dap/resuming.py
 SEED_MARK = re.compile(r"seed[-_=]?\d+")
 #: Libraries whose version can move a number.
@@ -120,8 +124,33 @@ def write_json(content: Mapping[str, Any], path: str | Path) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_outputs(outputs: Mapping[str, str | Path], inputs: Iterable[str | Path] = ()) -> None:
+    """Finds out before the work what would spoil its end; makes the folders of the outputs.
+
+    Args:
+        outputs: argument that names the file -> file to be written.
+        inputs: files that are read, each as often as one likes.
+
+    Raises:
+        ValueError: an output that is an input or another output (names both), a folder, or cannot be written.
+    """
+    taken = {Path(path).resolve(): f"the input {path}" for path in inputs}
+    for name, path in outputs.items():
+        if Path(path).resolve() in taken:
+            raise ValueError(f"{name} {path} would overwrite {taken[Path(path).resolve()]}: give another file")
+        if Path(path).is_dir():
+            raise ValueError(f"{name} {path} is a folder: give the file to write")
+        taken[Path(path).resolve()] = f"{name} {path}"
+    for name, path in outputs.items():
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=Path(path).parent).close()
+        except OSError as error:
+            raise ValueError(f"{name} {path} cannot be written: {error}") from error
 
 
 def training_record(name_or_path: str) -> tuple[int | None, str | None]:
@@ -192,11 +221,12 @@ def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             )
     head = {key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")}
     pairs = {pair: numbers for part in merged for pair, numbers in part["pairs"].items()}
-    return head | {"settings": one["settings"] | {"pair": list(pairs)}, "pairs": pairs}
+    of_pairs = {key: [part["settings"].get(key) for part in merged] for key in OF_A_PAIR}
+    return head | {"settings": one["settings"] | of_pairs, "pairs": pairs}
 
 
 def _of_any_pair(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {**report, "settings": {key: value for key, value in report["settings"].items() if key != "pair"}}
+    return {**report, "settings": {key: value for key, value in report["settings"].items() if key not in OF_A_PAIR}}
 
 
 def _family(one: Mapping[str, Any]) -> str:
@@ -209,7 +239,8 @@ def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping
     settings = [each.get("settings", {}) for each in (one, other)]
     names = dict.fromkeys([*settings[0], *settings[1]])
     if settings[0].get("text") is not None and settings[0]["text"] == settings[1].get("text"):
-        names.pop("data", None)  # the same text from another place
+        for place in PLACES:
+            names.pop(place, None)  # the same text from another place
     pairs += [(f"settings.{name}", settings[0].get(name), settings[1].get(name)) for name in names]
     if not settings[0].get("recipe"):
         pairs.append(("model", _family(one), _family(other)))
@@ -257,8 +288,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def read_report(path: str | Path) -> dict[str, Any]:
-    """What `write_json` wrote of a `report`.
+def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
+    """What `write_json` wrote of a `report`, or with `merged` of several that were merged, too.
 
     Raises:
         FileNotFoundError: no such file.
@@ -270,7 +301,7 @@ def read_report(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not (isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("model", "protocol"))):
         raise ValueError(f"{path} is no report of an evaluation: it names no model and protocol")
-    if "seeds" in content:
+    if "seeds" in content and not merged:
         raise ValueError(f"{path} is a merged report: give the reports that it was made of")
     return content
 
@@ -350,6 +381,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     arguments = parser.parse_args(argv)
     if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
         raise ValueError(f"{repeated[0]} is given twice: give each report once")
+    if arguments.output:
+        check_outputs({"--output": arguments.output}, arguments.reports)
     merged = merge_pairs({path: read_report(path) for path in arguments.reports})
     if arguments.output:
         write_json(merged, arguments.output)

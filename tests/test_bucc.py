@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-from dap.bucc import best_threshold, find_splits, judge, read_gold, read_text, score_at
+from dap.bucc import best_threshold, default_protocol, find_splits, judge, read_gold, read_text, score_at
 from dap.mining import DistinctSentences, Pairs
 
 SHARED = REPOSITORY.parent / "shared" / "data" / "bucc"
@@ -86,6 +86,18 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         find_splits(write_split(tmp_path), "fr-en", "training-threshold-on-test")
     with pytest.raises(FileNotFoundError, match="no such files are there"):
         find_splits(tmp_path / "absent", "fr-en", "sample")
+
+
+def test_the_sample_stands_in_for_no_training_split_but_not_for_half_of_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no fr-en\.training\.fr, .* no such files"):
+        default_protocol(tmp_path, "fr-en")
+    write_split(tmp_path, "dev")
+    assert default_protocol(tmp_path, "fr-en") == "sample"
+    write_split(tmp_path / "fr-en")
+    assert default_protocol(tmp_path, "fr-en") == "training-optimal"
+    (tmp_path / "fr-en" / "fr-en.training.gold").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no fr-en\.training\.gold; "):
+        default_protocol(tmp_path, "fr-en")
 
 
 @pytest.mark.parametrize(("pair", "protocol", "message"), [("fren", "sample", "fren"), ("fr-en", "mteb", "mteb")])
@@ -184,6 +196,12 @@ def test_judging_agrees_with_sets_of_ids() -> None:
 def test_the_real_sample_is_read_whole(tmp_path: Path) -> None:
     source, target, gold = read(SHARED, "sample", "zh-en")
     assert (len(source), len(target), len(gold)) == (8624, 13589, 257)
+    texts = DistinctSentences(source), DistinctSentences(target)
+    rows = np.array([[texts[0].rows[i], texts[1].rows[j]] for i, j in gold]).T  # mined without a fault
+    scores = np.linspace(2, 1, len(gold))
+    extracted, correct = judge(Pairs(scores, *rows), np.array(gold), texts[0].rows, texts[1].rows)
+    best = score_at(best_threshold(scores, extracted, correct, 257), scores, extracted, correct, 257)
+    assert (best.precision, best.recall, best.gold) == (100, 100, 257)
     for file in SHARED.iterdir():
         shutil.copy(file, tmp_path)
     swapped = "".join("\t".join(line.split()[::-1]) + "\n" for line in (tmp_path / "zh-en.dev.gold").open())

@@ -1,10 +1,9 @@
 """Vectors on disk against `encode`, and that what was finished survives kills, full disks and changes elsewhere."""
 
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, synthetic_pairs
+from conftest import synthetic_pairs
 from transformers import AutoModel, AutoTokenizer, BertModel
 
 import dap.embeddings
@@ -147,24 +146,27 @@ def test_a_full_disk_leaves_whole_shards_only(
     np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
 
 
-KILLED = """
-import sys
-from dap.embeddings import embed_to_disk
-from dap.encoding import SentenceEncoder
-encoder = SentenceEncoder.from_pretrained(sys.argv[1], "mean")
-embed_to_disk(encoder, (f"ban der {i}" for i in range(20_000)), sys.argv[2], shard_size=50)
-"""
+#: A fresh interpreter would import for seconds, but CUDA does not survive a fork.
+START = "spawn" if torch.cuda.is_available() else "fork"
+
+
+def embed_for_long(model: str, folder: Path) -> None:
+    torch.set_num_threads(1)  # the parent's threads are not in a forked process
+    encoder = SentenceEncoder.from_pretrained(model, "mean")
+    embed_to_disk(encoder, (f"ban der {i}" for i in range(20_000)), folder, shard_size=50)
 
 
 def test_a_killed_run_goes_on_with_its_shards(encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "vectors"
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tiny_bert_dir), str(folder)], env=environment)
+    arguments = str(tiny_bert_dir), folder
+    process = multiprocessing.get_context(START).Process(target=embed_for_long, args=arguments)
+    process.start()
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("*.npy"))) < 3 and process.poll() is None and time.monotonic() < deadline:
+    while len(list(folder.glob("*.npy"))) < 3 and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     finished = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
     assert 3 <= len(finished) < 400
     (folder / "shard-000001-0123.tmp").write_bytes(b"what a kill may leave")

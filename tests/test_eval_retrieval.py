@@ -13,7 +13,9 @@ from conftest import REPOSITORY, synthetic_pairs
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
+import eval_retrieval
 from dap.encoding import SentenceEncoder, length_batches
+from dap.precision import reduced
 from dap.results import run as merge_reports
 from dap.retrieval import retrieval_accuracy
 from eval_retrieval import evaluate, main, read_languages, run
@@ -152,6 +154,26 @@ def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
     assert evaluated(*keep)[1] == unique + 2
 
 
+@pytest.mark.parametrize(("dim", "precision"), [(None, "int8"), (12, "float32"), (12, "binary")])
+def test_vectors_are_cut_and_quantised_before_retrieval(
+    tiny_bert_dir: Path, near_dir: Path, dim: int | None, precision: str
+) -> None:
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    pairs = read_languages([str(near_dir)])
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    sides = [encoder.encode(list(side)) for rows in pairs.values() for side in zip(*rows, strict=True)]
+    made = run([*argv, "--precision", precision, *(["--truncate_dim", str(dim)] if dim else [])])
+    vectors = np.split(reduced(np.concatenate(sides), dim, precision), np.cumsum([len(side) for side in sides])[:-1])
+    for code, source, target in zip(pairs, vectors[::2], vectors[1::2], strict=True):
+        expected = retrieval_accuracy(source, target)
+        assert tuple(made["languages"][code][way] for way in ("xx-en", "en-xx")) == pytest.approx(expected, abs=1)
+    assert (made["settings"]["truncate_dim"], made["settings"]["precision"]) == (dim, precision)
+    if dim is not None:
+        assert made["languages"] != run(argv)["languages"]
+        with pytest.raises(ValueError, match="truncate_dim=33, but the vectors have 32 dimensions"):
+            run([*argv, "--truncate_dim", "33"])
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_vectors_with_nan_are_named(tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, kept: bool) -> None:
     shutil.copytree(tiny_bert_dir, tmp_path / "model")
@@ -243,8 +265,32 @@ def test_a_folder_that_does_not_exist() -> None:
 
 def test_a_folder_as_the_output_file_is_refused_before_the_work(bitext_dir: Path, tmp_path: Path) -> None:
     argv = ["--model_name_or_path", "absent", "--data_dir", str(bitext_dir), "--output_file", str(tmp_path)]
-    with pytest.raises(ValueError, match="is a folder: give the JSON file to write"):
+    with pytest.raises(ValueError, match="is a folder: give the file to write"):
         run(argv)
+
+
+def test_an_output_that_would_cost_the_text_or_the_work_is_refused_before_both(near_dir: Path, tmp_path: Path) -> None:
+    text = (near_dir / "de-en.tsv").read_text()
+    (tmp_path / "plain").write_text("")
+    argv = ["--model_name_or_path", "absent", "--data_dir", str(near_dir), "--output_file"]
+    with pytest.raises(ValueError, match=r"^--output_file .*de-en\.tsv would overwrite the input .*de-en\.tsv"):
+        run([*argv, str(near_dir / ".." / near_dir.name / "de-en.tsv")])
+    with pytest.raises(ValueError, match=r"^--output_file .*plain/a\.json cannot be written: "):
+        run([*argv, str(tmp_path / "plain" / "a.json")])
+    assert (near_dir / "de-en.tsv").read_text() == text
+
+
+def test_a_report_that_cannot_be_written_costs_no_numbers(
+    tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(eval_retrieval, "write_json", full)
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--output_dir", str(tmp_path)]
+    with pytest.raises(OSError, match="no space left"):
+        run(argv)
+    assert "German" in capsys.readouterr().out
 
 
 def test_a_language_with_an_empty_file(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 import gzip
 import json
 import lzma
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, synthetic_pairs
+import torch
+from accelerate import PartialState
+from conftest import synthetic_pairs
 
 import mine_bitext
 from dap.encoding import SentenceEncoder
@@ -57,8 +59,9 @@ def test_pairs_are_written_best_first_with_their_lines(
     scores = [float(row[0]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert made["kept"] == made["candidates"] == len(rows)
-    assert made["source"] == {"file": command[0], "lines": 40, "empty": 0, "repeated": 0, "distinct": 40}
+    assert made["source"] == {"file": "a.de", "lines": 40, "empty": 0, "repeated": 0, "distinct": 40}
     assert made["settings"]["margin"] == "ratio"
+    assert made["settings"]["data"] == command[:2]
     assert made["protocol"] == "bitext mining by margin over nearest neighbours"
     assert made["recall_at_k"] is None
     assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made
@@ -66,10 +69,13 @@ def test_pairs_are_written_best_first_with_their_lines(
 
 
 def test_compressed_texts_give_the_same_pairs_compressed(command: list[str], tmp_path: Path) -> None:
-    run(command)
+    made = run(command)
     packed = [write(tmp_path / "b.de.gz", SOURCE), write(tmp_path / "b.en.xz", TARGET)]
-    run([*packed, *command[2:-1], str(tmp_path / "new" / "b.tsv.gz")])
+    again = run([*packed, *command[2:-1], str(tmp_path / "new" / "b.tsv.gz")])
     assert read(tmp_path / "new" / "b.tsv.gz") == read(tmp_path / "pairs.tsv")
+    assert made["settings"]["text"] == again["settings"]["text"]
+    write(tmp_path / "a.en", [*TARGET[1:], TARGET[0]])
+    assert run(command)["settings"]["text"] != made["settings"]["text"]
 
 
 def test_batches_and_shards_do_not_change_the_pairs(command: list[str], tmp_path: Path) -> None:
@@ -106,7 +112,7 @@ def test_empty_repeated_and_tabbed_lines(
     write(tmp_path / "a.de", ["", SOURCE[0], SOURCE[0], *SOURCE[1:], " ", SOURCE[5]])
     made = run(command)
     counts = {"lines": 44, "empty": 2, "repeated": 2, "distinct": 40}
-    assert made["source"] == {"file": command[0]} | counts
+    assert made["source"] == {"file": "a.de"} | counts
     assert f"{command[0]}: 44 lines, 2 empty, 2 repeated, 40 sentences" in capsys.readouterr().out
     lines = {"1": "2"} | {str(n): str(n + 2) for n in range(2, 41)}
     assert read(tmp_path / "pairs.tsv") == [[*row[:3], lines[row[3]], row[4]] for row in clean]
@@ -177,8 +183,18 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     assert {(row[1], int(row[3]) + 20) for row in read(tmp_path / "out.tsv")} == {
         (row[2], int(row[4])) for row in read(tmp_path / "out.tsv")
     }
-    assert "paper" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "(10 pairs of ids extracted, 10 of 10 true ones)" in printed
+    assert "paper" not in printed
+    assert made["kept"] == len(read(tmp_path / "out.tsv")) == 10
     bucc(folder, "training", 1)
+    gold = folder / "de-en.training.gold"
+    with pytest.raises(ValueError, match=r"--output .*de-en\.training\.gold would overwrite the input "):
+        run([*argv, "--output", str(gold), "--model", "no-such-model"])
+    gold.rename(tmp_path / "gold")
+    with pytest.raises(FileNotFoundError, match=r"has no de-en\.training\.gold; "):
+        run(argv)
+    (tmp_path / "gold").rename(gold)
     assert run(argv)["protocol"].startswith("BUCC training-optimal: ")
     assert "paper: LaBSE" in capsys.readouterr().out
     bucc(folder, "test", 2)
@@ -189,31 +205,37 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     assert made["pairs"]["de-en"]["recall"] == 100
 
 
-TWO = """
-import os, sys
-import torch.multiprocessing as mp
-from mine_bitext import run
+#: A fresh interpreter would import for seconds, but CUDA does not survive a fork.
+START = "spawn" if torch.cuda.is_available() else "fork"
 
-def process(rank):
+
+def one_of_two(rank: int, port: int, argv: list[str], place: Path) -> None:
+    """A forked process of two, with nothing left of the parent's launch; writes how many pairs it kept."""
+    torch.set_num_threads(1)  # the parent's threads are not here
+    PartialState._reset_state()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    made = run(sys.argv[1:])
-    print("process", rank, "kept", made.get("kept"))
-
-mp.start_processes(process, nprocs=2, start_method="fork")
-"""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    made = run(argv)
+    (place / f"kept-{rank}").write_text(str(made.get("kept")))
+    torch.distributed.destroy_process_group()
 
 
 def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str], tmp_path: Path) -> None:
     made = run([*command, "--shard_size", "8"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-c", TWO, *command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
-    done = subprocess.run(argv, env=os.environ | place, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"process 0 kept {made['kept']}\n" in done.stdout
-    assert "process 1 kept None\n" in done.stdout
-    assert done.stdout.count("pairs kept of") == 1
+        port = probe.getsockname()[1]
+    argv = [*command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
+    context = multiprocessing.get_context(START)
+    processes = [context.Process(target=one_of_two, args=(rank, port, argv, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / "kept-0").read_text() == str(made["kept"])
+    assert (tmp_path / "kept-1").read_text() == "None"
     assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()
 
 
@@ -222,7 +244,9 @@ def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str]
     [
         (["--k", "0"], "--k 0: at least 1"),
         (["--top_n", "0"], "--top_n 0: at least 1"),
+        (["--threshold", "nan"], "--threshold nan: give a finite number"),
         (["--output", "."], r"\. is a folder"),
+        (["more.en"], r"more\.en: no such option, or a text in the wrong place; the two texts come first"),
         (["--output", ""], "--output is missing"),
         (["--pair", "de-en"], "--pair belongs to --bucc"),
         (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),
@@ -260,6 +284,37 @@ def test_texts_of_unequal_length_cannot_be_scored(command: list[str], tmp_path: 
         run([*command, "--score_only", "--model", "no-such-model"])
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (["--output", "{0}"], r"--output .*a\.de would overwrite the input .*a\.de"),
+        (["--report_file", "{1}"], r"--report_file .*a\.en would overwrite the input .*a\.en"),
+        (["--report_file", "{0}/a.json"], r"--report_file .*a\.de/a\.json cannot be written: "),
+        (["--output", "{0}.tsv", "--report_file", "{0}.tsv"], r"--report_file .*a\.de\.tsv would overwrite --output "),
+    ],
+)
+def test_no_output_takes_the_place_of_a_text_or_another_output(
+    output: list[str], message: str, command: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run([*command, "--model", "no-such-model", *(part.format(*command) for part in output)])
+    assert (tmp_path / "a.de").read_text().splitlines() == SOURCE
+    assert (tmp_path / "a.en").read_text().splitlines() == TARGET
+
+
+def test_a_text_may_be_mined_against_itself(command: list[str], tmp_path: Path) -> None:
+    run([command[0], *command[:1], *command[2:]])
+    assert {(row[3], row[4]) for row in read(tmp_path / "pairs.tsv")} == {(str(n), str(n)) for n in range(1, 41)}
+
+
+def test_a_text_after_a_switch_shows_where_texts_belong(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(["--score_only", *command])
+    assert "The two texts come first, side by side" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("files", [[], ["one"], ["a", "b", "c"]])
 def test_two_texts_are_needed(files: list[str], tiny_bert_dir: Path) -> None:
     with pytest.raises(ValueError, match="name a source text and a target text"):
@@ -271,7 +326,7 @@ def test_a_full_disk_leaves_the_old_pairs(command: list[str], tmp_path: Path, mo
     run(command)
     before = (tmp_path / "pairs.tsv").read_text()
     monkeypatch.setattr(mine_bitext, "_open_text", lambda *_: Path("/dev/full").open("w"))  # noqa: SIM115
-    with pytest.raises(OSError, match=r"pairs\.tsv: the disk is full \(.* free\); make room or choose another folder"):
+    with pytest.raises(OSError, match=r"pairs\.tsv: the disk is full \(.* free\); make room, then run again"):
         run([*command, "--top_n", "2"])
     assert (tmp_path / "pairs.tsv").read_text() == before
     assert not list(tmp_path.glob(".pairs*"))

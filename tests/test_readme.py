@@ -1,5 +1,7 @@
 """What README says can be done as it is written."""
 
+import dataclasses
+import importlib
 import re
 from pathlib import Path
 
@@ -28,6 +30,29 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
         model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv] + ["--use_cpu"])
         assert model.model_name_or_path
         assert data.train_data
+
+
+@pytest.mark.parametrize(
+    ("program", "modules"),
+    [
+        ("eval_retrieval.py", ("dap.encoder_arguments", "eval_retrieval")),
+        ("mine_bitext.py", ("dap.encoder_arguments", "mine_bitext")),
+        ("run_xnli.py", ("run_xnli",)),
+        ("prepare_data.py", ("prepare_data", "dap.cleaning")),
+        ("push_to_hub.py", ("push_to_hub",)),
+        ("-m dap.onnx_export", ("dap.onnx_export",)),
+    ],
+)
+def test_flags_in_readme_are_those_of_the_commands(program: str, modules: tuple[str, ...]) -> None:
+    known = set()
+    for module in map(importlib.import_module, modules):
+        own = [item for item in vars(module).values() if dataclasses.is_dataclass(item)]
+        known |= {field.name for item in own for field in dataclasses.fields(item)} | {"model"}
+    commands = readme_commands(program)
+    assert commands
+    for argv in commands:
+        flags = {word[2:].split("=")[0] for word in argv if word.startswith("--")}
+        assert flags <= known, (program, flags - known)
 
 
 def test_readme_names_files_that_exist() -> None:

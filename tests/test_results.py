@@ -222,6 +222,34 @@ def test_the_same_text_may_lie_elsewhere(three: list[str]) -> None:
     assert run(three)["n"] == 3
 
 
+@pytest.mark.parametrize("bucc", ["bucc2018", "elsewhere/bucc2018"])
+def test_mining_reports_of_one_text_may_come_from_several_folders(tmp_path: Path, bucc: str) -> None:
+    for seed, folder in enumerate(("bucc2018", bucc)):
+        made = mining_report("zh-en", seed, 84.0 + seed)
+        made["settings"] |= {"bucc": folder, "text": "5f2c"}
+        write_json(made | {"seconds_by_part": {"encoding": 1.0 + seed}}, tmp_path / f"{seed}.json")
+    merged = run([str(tmp_path / f"{seed}.json") for seed in range(2)])
+    assert merged["n"] == 2
+    assert "seconds_by_part" not in merged  # a time, no number of the evaluation
+
+
+def test_pairs_of_several_languages_keep_the_digests_of_their_texts(tmp_path: Path) -> None:
+    for pair in ("fr-en", "de-en"):
+        made = mining_report(pair, 0, 84.0)
+        made["settings"]["text"] = f"text of {pair}"
+        write_json(made, tmp_path / f"{pair}.json")
+    merged = run([str(tmp_path / "fr-en.json"), str(tmp_path / "de-en.json")])
+    assert merged["settings"]["pair"] == ["fr-en", "de-en"]
+    assert merged["settings"]["text"] == ["text of fr-en", "text of de-en"]
+
+
+def test_a_merged_report_takes_the_place_of_none(three: list[str]) -> None:
+    before = Path(three[1]).read_text()
+    with pytest.raises(ValueError, match=r"--output .*1\.json would overwrite the input .*1\.json"):
+        run([*three, "--output", three[1]])
+    assert Path(three[1]).read_text() == before
+
+
 def test_models_of_one_recipe_may_have_any_name(three: list[str]) -> None:
     for seed, name in enumerate(("a", "b", "c")):
         write_json(
