@@ -20,11 +20,11 @@ from transformers import (
     T5EncoderModel,
 )
 
-import run_xnli
 from dap.encoding import SentenceEncoder
+from dap.finetuning import XNLITrainer, build_classifier, has_token_types
 from dap.nli import LABELS
 from modeling_dap import DAPForPreTraining
-from run_xnli import XNLITrainer, build_classifier, main, run
+from run_xnli import main, run
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
 MARKS = ("nefin", "pusut", "rader")  # what the label depends on
@@ -254,7 +254,7 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(dap_dir: Pat
 def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
         model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
-        assert run_xnli.has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
+        assert has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
 
 
 @pytest.mark.parametrize(
