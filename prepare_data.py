@@ -4,7 +4,8 @@
     python prepare_data.py --opus all --languages de fr sw --download_dir raw --output_dir corpus
 
 Then: `train_dap.py --train_data corpus/train --validation_data corpus/dev`. A run that was stopped, even killed, goes
-on behind the files and languages that were finished when the same command is given again.
+on behind the files and languages that were finished when the same command is given again; when it failed over a file
+or an argument, the corrected one goes on with the files that are unchanged.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,23 @@ import numpy as np
 from transformers import HfArgumentParser
 
 from dap.archives import disk_path
-from dap.cleaning import CleaningOptions, load_identifier
+from dap.cleaning import CleaningOptions, base_code, identified, load_identifier
 from dap.corpus import find_bitext
 from dap.data_card import counts_table, data_card, dataset_info
 from dap.evaluation_sets import read_evaluation
 from dap.formats import BitextFile
-from dap.languages import TATOEBA_36, to_iso1
+from dap.languages import TATOEBA_36
 from dap.leaks import LeakIndex
-from dap.preparation import Plan, Source, load_tokenizer, prepare, special_ids
+from dap.preparation import Plan, Source, load_tokenizer, prepare, special_ids, vocabulary_size
 from dap.results import versions, write_json
-from dap.shards import full_device, new_folder
+from dap.shards import full_device, new_folder, shard_path
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of the result; another one does not go on with a run of this
-REPORT, WORK = "report.json", ".work"
+VERSION = 2  # of the result; another one does not go on with a run of this
+REPORT, WORK, INFO, CARD = "report.json", ".work", "dataset_info.json", "README.md"
+VOCABULARY, NOTE = "target_vocabulary.json", "run.json"
+SHOWN = 5  # names in an error
 
 
 @dataclass
@@ -68,7 +71,11 @@ class DataArguments:
         metadata={"help": "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."},
     )
     leak_threshold: float = field(
-        default=0.7, metadata={"help": "Share of character n-grams from which texts are near; 0: equal ones alone."}
+        default=0.7,
+        metadata={
+            "help": "Share of character n-grams from which texts are near; 0: equal ones alone. With a word replaced, "
+            "0.7 finds 6 of 10 of Tatoeba's English sentences, and 4 of 10 of the shorter Russian and Hindi ones."
+        },
     )
     list_leaks: str | None = field(default=None, metadata={"help": "JSONL file to list the leaks in."})
     max_pairs: int = field(default=1_000_000, metadata={"help": "Most pairs a language, drawn at random; 0: all."})
@@ -81,11 +88,22 @@ class DataArguments:
         default=None, metadata={"help": "Tokenizer whose ids of the English training side to write as JSON."}
     )
     language_identifier: str | None = field(
-        default=None, metadata={"help": "module:function that tells the language codes of a list of texts."}
+        default=None,
+        metadata={
+            "help": "module:function that tells the language codes of a list of texts; for languages beyond the 36, "
+            "as the file names have them (sr or srp)."
+        },
     )
     shard_size: int = field(default=1_000_000, metadata={"help": "Most pairs of a parquet file."})
-    num_workers: int = field(default=1, metadata={"help": "Processes; the result does not depend on it."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace what another run left in output_dir."})
+    num_workers: int = field(
+        default=1,
+        metadata={
+            "help": "Processes; the result does not depend on it. They share whole files: split a single large one."
+        },
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace what a finished or another run left in output_dir."}
+    )
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
@@ -95,6 +113,25 @@ class DataArguments:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least {least}")
         if not 0.0 <= self.leak_threshold <= 1.0:
             raise ValueError(f"--leak_threshold {self.leak_threshold} is a share of n-grams, 0 to 1")
+        self.target_language = base_code(self.target_language)
+        self._check_output()
+
+    def _check_output(self) -> None:
+        """What is read may not lie where --overwrite would delete it."""
+        output = Path(self.output_dir).resolve()
+        if output.exists() and not output.is_dir():
+            raise ValueError(f"--output_dir {self.output_dir} is a file; give a folder")
+        for name in ("data", "evaluation_data", "licences", "list_leaks", "tokenizer", "target_vocabulary"):
+            given = getattr(self, name)
+            for path in given if isinstance(given, list) else filter(None, [given]):
+                if name == "list_leaks" or os.path.exists(os.path.expanduser(path)):
+                    self._check_outside(name, path, output)
+        if self.opus:
+            self._check_outside("download_dir", self.download_dir, output)
+
+    def _check_outside(self, name: str, path: str, output: Path) -> None:
+        if Path(path).expanduser().resolve().is_relative_to(output):
+            raise ValueError(f"--{name} {path} lies in --output_dir {self.output_dir}: give another folder for one")
 
 
 def find_sources(args: DataArguments) -> tuple[list[Source], dict[str, str]]:
@@ -105,14 +142,31 @@ def find_sources(args: DataArguments) -> tuple[list[Source], dict[str, str]]:
     """
     fetched, licences = fetch_opus(args) if args.opus else ({}, {})
     found = find_bitext([*args.data, *fetched], args.target_language)
-    wanted = [_code(code) for code in args.languages] or list(found)
+    wanted = [base_code(code) for code in args.languages] or list(found)
     if absent := [code for code in wanted if code not in found]:
         raise ValueError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
     files = [file for language in sorted(set(wanted)) for file in found[language]]
+    files = [replace(file, streaming=True) if file.format == "hub" else file for file in files]
     sources = [Source(number, file, origin_of(file, fetched)) for number, file in enumerate(files)]
-    if args.licences:
-        licences |= json.loads(Path(args.licences).read_text(encoding="utf-8"))
-    return sources, licences
+    return sources, licences | (read_licences(args.licences) if args.licences else {})
+
+
+def read_licences(path: str) -> dict[str, str]:
+    """Origin -> licence, of a JSON file."""
+    content = _read_object(Path(path))
+    if odd := [origin for origin, licence in content.items() if not isinstance(licence, str)]:
+        raise ValueError(f"{path}: the licence of {odd[0]!r} is {content[odd[0]]!r}; give a text")
+    return content
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
+    return content
 
 
 def fetch_opus(args: DataArguments) -> tuple[dict[str, str], dict[str, str]]:
@@ -141,13 +195,6 @@ def origin_of(file: BitextFile, fetched: dict[str, str]) -> str:
     return next(known, Path(path).name)
 
 
-def _code(code: str) -> str:
-    try:
-        return to_iso1(code)
-    except ValueError:
-        return code
-
-
 def make_plan(args: DataArguments, cleaning: CleaningOptions) -> Plan:
     output = Path(args.output_dir)
     same = ("target_language", "dev_pairs", "seed", "shard_size", "max_bad_lines", "tokenizer", "target_vocabulary")
@@ -166,8 +213,27 @@ def make_plan(args: DataArguments, cleaning: CleaningOptions) -> Plan:
 def fingerprint(settings: dict[str, Any], sources: Sequence[Source], evaluation: Sequence[str]) -> str:
     """Changes with every setting that shapes the result and with the input files' paths, sizes and times."""
     files = [(source.origin, source.file.paths, [_state(path) for path in source.file.paths]) for source in sources]
-    content = [VERSION, version("polars"), settings, files, [[path, _state(path)] for path in evaluation]]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return _digest(settings, files, [[path, _state(path)] for path in evaluation])
+
+
+def with_keys(
+    sources: Sequence[Source], settings: dict[str, Any], cleaning: CleaningOptions, evaluation: Sequence[str]
+) -> list[Source]:
+    """The sources, each with a key that changes with its file and what shapes its cleaning, and with no other file."""
+    names = ("target_language", "max_bad_lines", "leak_threshold", "list_leaks", "max_pairs", "seed", "tokenizer",
+             "language_identifier")  # fmt: skip
+    shaping = {name: settings[name] for name in names} | asdict(cleaning)
+    check = [[path, _state(path)] for path in evaluation]
+    states = [[_state(path) for path in source.file.paths] for source in sources]
+    keys = [
+        _digest(shaping, check, asdict(source.file), source.origin, state) for source, state in zip(sources, states)
+    ]
+    return [replace(source, key=key) for source, key in zip(sources, keys)]
+
+
+def _digest(*content: Any) -> str:
+    whole = json.dumps([VERSION, version("polars"), *content], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def _state(path: str) -> Any:
@@ -177,42 +243,92 @@ def _state(path: str) -> Any:
     return (os.path.getsize(path), os.stat(path).st_mtime_ns) if os.path.exists(path) else None
 
 
-def start(plan: Plan, mark: str, overwrite: bool) -> dict[str, Any] | None:
-    """The report of the same run if it has ended; else makes `work_dir` ready to begin or go on.
+def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
+    """The report of the same run if it has ended.
 
     Raises:
-        ValueError: the folder holds other things or another run, and may not be overwritten.
+        ValueError: a shard that the report names is not there.
     """
-    output, note = plan.output_dir, plan.work_dir / "run.json"
-    ended = json.loads((output / REPORT).read_text(encoding="utf-8")) if (output / REPORT).is_file() else None
-    if ended and ended["fingerprint"] == mark and not overwrite:
-        return ended
-    begun = json.loads(note.read_text(encoding="utf-8"))["fingerprint"] if note.is_file() else None
-    if begun != mark or overwrite:
-        names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-        if names and not overwrite:
-            raise ValueError(
-                f"{output} holds {', '.join(names[:5])} of a run with other arguments or other text: give another "
-                "--output_dir, or --overwrite to replace it"
-            )
-        for name in (WORK, "train", "dev"):
-            shutil.rmtree(output / name, ignore_errors=True)
-        (output / REPORT).unlink(missing_ok=True)
-        write_json({"fingerprint": mark}, note)
-    return None
+    report = plan.output_dir / REPORT
+    if _mark(report) != mark:
+        return None
+    ended = _read_object(report)
+    for code, counts in ended["languages"].items():
+        for split in ("train", "dev"):
+            for number in range(counts[f"{split}_shards"]):
+                path = shard_path(plan.output_dir / split, f"{code}-{plan.target_language}", number)
+                if not path.is_file():
+                    raise ValueError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
+    return ended
 
 
-def index_leaks(plan: Plan, paths: Sequence[str], threshold: float) -> int:
-    """Writes the index of the evaluation sentences, unless it is there; returns their number."""
+def check_free(plan: Plan, mark: str, overwrite: bool) -> None:
+    """Whether a run may begin or go on in the output folder.
+
+    Raises:
+        ValueError: it holds other things or another run, and may not be overwritten.
+    """
+    output = plan.output_dir
+    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    ended, begun = _mark(output / REPORT), _mark(plan.work_dir / NOTE)
+    if not names or names == [WORK] and begun or begun == mark and not ended or overwrite and (ended or begun):
+        return
+    held = f"{output} holds {', '.join(names[:SHOWN])}"
+    if overwrite:
+        raise ValueError(f"{held}, but no {REPORT} of this command, and is not overwritten: give another --output_dir")
+    raise ValueError(
+        f"{held} of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
+    )
+
+
+def begin(plan: Plan, sources: Sequence[Source], mark: str) -> None:
+    """Makes the output folder ready to begin or go on: what a finished or another run left goes.
+
+    Cleaned files whose keys are still right stay. A kill leaves a folder that is known for one of this command.
+    """
+    output, note = plan.output_dir, plan.work_dir / NOTE
+    if _mark(note) == mark and not (output / REPORT).exists():
+        return
+    write_json({"fingerprint": "being emptied"}, note)
+    (output / REPORT).unlink(missing_ok=True)
+    for name in (VOCABULARY, INFO, CARD):
+        (output / name).unlink(missing_ok=True)
+    kept = {plan.cleaned(source) for source in sources} | {note}
+    for path in (output / "train", output / "dev", *plan.work_dir.iterdir()):
+        if path.is_dir() and path not in kept:
+            shutil.rmtree(path)
+        elif path.is_file() and path not in kept:
+            path.unlink()
+    write_json({"fingerprint": mark}, note)
+
+
+def _mark(path: Path) -> str | None:
+    """The fingerprint in a report or note; None without one.
+
+    Raises:
+        ValueError: the file is not of this command.
+    """
+    if not path.is_file():
+        return None
+    found = _read_object(path).get("fingerprint")
+    if not isinstance(found, str):
+        raise ValueError(f"{path}: not written by this command; give another --output_dir")
+    return found
+
+
+def evaluation_sentences(args: DataArguments) -> list[str]:
+    sentences = read_evaluation(args.evaluation_data)
+    if args.evaluation_data and not sentences:
+        raise ValueError(f"--evaluation_data {' '.join(args.evaluation_data)} holds no sentence")
+    return sentences
+
+
+def index_leaks(plan: Plan, sentences: Sequence[str], threshold: float) -> None:
+    """Writes the index of the evaluation sentences, unless it is there."""
     folder = plan.work_dir / "leaks"
-    if not folder.exists():
-        sentences = read_evaluation(paths)
-        if not sentences:
-            raise ValueError(f"--evaluation_data {' '.join(paths)} holds no sentence")
+    if sentences and not folder.exists():
         with new_folder(folder) as new:
             LeakIndex(sentences, threshold or None).save(new)
-            write_json({"sentences": len(sentences)}, new / "counts.json")
-    return json.loads((folder / "counts.json").read_text(encoding="utf-8"))["sentences"]
 
 
 def write_leaks(plan: Plan, sources: Sequence[Source], path: Path) -> None:
@@ -234,9 +350,7 @@ def write_vocabulary(plan: Plan, languages: Sequence[str]) -> None:
     seen = np.any([np.load(plan.written(language) / "vocabulary.npy") for language in languages], axis=0)  # (V,)
     seen[special_ids(plan.target_vocabulary)] = False
     content = {"tokenizer": plan.target_vocabulary, "vocab_size": len(seen)}
-    write_json(
-        content | {"target_token_ids": np.flatnonzero(seen).tolist()}, plan.output_dir / "target_vocabulary.json"
-    )
+    write_json(content | {"target_token_ids": np.flatnonzero(seen).tolist()}, plan.output_dir / VOCABULARY)
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -256,23 +370,57 @@ def _run(args: DataArguments, cleaning: CleaningOptions) -> dict[str, Any]:
     sources, licences = find_sources(args)
     plan, settings = make_plan(args, cleaning), shaping(args, cleaning)
     mark = fingerprint(settings, sources, args.evaluation_data)
-    if ended := start(plan, mark, args.overwrite):
-        print(f"{counts_table(ended['languages'])}\n\n{args.output_dir} holds this already")
-        return ended
-    for name in filter(None, (args.tokenizer, args.target_vocabulary)):
-        load_tokenizer(name)  # a wrong name is found now
-    if args.language_identifier:
-        load_identifier(args.language_identifier)
-    sentences = index_leaks(plan, args.evaluation_data, args.leak_threshold) if args.evaluation_data else 0
+    if not args.overwrite and (ended := finished(plan, mark)):
+        return again(plan, args, ended, licences)
+    check_free(plan, mark, args.overwrite)
+    sentences = check_names(args)
+    sources = with_keys(sources, settings, cleaning, args.evaluation_data)
+    begin(plan, sources, mark)
+    index_leaks(plan, sentences, args.leak_threshold)
     languages = prepare(plan, sources, args.num_workers)
     if empty := [code for code, counts in languages.items() if not counts["train"]]:
         logger.warning("%s: nothing is left to train on; the table tells why", " ".join(empty))
     seconds = time.perf_counter() - started
-    report = {"fingerprint": mark, "languages": languages, "settings": settings, "evaluation_sentences": sentences}
-    report |= {"licences": licences, "num_workers": args.num_workers, "seconds": round(seconds, 1)}
-    finish(plan, args, sources, report | {"versions": versions()})
+    report = {"fingerprint": mark, "languages": languages, "settings": settings, "licences": licences}
+    report |= {"evaluation_sentences": len(sentences), "leaks": args.list_leaks, "num_workers": args.num_workers}
+    finish(plan, args, sources, report | {"seconds": round(seconds, 1), "versions": versions()})
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
-    return json.loads((plan.output_dir / REPORT).read_text(encoding="utf-8"))
+    return _read_object(plan.output_dir / REPORT)
+
+
+def check_names(args: DataArguments) -> list[str]:
+    """Loads what the arguments name, so that a wrong one is found before anything is written.
+
+    Returns:
+        The evaluation sentences.
+    """
+    if args.tokenizer:
+        load_tokenizer(args.tokenizer)
+    if args.target_vocabulary:
+        vocabulary_size(args.target_vocabulary)
+    if args.language_identifier:
+        identified(load_identifier(args.language_identifier), ["One sentence."])
+    return evaluation_sentences(args)
+
+
+def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict[str, str]) -> dict[str, Any]:
+    """The report of a finished run, with the licences as they are now.
+
+    Raises:
+        ValueError: the leaks were not listed where they are asked for now.
+    """
+    leaks = args.list_leaks
+    if leaks and (os.path.abspath(leaks) != os.path.abspath(ended["leaks"]) or not os.path.isfile(leaks)):
+        raise ValueError(
+            f"--list_leaks {leaks}: {plan.output_dir} is finished and its leaks were listed in {ended['leaks']}; "
+            "copy that file, or give --overwrite to make all again"
+        )
+    if ended["licences"] != licences:
+        ended["licences"] = licences
+        describe(plan, ended)
+    shutil.rmtree(plan.work_dir, ignore_errors=True)  # a kill may have left it
+    print(f"{counts_table(ended['languages'])}\n\n{args.output_dir} holds this already")
+    return ended
 
 
 def shaping(args: DataArguments, cleaning: CleaningOptions) -> dict[str, Any]:
@@ -284,15 +432,19 @@ def shaping(args: DataArguments, cleaning: CleaningOptions) -> dict[str, Any]:
 
 def finish(plan: Plan, args: DataArguments, sources: Sequence[Source], report: dict[str, Any]) -> None:
     """What describes the shards; the report comes last and marks the end."""
-    languages, settings, licences = report["languages"], report["settings"], report["licences"]
     if args.list_leaks:
         write_leaks(plan, sources, Path(args.list_leaks))
     if args.target_vocabulary:
-        write_vocabulary(plan, list(languages))
-    write_json(dataset_info(languages, settings, licences), plan.output_dir / "dataset_info.json")
-    (plan.output_dir / "README.md").write_text(data_card(languages, settings, licences), encoding="utf-8")
-    write_json(report, plan.output_dir / REPORT)
+        write_vocabulary(plan, list(report["languages"]))
+    describe(plan, report)
     shutil.rmtree(plan.work_dir)
+
+
+def describe(plan: Plan, report: dict[str, Any]) -> None:
+    languages, settings, licences = report["languages"], report["settings"], report["licences"]
+    write_json(dataset_info(languages, settings, licences), plan.output_dir / INFO)
+    (plan.output_dir / CARD).write_text(data_card(languages, settings, licences), encoding="utf-8")
+    write_json(report, plan.output_dir / REPORT)
 
 
 def main() -> None:

@@ -117,7 +117,9 @@ def main() -> None:
     arguments, more = parser.parse_known_args()
     raw, out = arguments.folder / f"raw-{arguments.lines}", arguments.folder / f"out-{os.getpid()}"
     if not raw.exists():
-        make_text(raw, arguments.lines)
+        unfinished = raw.with_name(f"{out.name}.tmp")  # a folder with its name is whole
+        make_text(unfinished, arguments.lines)
+        unfinished.rename(raw)
     command = [sys.executable, "prepare_data.py", "--data", str(raw), "--output_dir", str(out)]
     seconds, cpu, memory = measure([*command, "--num_workers", str(arguments.num_workers), *more])
     read = sum(counts["read"] for counts in json.loads((out / "report.json").read_text())["languages"].values())

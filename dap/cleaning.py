@@ -154,12 +154,9 @@ class Cleaner:
         """Whether both sides are in their language, by the plug-in: (N,) bool."""
         passed = pl.Series([True] * len(pairs), dtype=pl.Boolean)
         for side in SIDES:
-            codes = list(self.identify(pairs[side].to_list())) if len(pairs) else []
-            if len(codes) != len(pairs):
-                raise ValueError(
-                    f"the language identifier gave {len(codes)} codes for {len(pairs)} texts; give one each"
-                )
-            passed &= pl.Series([_code(code) == self.languages[side] for code in codes], dtype=pl.Boolean)
+            codes = identified(self.identify, pairs[side].to_list()) if len(pairs) else []
+            language = base_code(self.languages[side])
+            passed &= pl.Series([base_code(code) == language for code in codes], dtype=pl.Boolean)
         return passed
 
 
@@ -169,10 +166,23 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     Returns the pairs and how many of them held control characters (tabs within a side included) or were not NFC.
     """
     control = pairs.select(pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL)).sum()).item()
-    composed = pairs.with_columns(_where(pairs[side], _composing(), _to_nfc) for side in SIDES)
+    composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
     changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])
-    tidy = composed.with_columns(_where(composed[side], _UNTIDY, _to_tidy) for side in SIDES)
+    tidy = composed.with_columns(_tidy(composed[side]) for side in SIDES)
     return tidy, {"control_characters": control, "nfc": int(changed.sum())}
+
+
+def repair_texts(texts: pl.Series) -> pl.Series:
+    """Texts of no pair, such as evaluation sentences, as `repair` leaves those of a side: (N,) str."""
+    return _tidy(_compose(texts))
+
+
+def _compose(texts: pl.Series) -> pl.Series:
+    return _where(texts, _composing(), _to_nfc)
+
+
+def _tidy(texts: pl.Series) -> pl.Series:
+    return _where(texts, _UNTIDY, _to_tidy)
 
 
 def _where(texts: pl.Series, pattern: str, change: Callable[[pl.Series], pl.Series]) -> pl.Series:
@@ -249,8 +259,31 @@ def load_identifier(name: str) -> Identifier:
     return found
 
 
-def _code(code: str) -> str:
+def identified(identify: Identifier, texts: list[str]) -> list[str]:
+    """The codes that a language identifier gives N texts: N str.
+
+    Raises:
+        ValueError: it fails, or does not give one code, a str, a text.
+    """
+    name = f"language identifier {getattr(identify, '__module__', '?')}:{getattr(identify, '__qualname__', identify)}"
     try:
-        return to_iso1(str(code))
+        codes = list(identify(texts))
+    except Exception as error:  # whatever a plug-in raises
+        raise ValueError(f"the {name} failed: {error!r}") from error
+    if len(codes) != len(texts):
+        raise ValueError(f"the {name} gave {len(codes)} codes for {len(texts)} texts; give one each")
+    if odd := [code for code in codes if not isinstance(code, str)]:
+        raise ValueError(f"the {name} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
+    return codes
+
+
+def base_code(code: str) -> str:
+    """ISO 639-1 for English and the 36 languages, else the code as it stands without region and script.
+
+    >>> base_code("deu_Latn"), base_code("srp_Cyrl"), base_code("eng")
+    ('de', 'srp', 'en')
+    """
+    try:
+        return to_iso1(code)
     except ValueError:
-        return str(code)
+        return re.split("[-_]", code)[0].lower()

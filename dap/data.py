@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import logging
+import operator
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -339,7 +340,7 @@ def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase)
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        size, ids = content["vocab_size"], sorted(set(content["target_token_ids"]))
+        size, ids = content["vocab_size"], sorted(set(map(operator.index, content["target_token_ids"])))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})") from error
     if size != len(tokenizer) or not ids or not 0 <= ids[0] <= ids[-1] < size:

@@ -7,7 +7,8 @@
 4. `write_language`, for each language: the shards.
 
 The result of a step lies in a folder of its own, which has its final name only when it is whole. A run that was
-killed goes on behind the finished ones; whatever the number of processes, the result is the same to the byte.
+killed goes on behind the finished ones. Processes share out whole files and languages: a single large file is the work
+of one. Whatever the number of processes, the result is the same to the byte.
 Memory: a process holds a block of pairs, or the keys of one range (`deduplication.PART`) and a byte for each pair of a
 language, or one row group. Everything else is on the disk: 16 bytes for each pair that passes the filters, and the
 text and 24 bytes of those that the sample may need.
@@ -53,11 +54,18 @@ _CLEANED = pa.schema({"source": pa.string(), "target": pa.string(), "text_hash":
 
 @dataclass(frozen=True)
 class Source:
-    """One input file, by its place among all of them, and the name under which its pairs go out."""
+    """One input file.
+
+    Attributes:
+        number: its place among all files.
+        origin: name under which its pairs go out.
+        key: names what is cleaned of it; its own for each file and way of cleaning it.
+    """
 
     number: int
     file: BitextFile
     origin: str
+    key: str = ""
 
     @property
     def language(self) -> str:
@@ -96,7 +104,7 @@ class Plan:
     language_identifier: str | None = None
 
     def cleaned(self, source: Source) -> Path:
-        return self.work_dir / f"clean-{source.number:05d}"
+        return self.work_dir / f"clean-{source.key or source.number}"
 
     def selected(self, language: str) -> Path:
         return self.work_dir / f"select-{language}"
@@ -271,6 +279,18 @@ def special_ids(name: str) -> list[int]:
     return sorted({tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id, None})
 
 
+def vocabulary_size(name: str) -> int:
+    """Ids of a tokenizer, `len` of it.
+
+    Raises:
+        ValueError: as `load_tokenizer`; ids are left out, so that some are beyond this number.
+    """
+    ids = load_tokenizer(name).get_vocab(with_added_tokens=True).values()
+    if max(ids) >= len(set(ids)):
+        raise ValueError(f"tokenizer {name} has {len(set(ids))} tokens, but ids up to {max(ids)}: number them 0, 1, …")
+    return len(set(ids))
+
+
 # 2. Choosing
 
 
@@ -375,7 +395,7 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: str | None) -> None:
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer else None
-        self._seen = np.zeros(self._tokenizer.get_vocab_size() if self._tokenizer else 0, dtype=bool)
+        self._seen = np.zeros(vocabulary_size(tokenizer) if tokenizer else 0, dtype=bool)
 
     def add(self, texts: list[str]) -> None:
         if self._tokenizer is not None:

@@ -29,6 +29,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMPRESSION = {"compression": "zstd", "compression_level": 3}
 
 
+def shard_path(folder: Path, name: str, number: int) -> Path:
+    return folder / f"{number:05d}.{name}.parquet"
+
+
 class ShardWriter:
     """Writes pairs into shards `{number}.{name}.parquet` of a folder; each has its name only when it is whole."""
 
@@ -67,7 +71,7 @@ class ShardWriter:
     def _finish(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            os.replace(self._unfinished, self._folder / f"{self._number:05d}.{self._name}.parquet")
+            os.replace(self._unfinished, shard_path(self._folder, self._name, self._number))
             self._writer, self._rows, self._number = None, 0, self._number + 1
 
     @property
@@ -91,11 +95,12 @@ def full_device(place: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        cut_short = error.errno is None and "requested and" in str(error)  # numpy's, when it writes less than asked
+        if error.errno not in _FULL and not cut_short:
             raise
         raise ValueError(
-            f"{place}: {os.strerror(error.errno).lower()}; what is finished stays valid: make room and give the same "
-            "command again"
+            f"{place}: {os.strerror(error.errno or errno.ENOSPC).lower()}; what is finished stays valid: make "
+            "room and give the same command again"
         ) from error
 
 

@@ -4,6 +4,7 @@ import random
 import unicodedata
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 import polars as pl
 import pytest
@@ -242,3 +243,24 @@ def test_a_wrong_identifier_is_named(name: str) -> None:
 def test_wrong_options_are_named(options: dict[str, float | str]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         CleaningOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda texts: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda texts: None, "failed: TypeError"),
+        (lambda texts: [("de", 0.9)] * len(texts), r"gave \('de', 0.9\) for a text"),
+        (lambda texts: [], "gave 0 codes for 1 texts"),
+    ],
+)
+def test_an_identifier_that_fails_is_named(answer: Any, message: str) -> None:
+    pairs = pl.DataFrame({"source": ["eins zwei drei vier"], "target": ["one two three four"]})
+    with pytest.raises(ValueError, match=f"language identifier test_cleaning:.*lambda.* {message}"):
+        Cleaner("de", identify=answer)(pairs)
+
+
+def test_the_identifier_may_tell_script_and_region_of_other_languages() -> None:
+    pairs = pl.DataFrame({"source": ["ово је добра реченица"], "target": ["this is a sentence"]})
+    cleaner = Cleaner("srp", identify=lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts])
+    assert len(cleaner(pairs)[0]) == 1

@@ -1,17 +1,22 @@
 """The leak check finds what comparing every text with every evaluation sentence finds."""
 
+import json
 import lzma
 import random
+import unicodedata
+import zipfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from dap.cleaning import repair
 from dap.data import normalise
 from dap.deduplication import normalise_all
 from dap.evaluation_sets import read_evaluation
-from dap.leaks import GRAM, WIDE_GRAM, LeakIndex
+from dap.leaks import BANDS, LeakIndex
 
 LATIN = "the train leaves station at eight old birds sing over harbour Straße où élève mañana".split()  # noqa: SIM905
 WORDS = {
@@ -46,19 +51,25 @@ def altered(texts: list[str], seed: int) -> list[str]:
 
 
 @cache
-def grams(text: str) -> tuple[int, Counter]:
-    text = normalise(text)
-    wide = 2 * sum(character >= "\u2e80" for character in text) > len(text)
-    n = WIDE_GRAM if wide else GRAM
-    return n, Counter(text[place : place + n] for place in range(len(text) - n + 1))
+def grams(text: str, n: int) -> Counter:
+    return Counter(text[place : place + n] for place in range(len(text) - n + 1))
 
 
-def compare(first: str, second: str) -> float:
-    (n, one), (m, other) = grams(first), grams(second)
-    if one == other and normalise(first) == normalise(second):
+@cache
+def wide(text: str) -> bool:
+    return 2 * sum(character >= "\u2e80" for character in text) > len(text)
+
+
+def compare(text: str, sentence: str) -> float:
+    text, sentence = normalise(text), normalise(sentence)
+    if text == sentence:
         return 1.0
+    if wide(text) != wide(sentence):
+        return 0.0
+    n = next(band.n for band in BANDS if band.wide == wide(sentence) and len(sentence) <= band.longest)
+    one, other = grams(text, n), grams(sentence, n)
     most = max(one.total(), other.total())
-    return (one & other).total() / most if n == m and most else 0.0
+    return (one & other).total() / most if most else 0.0
 
 
 @pytest.mark.parametrize("threshold", [None, 0.3, 0.7, 1.0])
@@ -96,6 +107,22 @@ def test_equal_and_near_texts_of_each_kind() -> None:
     assert found.rows.tolist() == [0, 1, 3, 5]
     assert found.equal.tolist() == [True, False, False, True]
     assert found.sentences.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "text"),
+    [
+        ("He bought a red bicycle yesterday.", "He bought a new bicycle yesterday."),
+        ("Сегодня я не хочу идти домой.", "Сегодня я не хочу идти назад."),
+        ("他昨天买了一辆红色的自行车。", "他昨天买了一辆新的自行车。"),
+    ],
+)
+def test_a_replaced_word_in_a_short_sentence_is_near(sentence: str, text: str) -> None:
+    assert LeakIndex([sentence])(normalise_all([text])).rows.tolist() == [0]
+
+
+def test_no_texts_have_no_leaks() -> None:
+    index = LeakIndex(["Look both ways before you cross the road."])
     assert index(normalise_all([])).rows.tolist() == []
 
 
@@ -129,3 +156,38 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
     assert sorted(found) == ["eins", "five", "one", "two", "zwei"]
     with pytest.raises(FileNotFoundError, match="absent"):
         read_evaluation([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize("text", ["সে আজ সারা\u09dfই বাড়ি যাবে না।", "Die Bäume blühen schöner über dem Fluß."])
+def test_evaluation_sentences_are_composed_as_training_text_is(text: str, tmp_path: Path) -> None:
+    trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))[0]["source"].to_list()
+    for form in ("NFC", "NFD"):
+        written = unicodedata.normalize(form, text) if form == "NFD" else text
+        (tmp_path / "test.txt").write_text(f"{written}\n\ufeff\n", encoding="utf-8")
+        sentences = read_evaluation([tmp_path / "test.txt"])
+        assert sentences == trained  # what is blank after the repair is left out, too
+        assert LeakIndex(sentences, None)(normalise_all(trained)).rows.tolist() == [0]
+
+
+def test_an_archive_in_a_folder_of_evaluation_sets_is_read_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "de-en.txt.zip", "w") as archive:
+        archive.writestr("x.de-en.de", "eins\n")
+        archive.writestr("x.de-en.en", "one\n")
+    assert sorted(read_evaluation([tmp_path])) == ["eins", "one"]
+
+
+def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
+    records = [{"id": 1, "sentence": "one\ttwo", "translations": {"de": ["eins", None]}}, {"sentence": "three"}]
+    path = tmp_path / "flores.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
+    assert sorted(read_evaluation([path])) == ["eins", "one two", "three"]
+    path.write_text('{"sentence": "one"}\n{"sen')
+    with pytest.raises(ValueError, match="flores.jsonl, line 2: no JSON"):
+        read_evaluation([path])
+
+
+@pytest.mark.parametrize("name", ["test.json", "test.csv", "test.parquet", "test.json.gz"])
+def test_what_is_no_text_by_lines_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ValueError, match=f"{name}: .* is not read for evaluation sentences"):
+        read_evaluation([tmp_path / name])

@@ -285,6 +285,11 @@ def _full_for_french(writer: ShardWriter) -> Path:
     return path
 
 
+def test_a_short_write_of_numpy_is_a_full_device() -> None:
+    with pytest.raises(ValueError, match="here: no space left on device"), full_device("here"):
+        raise OSError("131072 requested and 4096 written")
+
+
 def test_other_errors_of_the_system_pass() -> None:
     with pytest.raises(FileNotFoundError), full_device("here"):
         raise FileNotFoundError(2, "absent")

@@ -6,6 +6,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,11 +16,14 @@ import pytest
 import yaml
 from conftest import REPOSITORY, synthetic_pairs
 from datasets import load_dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from dap.corpus import load_bitext
 from dap.data import normalise, target_vocabulary, tokenize_bitext
-from prepare_data import main, run
+from dap.formats import BitextFile
+from prepare_data import DataArguments, find_sources, main, run
 
 SHARED = REPOSITORY.parent / "shared"
 
@@ -171,9 +175,131 @@ def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp
 
 
 def test_a_folder_with_other_things_is_left_alone(raw: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").touch()
     with pytest.raises(ValueError, match="holds .*thesis.tex"):
-        run(arguments(raw, tmp_path))
+        run(arguments(raw, tmp_path / "mine"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+
+
+@pytest.mark.parametrize("name", ["data", "evaluation_data", "licences", "list_leaks"])
+def test_what_is_read_may_not_lie_in_the_output(name: str, raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "train").mkdir(parents=True)
+    path = out / "train/de-en.tsv"
+    path.write_bytes((raw / "de-en.tsv").read_bytes())
+    with pytest.raises(ValueError, match=f"--{name} .* lies in --output_dir"):
+        run([*arguments(raw, out, **{name: path}), "--overwrite"])
+    assert path.is_file()
+
+
+def test_overwrite_leaves_a_folder_that_is_not_of_this_command(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "out/train").mkdir(parents=True)
+    (tmp_path / "out/train/mine.txt").touch()
+    with pytest.raises(ValueError, match="is not overwritten"):
+        run([*arguments(raw, tmp_path / "out"), "--overwrite"])
+    assert (tmp_path / "out/train/mine.txt").is_file()
+
+
+@pytest.mark.parametrize("option", ["tokenizer", "evaluation_data", "language_identifier"])
+def test_after_a_wrong_name_the_corrected_command_runs(option: str, raw: Path, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError)):
+        run(arguments(raw, tmp_path / "out", **{option: tmp_path / "absent"}))
+    assert not (tmp_path / "out").exists()
+    assert run(arguments(raw, tmp_path / "out"))["languages"]["de"]["train"]
+
+
+def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, good = tmp_path / "out", b"".join((raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)[:20])
+    (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
+    with pytest.raises(ValueError, match="lines are bad"):
+        run(arguments(raw, out))
+    (finished,) = (out / ".work").glob("clean-*")
+    os.utime(finished, (1, 1))
+    (raw / "fr-en.tsv").write_bytes(good)
+    with monkeypatch.context() as patch:
+        patch.setattr("prepare_data.finish", _interrupt)
+        pytest.raises(KeyboardInterrupt, run, arguments(raw, out))
+    assert finished.stat().st_mtime == 1  # not made again
+    report = run(arguments(raw, out))
+    assert report["languages"] == run(arguments(raw, tmp_path / "other"))["languages"]
+    assert contents(out) == contents(tmp_path / "other")
+
+
+def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    run(arguments(raw, out))
+    (out / "target_vocabulary.json").touch()  # of a run that asked for it
+    command = [*arguments(raw, out, seed=1), "--overwrite"]
+    with monkeypatch.context() as patch:
+        patch.setattr("prepare_data.finish", _interrupt)
+        pytest.raises(KeyboardInterrupt, run, command)
+    assert not any((out / name).exists() for name in ("report.json", "README.md", "target_vocabulary.json"))
+    before = {path: path.stat().st_mtime_ns for path in (out / ".work").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("prepare_data.finish", _interrupt)
+        pytest.raises(KeyboardInterrupt, run, command)
+    assert {path: path.stat().st_mtime_ns for path in (out / ".work").iterdir()} == before
+    run(command)
+    run(arguments(raw, tmp_path / "other", seed=1))
+    assert contents(out) == contents(tmp_path / "other")
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_finished_folder_takes_new_licences_and_misses_no_shard(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "test.txt").write_text("nothing of the kind\n")
+    leaks = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "leaks.jsonl"}
+    run(arguments(raw, out, **leaks))
+    report = run(arguments(raw, out, **leaks, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})))
+    assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
+    assert json.loads((out / "dataset_info.json").read_text())["licences"] == report["licences"]
+    with pytest.raises(ValueError, match="leaks were listed in .*/leaks.jsonl"):
+        run(arguments(raw, out, **leaks | {"list_leaks": tmp_path / "elsewhere.jsonl"}))
+    (out / "train/00000.fr-en.parquet").unlink()
+    with pytest.raises(ValueError, match="00000.fr-en.parquet is absent.*--overwrite"):
+        run(arguments(raw, out, **leaks))
+
+
+def test_the_target_language_has_its_two_letter_code(raw: Path, tmp_path: Path) -> None:
+    run(arguments(raw, tmp_path / "out", target_language="eng"))
+    assert "train/00000.de-en.parquet" in contents(tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ['["CC0"]', "{broken", '{"de-en.tsv": 1}'])
+def test_a_wrong_file_of_licences_is_named(text: str, raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "licences.json").write_text(text)
+    with pytest.raises(ValueError, match="licences.json: "):
+        run(arguments(raw, tmp_path / "out", licences=tmp_path / "licences.json"))
+
+
+def test_a_foreign_report_and_a_file_for_the_folder_are_named(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    report = write(tmp_path / "mine/report.json", {"a": 1})
+    with pytest.raises(ValueError, match="report.json: not written by this command"):
+        run(arguments(raw, tmp_path / "mine"))
+    with pytest.raises(ValueError, match="--output_dir .*/report.json is a file"):
+        run(arguments(raw, report))
+
+
+def test_ids_beyond_the_vocabulary_are_refused(raw: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 7}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match="has 2 tokens, but ids up to 7"):
+        run(arguments(raw, tmp_path / "out", target_vocabulary=tmp_path / "tokenizer"))
+
+
+def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = BitextFile("de", ("user/name",), "hub", config="de-en")
+    monkeypatch.setattr("prepare_data.find_bitext", lambda *_: {"de": [file]})
+    sources, _ = find_sources(DataArguments(output_dir="out", data=["user/name"]))
+    assert sources[0].file == replace(file, streaming=True)
 
 
 @pytest.mark.parametrize(
