@@ -6,6 +6,7 @@
 """
 
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -88,7 +89,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     checkpoint, args = parse(argv)
     if args.output_dir or args.dry_run:
-        folder = Path(args.output_dir or f"{checkpoint.rstrip('/')}-hub")
+        beside = os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint  # "." has a name, too
+        folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
         return publish(checkpoint, folder, args)
     with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder:
         return publish(checkpoint, Path(folder), args)
@@ -98,11 +100,12 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
     """Write the folder and its card, and push it unless that is a dry run."""
     export = find_onnx_export() if args.onnx else None
     local = fetch(checkpoint, args.revision)
-    reports = {path: read_report(path) for path in args.results}
+    reports = {path: read_report(path, merged=True) for path in args.results}
     for path, report in reports.items():
-        if report["model"] not in (checkpoint, args.repo_id) and Path(report["model"]).resolve() != local.resolve():
+        models = report.get("models", [report["model"]])
+        if not any(name in (checkpoint, args.repo_id) or Path(name).resolve() == local.resolve() for name in models):
             logger.warning(
-                "%s is about %s, the checkpoint is %s: are they the same?", path, report["model"], checkpoint
+                "%s is about %s, the checkpoint is %s: are they the same?", path, ", ".join(models), checkpoint
             )
     sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
     options = Options(**{name: value for name, value in vars(args).items() if name in Options.__dataclass_fields__})
@@ -124,9 +127,11 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
 def find_onnx_export() -> Callable[[Path], Any]:
     """What exports a published folder's encoder into its `onnx/`; raises `ValueError` where that is not installed."""
     try:
-        from dap.onnx_export import export
-    except ImportError as error:
-        raise ValueError(f"--onnx: {error}; pip install 'dap-transformers[onnx]', or leave it out.") from error
+        from dap.onnx_export import export, require_packages
+
+        require_packages()
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"--onnx: {error}, or leave it out.") from error
     return export
 
 

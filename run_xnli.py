@@ -26,7 +26,8 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import sort_checkpoints
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from configuration_dap import CHOICES
 from dap.embeddings import model_fingerprint
@@ -207,6 +208,11 @@ def dev_languages(
 ) -> list[str]:
     """The languages whose dev sets are measured; raises `ValueError` where a search would need an absent one."""
     wanted = ["en"] if training.selection == "english" else list(codes)
+    if "en" not in dev and training.eval_strategy != IntervalStrategy.NO:
+        raise ValueError(
+            f"--eval_strategy {training.eval_strategy.value} measures English dev, which {data.data_dir} has not: add "
+            "dev-en, or leave --eval_strategy out"
+        )
     if training.search and (absent := [code for code in wanted if code not in dev]):
         raise ValueError(
             f"--search --selection {training.selection} needs the dev sets of {' '.join(absent)}, which "
@@ -266,6 +272,8 @@ def fine_tune(
         return done
     args = copy.copy(training)
     args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
+    if done is not None and training.process_index == 0:
+        (folder / RESULT).unlink()  # weights that are being written again are not yet those of a finished run
     set_seed(seed)
     model, english = build_classifier(task.encoder), task.data.dev.get("en")
     trainer = build_trainer(model, task.encoder.tokenizer, args, task.data.train, english)
@@ -273,6 +281,8 @@ def fine_tune(
     result = {"learning_rate": learning_rate, "seed": seed, "steps": trainer.state.global_step}
     result |= {"loss": last_loss(trainer), "train_seconds": seconds, "resumed_from": resumed, "dev": {}, "test": {}}
     trainer.save_model(str(folder))
+    if trainer.is_world_process_zero():
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
     finish(trainer, result, folder)
     return result
 
@@ -318,13 +328,22 @@ def search(task: Task, training: XNLITrainingArguments) -> tuple[float, list[dic
         return training.learning_rate, []
     seed, tried, best = training.all_seeds[0], [], None
     for rate in training.learning_rates:
-        dev = dev_accuracies(measured(task, training, rate, seed, "dev"), task)
+        try:
+            dev = dev_accuracies(measured(task, training, rate, seed, "dev"), task)
+        except FloatingPointError as error:
+            logger.warning("left out of the search: %s", error)
+            tried.append({"learning_rate": rate, "dev_accuracy": None})
+            continue
         tried.append({"learning_rate": rate, "dev_accuracy": sum(dev.values()) / len(dev)})
         better = best is None or tried[-1]["dev_accuracy"] > best["dev_accuracy"]
         loser, best = (best, tried[-1]) if better else (tried[-1], best)
         if loser is not None and not training.keep_models and training.process_index == 0:
             for path in weights_of(run_folder(training, loser["learning_rate"], seed)):
                 path.unlink()
+    if best is None:
+        raise FloatingPointError(
+            f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
+        )
     return best["learning_rate"], tried
 
 
@@ -343,7 +362,7 @@ def measured(
         return result
     result = fine_tune(task, training, learning_rate, seed, needs_weights=True)
     folder, args = run_folder(training, learning_rate, seed), copy.copy(training)
-    args.output_dir = str(folder)
+    args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
     model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     trainer = build_trainer(model, task.encoder.tokenizer, args)
     for code in unmeasured(result):
@@ -453,7 +472,7 @@ def main() -> None:
     )
     try:
         run()
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -6,6 +6,7 @@ The recipe is optional, and flags override it. A run that was stopped goes on fr
 """
 
 import logging
+import shlex
 import sys
 from typing import Any
 
@@ -31,7 +32,7 @@ from dap.data import (
     target_vocabulary,
     tokenize_bitext,
 )
-from dap.encoding import longest_input
+from dap.encoding import hub_commit, longest_input
 from dap.publishing import Options, publish
 from dap.resuming import (
     FindBestAgain,
@@ -267,12 +268,32 @@ def run(argv: list[str]) -> None:
     trainer.save_state()
     if trainer.dev_bitext:
         trainer.save_metrics("eval", trainer.evaluate(), combined=False)
-    trainer.save_metrics("train", metrics, combined=False)
+    made = {"model_step": step_of_model(trainer)}
+    if commit := hub_commit(model_args.model_name_or_path, model_args.revision):
+        made["base_commit"] = commit
+    trainer.save_metrics("train", metrics | made, combined=False)
     if training.push_to_hub and trainer.is_world_process_zero():
-        access = {"private": bool(training.hub_private_repo), "token": training.hub_token}
-        options = Options(with_heads=True)
-        commit = publish(training.output_dir, trainer.hub_model_id, options, revision=training.hub_revision, **access)
-        logger.info("published as %s, commit %s", trainer.hub_model_id, commit)
+        push(training, trainer.hub_model_id)
+
+
+def step_of_model(trainer: DAPTrainer) -> int:
+    """The step that the saved weights are of: the best one with `load_best_model_at_end`, else the last."""
+    state = trainer.state
+    best = trainer.args.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step
+    return best or state.global_step
+
+
+def push(training: DAPTrainingArguments, repo_id: str) -> None:
+    """Publish the model of a run that has ended; raises `ValueError` with what to do instead of training again."""
+    private = bool(training.hub_private_repo)
+    try:
+        to = {"private": private, "revision": training.hub_revision}
+        commit = publish(training.output_dir, repo_id, Options(with_heads=True), **to)
+    except ValueError as error:
+        later = ["push_to_hub.py", training.output_dir, "--repo_id", repo_id, "--with_heads"]
+        command = shlex.join(later + ["--private"] * private)
+        raise ValueError(f"the training is finished and saved, but {error}; push it by python {command}") from error
+    logger.info("published as %s, commit %s", repo_id, commit)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -8,11 +8,13 @@ than `MAX_RATIO` allows is refused whole.
 import gzip
 import io
 import lzma
+import os
 import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
@@ -38,7 +40,9 @@ def open_file(path: str | Path) -> Iterator[BinaryIO]:
     try:
         with _open_packed(Path(path)) as packed, unpack(packed) as stream:
             yield io.BufferedReader(stream, 1 << 20)  # lines in C, whatever is below
-    except _DAMAGED as error:
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and (error.errno or isinstance(error, FileNotFoundError)):
+            raise  # not what bz2 raises
         raise ValueError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
 
 
@@ -53,10 +57,10 @@ def _open_packed(path: Path) -> BinaryIO:
     if archive == path:
         return open(path, "rb")
     member = path.relative_to(archive).as_posix()
-    if member not in list_archive(archive):
-        raise FileNotFoundError(f"{archive}: holds no member {member!r}")
-    with zipfile.ZipFile(archive) as opened:  # the file stays open for its member
-        return opened.open(member)  # never reads more than the archive declares
+    try:
+        return _opened(archive).open(member)  # never reads more than the archive declares
+    except KeyError:
+        raise FileNotFoundError(f"{archive}: holds no member {member!r}") from None
 
 
 def list_archive(archive: str | Path) -> list[str]:
@@ -66,12 +70,23 @@ def list_archive(archive: str | Path) -> list[str]:
         ValueError: damaged; a member is a link, encrypted or outside the archive's folder; or the members unpack to
             more than `MAX_RATIO` times the archive's size and more than `FREE_BYTES`.
     """
-    size = Path(archive).stat().st_size
+    return [member.filename for member in _opened(archive).infolist() if not member.is_dir()]
+
+
+def _opened(archive: str | Path) -> zipfile.ZipFile:
+    """The archive after the checks that `list_archive` names; it stays open for its next member."""
+    state = Path(archive).stat()
+    return _checked(str(archive), state.st_size, state.st_mtime_ns, os.getpid())
+
+
+@lru_cache(maxsize=64)  # else opening each of N members would read the directory of N, as often
+def _checked(archive: str, size: int, changed: int, process: int) -> zipfile.ZipFile:
+    """A forked process needs a file of its own, as processes share the place where an open one is read."""
     try:
-        with zipfile.ZipFile(archive) as opened:
-            members = opened.infolist()
+        opened = zipfile.ZipFile(archive)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{archive}: damaged or truncated zip archive ({error}); fetch it again") from error
+    members = opened.infolist()
     for member in members:
         if reason := _refusal(member):
             raise ValueError(f"{archive}: its member {member.filename!r} {reason}; such an archive is not read")
@@ -81,7 +96,7 @@ def list_archive(archive: str | Path) -> list[str]:
             f"{archive}: would unpack from {size:,} to {unpacked:,} bytes, more than the {limit:,} that an archive of "
             f"its size may ({MAX_RATIO} times its size): a zip bomb? Unpack it by hand if you trust it"
         )
-    return [member.filename for member in members if not member.is_dir()]
+    return opened
 
 
 def _refusal(member: zipfile.ZipInfo) -> str | None:
@@ -104,9 +119,10 @@ def line_blocks(path: str | Path) -> Iterator[bytes]:
     """
     number = 0  # lines before the block
     with open_file(path) as stream:
-        if stream.peek(3)[:3] == b"\xef\xbb\xbf":
-            stream.read(3)
+        _skip_mark(stream, path)
         while block := stream.read(BLOCK_BYTES):
+            if not number and block.count(b"\r") > 1 and b"\n" not in block:
+                raise ValueError(f"{path}: its lines end in CR alone; convert it: tr '\\r' '\\n'")
             if not block.endswith(b"\n"):
                 rest = stream.readline(MAX_LINE)
                 block += rest if rest.endswith(b"\n") else rest + b"\n"  # the last line may lack its end
@@ -117,6 +133,15 @@ def line_blocks(path: str | Path) -> Iterator[bytes]:
                 block = block.replace(b"\r\n", b"\n")
             yield block
             number += block.count(b"\n")
+
+
+def _skip_mark(stream: io.BufferedReader, path: str | Path) -> None:
+    """Read past the byte order mark of UTF-8; raise `ValueError` for that of UTF-16, whose text is full of NULs."""
+    start = stream.peek(3)[:3]
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise ValueError(f"{path} is UTF-16, expected UTF-8: convert it, iconv -f UTF-16 -t UTF-8")
+    if start == b"\xef\xbb\xbf":
+        stream.read(3)
 
 
 def read_lines(path: str | Path) -> Iterator[bytes]:

@@ -142,7 +142,11 @@ def _folder(folder: Path, target: str) -> list[BitextFile]:
 
 def _members(archive: Path) -> list[Path]:
     """Paths through an archive; archives in it and parquet, which is not read as a stream, stay closed."""
-    return [archive / name for name in sorted(list_archive(archive)) if not name.endswith((".zip", ".parquet"))]
+    names = sorted(list_archive(archive))
+    closed = [name for name in names if name.endswith((".zip", ".parquet"))]
+    for name in closed:
+        logger.warning("%s is left out: such a file is not read inside an archive; unpack it", archive / name)
+    return [archive / name for name in names if name not in closed]
 
 
 def _classify(path: Path, target: str, exists: Callable[[Path], bool]) -> list[BitextFile]:
@@ -189,7 +193,7 @@ def _moses(path: Path, target: str, exists: Callable[[Path], bool]) -> BitextFil
 def _po_language(path: Path) -> str | None:
     """From the header of a catalogue, else from its folder or name; None where none of them tells it."""
     with open_file(path) as stream:
-        header = re.search(rb'"Language: *([A-Za-z]{2,3})\b|$', stream.read(4096).partition(b"\n\n")[0])
+        header = re.search(rb'"Language: *([A-Za-z]{2,3})(?![A-Za-z])|$', stream.read(4096).partition(b"\n\n")[0])
     if header and header[1]:
         return base_language(header[1].decode())
     if path.parent.name == "LC_MESSAGES":

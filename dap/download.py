@@ -158,6 +158,9 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> Iterator[http.cl
         with error:
             _refused(url, error)
     with response:
+        coding = response.headers.get("Content-Encoding", "identity")
+        if coding.lower() != "identity":
+            raise ValueError(f"{url}: sent as {coding}, which was not asked for; fetch the file by other means")
         yield response
 
 
@@ -189,8 +192,8 @@ def _network() -> Iterator[None]:
 
 def _write(response: http.client.HTTPResponse, part: Path, start: int, url: str, progress: bool) -> None:
     """Appends the body at byte `start` of `part`; a body shorter than announced is one more reason to try again."""
-    length = response.headers.get("Content-Length")
-    total = start + int(length) if length else None
+    length, whole = response.headers.get("Content-Length"), _range_total(response)
+    total = whole if whole is not None else start + int(length) if length else None
     bar = tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem, disable=not progress)
     try:
         with open(part, "r+b" if start else "wb") as file, bar:
@@ -211,12 +214,18 @@ def _write(response: http.client.HTTPResponse, part: Path, start: int, url: str,
 
 def _read(response: http.client.HTTPResponse) -> bytes:
     with _network():
-        return response.read(BLOCK_BYTES)
+        return response.read1(BLOCK_BYTES)  # what has come: read() would lose up to a block when the line breaks
 
 
 def _range_start(response: http.client.HTTPResponse) -> int | None:
     match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
+
+
+def _range_total(response: http.client.HTTPResponse) -> int | None:
+    """Bytes of the whole file, where an answer of a part tells it; the part may end before the file does."""
+    match = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
+    return int(match[1]) if match and response.status == 206 else None
 
 
 def _strong(etag: str | None) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -91,6 +91,7 @@ class SentenceEncoder:
             self.model.to(device)
         self.tokenizer, self.pooling, self.prefix = tokenizer, pooling, prefix
         self.max_seq_length, self.bf16 = max_seq_length, bf16
+        self.revision: str | None = None  # the commit of the Hub that it came from
 
     @classmethod
     def from_pretrained(
@@ -127,12 +128,9 @@ class SentenceEncoder:
             max_seq_length = _library_length(settings.max_seq_length, model, tokenizer)
         prefix = settings.prefix if prefix is None else prefix
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16)
-
-    @property
-    def revision(self) -> str | None:
-        """The commit of the Hub repository the model came from; None for a local folder."""
-        return getattr(self.model.config, "_commit_hash", None)
+        encoder = cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16)
+        encoder.revision = hub_commit(name_or_path, revision)
+        return encoder
 
     def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
         """The sentences' vectors, (N, D) float32 in input order, not normalised.
@@ -286,6 +284,14 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
             batches.append([row])
             room = max(1, token_budget // length) - 1
     return batches
+
+
+def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
+    """The commit of a model that was loaded from the Hub, as its folder in the cache is named; else None."""
+    if Path(name_or_path).exists():
+        return None
+    found = try_to_load_from_cache(name_or_path, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def longest_input(model: PreTrainedModel) -> int | None:

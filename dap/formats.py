@@ -13,7 +13,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from functools import cache
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset, load_dataset
 
 from dap.archives import count_lines, invalid_utf8, line_blocks, open_file, read_lines
-from dap.tmx import base_language, read_entries, read_units
+from dap.tmx import SNIFFED, base_language, read_entries, read_units
 
 logger = logging.getLogger(__name__)
 
@@ -226,12 +227,36 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _tmx_rows(file: BitextFile) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Every source variant of a unit with every target variant."""
+    """Every source variant of a unit with every target variant; the log counts those without text."""
+    known: set[str] = set()
+    late: set[str] = set()
+    empty = 0
     with open_file(file.paths[0]) as stream:
         for number, unit in enumerate(read_units(stream, file.paths[0]), 1):
-            for source in unit.get(file.language, ()):
-                for target in unit.get(file.target_language, ()):
-                    yield number, (source, target)
+            if number <= SNIFFED:
+                known.update(unit)
+            elif file.target_language in unit:
+                late.update(unit.keys() - known)
+            for pair in product(unit.get(file.language, ()), unit.get(file.target_language, ())):
+                if all(pair):
+                    yield number, pair
+                else:
+                    empty += 1
+    if empty:
+        logger.info("%s: %d pairs left out: a segment is empty", file, empty)
+    if late:
+        _warn_of_late(str(file), ", ".join(sorted(late)))
+
+
+@cache  # once a file, not once for each of its languages
+def _warn_of_late(name: str, languages: str) -> None:
+    logger.warning(
+        "%s: the languages %s are not read, as its first %d units have none of them: split the file, or move one such "
+        "unit to its start",
+        name,
+        languages,
+        SNIFFED,
+    )
 
 
 def _po_rows(file: BitextFile) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -26,8 +26,12 @@ BASES = ("bert.", "roberta.")  # where a model with heads keeps its encoder
 class ImportArguments:
     """How the checkpoint is read."""
 
-    pooling: str = field(
-        default="cls", metadata={"help": "cls, the released code's, or mean.", "choices": list(CHOICES["pooling"])}
+    pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "Default: as PATH says, else cls, the released code's.",
+            "choices": list(CHOICES["pooling"]),
+        },
     )
     max_seq_length: int | None = field(default=None, metadata={"help": "Tokens a sentence. Default: 128."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if PATH is a Hub id."})
@@ -37,12 +41,14 @@ class ImportArguments:
 def import_release(
     path: str,
     out: Path,
-    pooling: str = "cls",
+    pooling: str | None = None,
     max_seq_length: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[Published, dict[str, int]]:
-    """Write the checkpoint to `out`; gives what was written, and how many tensors were left out by part of the model.
+    """Write the checkpoint to `out`; `pooling=None` is what it says itself, else "cls".
+
+    Gives what was written, and how many tensors were left out by part of the model.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -50,7 +56,9 @@ def import_release(
             or `out` is not empty.
     """
     folder = fetch(path, revision)
-    options = Options(pooling=pooling, max_seq_length=max_seq_length, trust_remote_code=trust_remote_code, prefix="")
+    if pooling is None and not (folder / "modules.json").exists():
+        pooling = "cls"
+    options = Options(pooling=pooling, max_seq_length=max_seq_length, trust_remote_code=trust_remote_code)
     published = build(folder, out, options)
     kept = set(_tensors(out))
     dropped = Counter(name.split(".")[0] for name in _tensors(folder) if _without_base(name) not in kept)
@@ -77,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = HfArgumentParser(ImportArguments, allow_abbrev=False)
     parser.add_argument("path", metavar="PATH", help="Folder of the checkpoint, or a Hub id.")
     parser.add_argument("out", metavar="OUT", help="Folder to write; it must be empty, or not there.")
-    args, rest = parser.parse_args_into_dataclasses(args=argv)
     try:
+        args, rest = parser.parse_args_into_dataclasses(args=argv)
         published, dropped = import_release(rest.path, Path(rest.out), **vars(args))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

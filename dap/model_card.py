@@ -44,6 +44,7 @@ OF_OBJECTIVE = {"rtl_": "tr+rtl", "target_vocab": "tr+rtl", "tlm_": "tr+tlm"}
 CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
+HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
 CITATION = """@inproceedings{li-etal-2023-dual,
   title = {Dual-Alignment Pre-training for Cross-lingual Sentence Embedding},
   author = {Li, Ziheng and Huang, Shaohan and Zhang, Zihan and Deng, Zhi-Hong and Lou, Qiang and Huang, Haizhen and
@@ -72,6 +73,7 @@ class Published:
     normalize: bool
     similarity: str
     has_pooler_option: bool
+    prompts: dict[str, str] = field(default_factory=dict)  # of sentence-transformers, by name
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class Sources:
 
     Args:
         config: the DAP checkpoint's config.json, {} for a plain encoder.
-        run: `run.json` of the training, {} where there is none.
+        run: `run.json` of the training, {} where there is none; `base_commit` is the Hub's, of what it began with.
         history: `log_history` of `trainer_state.json`.
-        steps: optimizer steps that were taken.
+        steps: optimizer steps that the weights are of; None where it is not known which of a run they are.
         reports: what eval_retrieval.py, mine_bitext.py and run_xnli.py wrote.
         dataset_info: a dataset's `dataset_info.json`, or the text of its card.
         licence: the model's, as an identifier of the Hub.
@@ -112,15 +114,24 @@ def read_sources(
     config = _read(checkpoint, "config.json")
     trained = config.get("model_type") == "dap"
     state = _read(checkpoint, "trainer_state.json") if trained else {}
+    within = checkpoint.name.startswith("checkpoint-")
+    run = _read(checkpoint, "run.json", within) if trained else {}
+    ended = _read(checkpoint, "train_results.json", within) if trained else {}
     return Sources(
         config=config if trained else {},
-        run=_read(checkpoint, "run.json", checkpoint.name.startswith("checkpoint-")) if trained else {},
+        run=run | {name: ended[name] for name in ("base_commit",) if name in ended},
         history=state.get("log_history", []),
-        steps=state.get("global_step"),
+        steps=state.get("global_step") if within else _steps(state, ended),
         reports=list(reports),
         dataset_info=None if dataset_info is None else _read_dataset_info(Path(dataset_info)),
         licence=licence,
     )
+
+
+def _steps(state: Mapping[str, Any], ended: Mapping[str, Any]) -> int | None:
+    """A run may have ended with its best model, which the state alone does not tell."""
+    last, best = state.get("global_step"), state.get("best_global_step")
+    return ended.get("model_step", last if best in (None, last) else None)
 
 
 def _read(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
@@ -161,14 +172,13 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
 
 def card_data(repo_id: str, published: Published, sources: Sources) -> ModelCardData:
     """The metadata: only what is known."""
-    base = sources.run.get("model_name_or_path")
     results = [result for report in sources.reports for result in eval_results(report)]
     return ModelCardData(
         language=languages(sources) or None,
         license=sources.licence,
         library_name="transformers" if published.layout == "dap" else "sentence-transformers",
         tags=["sentence-transformers", "feature-extraction", "cross-lingual", "bitext-mining", "dap"],
-        base_model=base if base and is_hub_id(base) else None,
+        base_model=base_model(sources.run),
         pipeline_tag="sentence-similarity",
         model_name=repo_id.split("/")[-1] if results else None,
         eval_results=results or None,
@@ -179,6 +189,12 @@ def languages(sources: Sources) -> list[str]:
     """Codes of the languages that the model was trained on, English last; [] where that was not recorded."""
     found = sorted(sources.run.get("training text", {})) or sorted(sources.config.get("rtl_languages") or [])
     return [*found, sources.run.get("target_language", "en")] if found else []
+
+
+def base_model(run: Mapping[str, Any]) -> str | None:
+    """The Hub id that training began with: a name alone may be that of a folder which is elsewhere now."""
+    base = run.get("model_name_or_path")
+    return base if base and run.get("base_commit") and is_hub_id(base) else None
 
 
 def is_hub_id(name: str) -> bool:
@@ -252,7 +268,7 @@ def _transformers_snippet(repo_id: str, published: Published) -> str:
         options, lines = ", trust_remote_code=True", ["    vectors = model(**batch).pooler_output"]
     elif published.has_pooler_option:
         options = ", add_pooling_layer=False"
-    prefix = f'"{published.prefix}" + ' if published.prefix else ""
+    prefix = f"{published.prefix!r} + " if published.prefix else ""
     body = "\n".join(lines)
     return f'''import torch
 from transformers import AutoModel, AutoTokenizer
@@ -311,7 +327,8 @@ def _recipe(sources: Sources) -> str:
     known = {**{key: value for key, value in sources.config.items() if key in RECIPE}, **sources.run}
     rows = []
     if base := sources.run.get("model_name_or_path"):
-        rows.append(["started from", base if is_hub_id(base) else f"a local folder, `{Path(base).name}`"])
+        kind = "" if is_hub_id(base) else "a local folder, "
+        rows.append(["started from", base_model(sources.run) or f"{kind}`{Path(base).name}`"])
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
     for name in RECIPE:
@@ -402,7 +419,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def dataset_name(report: Mapping[str, Any]) -> str:
-    """What a report was measured on: a Hub id, or the last part of each path; never a whole path.
+    """What a report was measured on: the last part of each path or Hub id, which look alike; never a whole path.
 
     >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
     'tatoeba'
@@ -410,7 +427,18 @@ def dataset_name(report: Mapping[str, Any]) -> str:
     settings = report.get("settings", {})
     data = settings.get("data") or settings.get("bucc") or report["protocol"]
     paths = [data] if isinstance(data, str) else list(data)
-    return ", ".join(path if path.count("/") == 1 and is_hub_id(path) else Path(path).name for path in paths)
+    return ", ".join(path if path in HUB_DATASETS else Path(path).name for path in paths)
+
+
+def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ValueError` where two reports give one metric of one data set: a card can say only one of them."""
+    seen: set[tuple[str | None, ...]] = set()
+    for report in reports:
+        found = {(r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name) for r in eval_results(report)}
+        if twice := found & seen:
+            name = ", ".join(part for part in min(twice, key=str) if part)
+            raise ValueError(f"two reports give {name}: give one of them, or merge those of several seeds.")
+        seen |= found
 
 
 def results_text(reports: Sequence[Mapping[str, Any]]) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 from datasets import config as datasets_config
+from datasets.exceptions import DatasetGenerationError
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
@@ -38,7 +38,7 @@ LAYOUT = "{train|dev|test}-{xx}.{tsv|jsonl|parquet}[.gz|.xz]"
 CACHE_VERSION = 1
 
 _IDS = {name: number for number, name in enumerate(LABELS)} | {str(number): number for number in range(len(LABELS))}
-_IDS |= {"-": NO_GOLD, str(NO_GOLD): NO_GOLD}
+_IDS |= {"-": NO_GOLD, str(NO_GOLD): NO_GOLD, "contradictory": LABELS.index("contradiction")}  # XNLI's own MNLI files
 _FILE = re.compile(r"(train|dev|validation|test)-(\w+(?:-\w+)?)\.(?:(?:tsv|jsonl)(?:\.gz|\.xz)?|parquet)")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -230,34 +230,32 @@ def _parse_json(line: str, place: str) -> list[Any]:
 
 def _parquet_rows(path: str) -> Iterator[tuple[str, Any, Any, Any]]:
     try:
-        table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
+        dataset = Dataset.from_parquet(path, keep_in_memory=True)
+    except (pa.ArrowInvalid, DatasetGenerationError) as error:
         raise ValueError(f"{path}: not a parquet file ({error})") from error
-    if lacking := [name for name in COLUMNS if name not in table.column_names]:
-        raise ValueError(f"{path}: no column {' or '.join(lacking)} among {', '.join(table.column_names)}")
-    for number, row in enumerate(table.select(list(COLUMNS)).to_pylist(), 1):
-        yield f"{path}, row {number}", *(row[name] for name in COLUMNS)
+    return _dataset_rows(dataset, path)
 
 
 def _hub_rows(source: NLISource) -> Iterator[tuple[str, Any, Any, Any]]:
-    from datasets import ClassLabel, load_dataset
+    from datasets import load_dataset
 
     try:
         dataset = load_dataset(source.path, source.config, split=source.split)
     except (OSError, ValueError) as error:  # offline, or no such data set, configuration or split
         raise FileNotFoundError(f"{source}: not to be had from the Hub ({error})") from error
-    if lacking := [name for name in COLUMNS if name not in dataset.column_names]:
-        raise ValueError(f"{source}: no column {' or '.join(lacking)} among {', '.join(dataset.column_names)}")
-    names = (
-        getattr(dataset.features["label"], "names", None)
-        if isinstance(dataset.features["label"], ClassLabel)
-        else None
-    )
+    return _dataset_rows(dataset, str(source))
+
+
+def _dataset_rows(dataset: Dataset, name: str) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Examples whose labels are names, also where the data set has them as numbers in an order of its own."""
+    if lacking := [column for column in COLUMNS if column not in dataset.column_names]:
+        raise ValueError(f"{name}: no column {' or '.join(lacking)} among {', '.join(dataset.column_names)}")
+    names = getattr(dataset.features["label"], "names", None)  # of a ClassLabel
     for number, row in enumerate(dataset.select_columns(list(COLUMNS)), 1):
         label = row["label"]
         if names is not None and 0 <= label < len(names):
             label = names[label]
-        yield f"{source}, row {number}", row["premise"], row["hypothesis"], label
+        yield f"{name}, row {number}", row["premise"], row["hypothesis"], label
 
 
 def load_nli(source: NLISource, limit: int | None = None) -> Dataset:

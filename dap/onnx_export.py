@@ -9,6 +9,7 @@
 Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 """
 
+import glob
 import hashlib
 import logging
 import os
@@ -96,6 +97,9 @@ def export(
             print(f"{INT8}: smallest cosine with those vectors {_closeness(path, encoder.tokenizer):.3f}")
         _move_all(Path(temporary), folder / "onnx")
     if not is_own:
+        if encoder.tokenizer.is_fast:  # else the last call's are saved, which other runtimes would obey
+            encoder.tokenizer.backend_tokenizer.no_truncation()
+            encoder.tokenizer.backend_tokenizer.no_padding()
         encoder.tokenizer.save_pretrained(folder)
         backbone = encoder.model.encoder if isinstance(encoder.model, DAPModel) else encoder.model
         backbone.config.save_pretrained(folder)
@@ -276,7 +280,7 @@ class _Session(nn.Module):
 def _digest(path: Path) -> bytes:
     """SHA-256 of a graph and of the weights beside it, if they have a file of their own."""
     digest = hashlib.sha256()
-    for part in sorted(path.parent.glob(f"{path.name}*")):
+    for part in sorted(path.parent.glob(f"{glob.escape(path.name)}*")):
         with part.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -29,7 +29,15 @@ import losses_dap
 import modeling_dap
 from configuration_dap import DAPConfig
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
-from dap.model_card import HEADS_FOLDER, Published, Sources, dataset_name, model_card, read_sources
+from dap.model_card import (
+    HEADS_FOLDER,
+    Published,
+    Sources,
+    dataset_name,
+    model_card,
+    read_sources,
+    require_different,
+)
 from dap.results import write_json
 from modeling_dap import DAPForPreTraining, DAPModel
 
@@ -42,6 +50,8 @@ OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5"
 #: What an earlier push may have left that would contradict the present one; its own files are never deleted.
 STALE = ("model*.safetensors", "model.safetensors.index.json", "training_args.bin", f"{HEADS_FOLDER}/*")
 STALE += ("modules.json", "sentence_bert_config.json", "1_Pooling/*", "2_Normalize/*", "onnx/*")
+STALE += ("special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model")
+STALE += ("sentencepiece.bpe.model", "pytorch_model*.bin*", "run.json")
 STALE += tuple(f"{module.__name__}.py" for module in CODE)
 #: The probe covers scripts, a single letter, and more tokens than any maximum length that is usual.
 PROBE = ("Guten Morgen!", "Доброе утро, мир.", "我喜欢喝茶。", "a", "one two three four five six seven " * 100)
@@ -55,7 +65,7 @@ ADVICE = {
     "or free space",
     404: "no such account or organisation, or the token may not see it: check --repo_id {repo}",
     413: "a file is larger than the Hub takes, or the storage is full: free space",
-    429: "too many requests: wait, and run the same command again",
+    429: "too many requests: wait, and push again",
     507: "the storage is full: free space on the account of {repo}",
 }
 
@@ -95,7 +105,8 @@ def fetch(checkpoint: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS)))
     except (HTTPError, OSError, ValueError) as error:
-        raise ValueError(f"{checkpoint} is neither a folder nor to be had from the Hub: {one_line(error)}") from error
+        reason = without_token(one_line(error))
+        raise ValueError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
 
 
 def require_safetensors(folder: Path) -> None:
@@ -155,6 +166,7 @@ def _whole_or_nothing(folder: Path) -> Iterator[None]:
 
 def write(checkpoint: Path, folder: Path, repo_id: str, options: Options, sources: Sources) -> Published:
     """`build`, and the model card as README.md."""
+    require_different(sources.reports)
     published = build(checkpoint, folder, options)
     with _whole_or_nothing(folder):
         for report in sources.reports:
@@ -173,7 +185,8 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
 def _require_same_making(report: dict[str, Any], published: Published) -> None:
     """Raise `ValueError` where numbers belong to vectors that are made in another way than the published ones."""
     settings = report.get("settings", {})
-    for name in ("pooling", "prefix"):
+    names = ["pooling", "prefix"] + ["max_seq_length"] * ("prefix" in settings)  # else that of a fine-tuned pair
+    for name in names:
         ours = getattr(published, name)
         if name in settings and settings[name] != ours:
             raise ValueError(
@@ -221,6 +234,7 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
     config = encoder.model.config
     is_dap = config.model_type == DAPConfig.model_type
     modules = _read(checkpoint / "modules.json") or []
+    library = _read(checkpoint / "config_sentence_transformers.json")
     backbone = _backbone(encoder.model)
     return Published(
         layout=options.layout,
@@ -232,8 +246,9 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
         prefix=encoder.prefix,
         max_seq_length=encoder.max_seq_length,
         normalize=options.normalize or any(module["type"].endswith(".Normalize") for module in modules),
-        similarity=config.tr_similarity if is_dap else "cosine",
+        similarity=config.tr_similarity if is_dap else library.get("similarity_fn_name") or "cosine",
         has_pooler_option="add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters,
+        prompts=library.get("prompts") or {},
     )
 
 
@@ -294,6 +309,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, limit: int | None, folder
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = {key: value for key, value in _read(path).items() if key not in LEFT_BY_USE}
+    if isinstance(config.get("extra_special_tokens"), list):  # of which Transformers 4 expects a mapping
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
     if config.get("tokenizer_class") == "TokenizersBackend":  # a name that only Transformers 5 knows
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     write_json(config, path)
@@ -326,8 +343,9 @@ def write_sentence_transformers_files(published: Published, folder: Path) -> Non
     pooling = {f"pooling_mode_{mode}": mode.split("_")[0] == published.pooling for mode in modes}
     pooling |= {"pooling_mode_mean_sqrt_len_tokens": False, "include_prompt": True}
     write_json({"word_embedding_dimension": published.hidden_size} | pooling, folder / "1_Pooling/config.json")
-    prompts = {"prompts": {"text": published.prefix}, "default_prompt_name": "text"} if published.prefix else {}
-    library = {"prompts": {}, "default_prompt_name": None} | prompts
+    default = next((name for name, text in published.prompts.items() if text == published.prefix), "text")
+    prompts = published.prompts | ({default: published.prefix} if published.prefix else {})
+    library = {"prompts": prompts, "default_prompt_name": default if published.prefix else None}
     write_json(library | {"similarity_fn_name": published.similarity}, folder / "config_sentence_transformers.json")
     if published.normalize:
         (folder / "2_Normalize").mkdir(exist_ok=True)
@@ -362,12 +380,12 @@ def upload(
             wanted, or files are missing after the commit. The message never holds the token.
     """
     api = HfApi(token=token)
-    with _explained(repo_id, token):
+    with explained(repo_id, token):
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         found = api.model_info(repo_id)
     if private and not found.private:
         raise ValueError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
-    with _explained(repo_id, token):
+    with explained(repo_id, token):
         commit = api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -375,43 +393,51 @@ def upload(
             commit_message="Publish with dap-transformers",
             delete_patterns=list(STALE),
         )
+    with explained(repo_id, token, f"was pushed as commit {commit.oid[:8]}, but what arrived could not be checked"):
         tree = api.list_repo_tree(repo_id, recursive=True, revision=commit.oid)
         there = {item.path: getattr(item, "size", None) for item in tree}
     here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     if lacking := sorted(name for name, size in here.items() if there.get(name) != size):
-        raise ValueError(
-            f"{repo_id} lacks {', '.join(lacking)} after commit {commit.oid[:8]}: run the same command again."
-        )
+        raise ValueError(f"{repo_id} lacks {', '.join(lacking)} after commit {commit.oid[:8]}: push again.")
     return commit.oid
 
 
 @contextmanager
-def _explained(repo_id: str, token: str | None) -> Iterator[None]:
+def explained(repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> Iterator[None]:
+    """Turns what the Hub's client raises into a `ValueError` that says what to do; see `explain`."""
     try:
         yield
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        raise ValueError(explain(error, repo_id, token)) from None
+        raise ValueError(explain(error, repo_id, token, outcome)) from None
 
 
-def explain(error: BaseException, repo_id: str, token: str | None = None) -> str:
+def explain(error: BaseException, repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> str:
     """One line on why a push failed and what to do; the token is blotted out should an error hold it."""
     text, response = one_line(error), None
     for link in _chain(error):
         if isinstance(link, OfflineModeIsEnabled):
-            return f"{repo_id} was not pushed: HF_HUB_OFFLINE is set; unset it."
+            return f"{repo_id} {outcome}: HF_HUB_OFFLINE is set; unset it."
         if isinstance(link, HfHubHTTPError) and link.response is not None:
             response = link.response
             text = f"{response.status_code} {one_line(link.server_message or response.reason_phrase)}"
             break
         text = f"{type(link).__name__}: {one_line(link)}"  # the first cause says most
-    status = 507 if re.search(r"quota|storage limit", text, re.IGNORECASE) else getattr(response, "status_code", None)
-    retry = "run the same command again; what has arrived is not sent twice"
+    full = re.search(r"quota|storage limit", text.replace(repo_id, ""), re.IGNORECASE)
+    status = 507 if full else getattr(response, "status_code", None)
+    retry = "push again; what has arrived is not sent twice"
     advice = ADVICE.get(status, "the Hub has a problem: " + retry if status and status >= 500 else None)
     if advice is None:
         advice = retry if not isinstance(error, ValueError) else ""
+    return f"{repo_id} {outcome}: {without_token(text, token)}" + (
+        f" ({advice.format(repo=repo_id)})" if advice else ""
+    )
+
+
+def without_token(text: str, token: str | None = None) -> str:
+    """The text with the given token, and the one that the Hub's client uses, blotted out."""
     for secret in {token, get_token()} - {None, ""}:
         text = text.replace(secret, "***")
-    return f"{repo_id} was not pushed: {text}" + (f" ({advice.format(repo=repo_id)})" if advice else "")
+    return text
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import HubStrategy
 
 from dap.encoding import SentenceEncoder
+from dap.publishing import explained
 from dap.retrieval import retrieval_accuracy
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
@@ -66,6 +69,9 @@ class DAPTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Trackers; TensorBoard, when installed, if not given."}
     )
 
+    hub_strategy: HubStrategy | str = field(
+        default="end", metadata={"help": "The model is published once, when the run has ended: keep it."}
+    )
     dataloader_pin_memory: bool | None = field(
         default=None, metadata={"help": "Page-locked batches, for faster copies; true on CUDA if not given."}
     )
@@ -74,6 +80,8 @@ class DAPTrainingArguments(TrainingArguments):
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
+        if self.hub_token is not None:  # where the Hub's client looks: every save pickles these arguments
+            os.environ["HF_TOKEN"], self.hub_token = self.hub_token, None
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = self.device.type == "cuda"
         if self.accelerator_config.dispatch_batches is None:
@@ -98,6 +106,10 @@ class DAPTrainingArguments(TrainingArguments):
             "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
             "label_smoothing_factor": (self.label_smoothing_factor == 0, "0: no DAP objective has it"),
             "train_sampling_strategy": (self.train_sampling_strategy == "random", "random, and --language_mix"),
+            "hub_strategy": (
+                not self.push_to_hub or self.hub_strategy == HubStrategy.END,
+                "end: the others push half-trained models and training_args.bin, a pickle",
+            ),
             "accelerator_config.dispatch_batches": (not self.accelerator_config.dispatch_batches, "false"),
             "accelerator_config.split_batches": (not self.accelerator_config.split_batches, "false"),
         }
@@ -246,6 +258,11 @@ class DAPTrainer(Trainer):
         for stock, callback in ((PrinterCallback, BriefPrinter), (ProgressCallback, BriefProgress)):
             if self.pop_callback(stock):
                 self.add_callback(callback)
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """Make the repository of `push_to_hub`, before any step; raises `ValueError` where the Hub refuses."""
+        with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name):
+            super().init_hf_repo(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)

@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import logging
+import os
 import random
 import re
 import sys
@@ -104,7 +105,9 @@ class Text:
 
     def samples(self) -> list[str]:
         """Two of its sentences, of a length that is good to read; which ones depends on the name, so texts differ."""
-        rows = random.Random(self.path.name).sample(range(len(self.sentences)), min(len(self.sentences), 50))
+        rows = random.Random(os.fsencode(self.path.name)).sample(
+            range(len(self.sentences)), min(len(self.sentences), 50)
+        )
         sentences = (self.sentences[row] for row in rows)
         return list(islice((text for text in sentences if len(text) <= SAMPLE_CHARACTERS), 2))
 

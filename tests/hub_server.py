@@ -28,7 +28,8 @@ class Fault:
     """What goes wrong, and where.
 
     Args:
-        where: name of an endpoint, a key of `ROUTES`; "loss" for a commit that loses its last file.
+        where: name of an endpoint, a key of `ROUTES`; "loss" for a commit that loses its last file; "check" for the
+            tree of a commit.
         status: answer with this status and message; None cuts the connection after half of the body.
         times: how often before it works.
     """
@@ -219,6 +220,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, content | {"downloads": 0, "likes": 0})
 
     def tree(self, body: bytes, repo: str, rev: str, path: str = "") -> None:
+        fault = self.server.faults.get(repo)
+        if fault is not None and fault.where == "check" and rev != "main":
+            return self.answer(fault.status, {"error": fault.message})
         if (held := self.found(repo, rev)) is not None:
             start = path.strip("/") + "/" if path.strip("/") else ""
             found = [self.entry(name, data) for name, data in sorted(held.files.items()) if name.startswith(start)]

@@ -461,3 +461,14 @@ def test_real_data(tmp_path: Path) -> None:
     loaded = load_bitext(SHARED / "data/train/jv-en.tsv.xz", cache_dir=tmp_path)["jv"]
     lines = lzma.decompress((SHARED / "data/train/jv-en.tsv.xz").read_bytes()).decode().split("\n")[:-1]
     assert pairs_of(loaded) == [tuple(line.split("\t")[:2]) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "language"), [("django.po", "pt_BR", "pt"), ("app.de.po", "zh_Hans", "zh")]
+)
+def test_the_header_of_a_catalogue_may_have_a_region_or_script(
+    name: str, header: str, language: str, tmp_path: Path
+) -> None:
+    text = f'msgid ""\nmsgstr ""\n"Language: {header}\\n"\n\nmsgid "Hello"\nmsgstr "x"\n'
+    (tmp_path / name).write_text(text)
+    assert list(find_bitext(tmp_path / name)) == [language]

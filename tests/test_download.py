@@ -1,5 +1,6 @@
 """Downloads from a loopback server that behaves as badly as real ones do: whole files appear, or none and a reason."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -281,3 +282,42 @@ def test_json_answers(server: Server) -> None:
     server.answers = [answer(b"<html>")]
     with pytest.raises(ValueError, match="the answer is no JSON .*<html>"):
         get_json(server.url("api"), wait=0.001, tries=2)
+
+
+def test_bytes_that_came_before_a_reset_or_a_stall_are_kept(server: Server, tmp_path: Path) -> None:
+    waiting = threading.Event()
+
+    def stall(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(BODY)))
+        handler.send_header("ETag", '"one"')
+        handler.end_headers()
+        handler.wfile.write(BODY[:300_000])
+        waiting.wait(5)
+        handler.close_connection = True
+
+    server.answers = [stall, send()]
+    assert fetch(server, tmp_path / "text.bin", timeout=0.3).read_bytes() == BODY
+    waiting.set()
+    assert server.seen[1]["Range"] == "bytes=300000-"
+
+
+def test_an_answer_of_less_than_was_asked_for_is_not_the_whole(server: Server, tmp_path: Path) -> None:
+    def piece(handler: BaseHTTPRequestHandler) -> None:
+        start = int(handler.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        body = BODY[start : start + 100_000]
+        handler.send_response(206)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{len(BODY)}")
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    server.answers = [send(cut=300_000), piece]
+    assert fetch(server, tmp_path / "text.bin").read_bytes() == BODY
+
+
+def test_a_body_in_another_coding_is_refused(server: Server, tmp_path: Path) -> None:
+    server.answers = [send(gzip.compress(b"ja\tyes\n"), **{"Content-Encoding": "gzip"})]
+    with pytest.raises(ValueError, match=r"text\.bin: sent as gzip, which was not asked for"):
+        fetch(server, tmp_path / "text.bin")
+    assert left(tmp_path) == []

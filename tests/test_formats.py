@@ -470,3 +470,54 @@ def test_an_open_file_reads_as_bytes(tmp_path: Path) -> None:
         with open_file(write(tmp_path / name, b"bytes")) as stream:
             assert isinstance(stream, io.BufferedReader)
             assert stream.read() == b"bytes"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_named_with_the_remedy(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "de-en.tsv"
+    path.write_bytes(("\ufeff" + "ja\tyes\n" * 50).encode(encoding))
+    with pytest.raises(ValueError, match=r"de-en\.tsv is UTF-16, expected UTF-8: convert it, iconv -f UTF-16"):
+        list(read_pairs(find_bitext(path)["de"][0], 1.0))
+
+
+def test_lines_that_end_in_cr_alone_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "de-en.tsv"
+    path.write_bytes(b"ja\tyes\rnein\tno\r")
+    with pytest.raises(ValueError, match=r"de-en\.tsv: its lines end in CR alone; convert it: tr"):
+        list(read_pairs(find_bitext(path)["de"][0], 1.0))
+
+
+def test_a_damaged_bzip2_member_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("de-en.tsv", random.Random(0).randbytes(5000).hex())
+    data = bytearray(path.read_bytes())
+    data[60:200] = bytes(140)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip/de-en\.tsv: damaged or truncated compressed file"):
+        list(read_pairs(find_bitext(path)["de"][0], 1.0))
+
+
+def test_an_archive_is_listed_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    monkeypatch.setattr(archives, "_refusal", lambda member: checked.append(member.filename))
+    path = tmp_path / "a.zip"
+    for count in (5, 6):
+        with zipfile.ZipFile(path, "w") as archive:
+            for number in range(count):
+                archive.writestr(f"{number}.de-en.tsv", "ja\tyes\n")
+        checked.clear()
+        files = find_bitext(path)["de"]
+        assert [len(list(read_pairs(file))) for file in files] == [1] * count
+        assert len(checked) == count
+
+
+def test_what_stays_closed_in_an_archive_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("fr-en.tsv", "inner.zip", "de-en.parquet"):
+            archive.writestr(name, "oui\tyes\n")
+    assert list(find_bitext(tmp_path / "a.zip")) == ["fr"]
+    for name in ("inner.zip", "de-en.parquet"):
+        assert f"a.zip/{name} is left out: such a file is not read inside an archive; unpack it" in caplog.text

@@ -89,3 +89,15 @@ def test_an_encoder_that_is_not_whole_is_refused(tmp_path: Path, tiny_tokenizer:
     with pytest.raises(ValueError, match=r"lacks \d+ weights of its encoder"):
         build(tmp_path / "old", tmp_path / "out", Options(pooling="cls"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_library_folder_keeps_how_it_pools(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    released(tmp_path / "old", tiny_tokenizer, "bert", "plain")
+    build(tmp_path / "old", tmp_path / "mean", Options(pooling="mean", prefix="kaban: "))
+    published, _ = import_release.import_release(str(tmp_path / "mean"), tmp_path / "again")
+    assert (published.pooling, published.prefix) == ("mean", "kaban: ")
+
+
+def test_an_unknown_flag_ends_the_command_with_one_message() -> None:
+    with pytest.raises(SystemExit, match="error: Some specified arguments are not used.*--foo"):
+        import_release.main(["a", "b", "--foo"])

@@ -29,6 +29,7 @@ from dap.results import merge_seeds, report
 PLAIN = Published("plain", False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
 RUN = {
     "model_name_or_path": "intfloat/multilingual-e5-small",
+    "base_commit": "614241f622f53c4eeff9890bdc4f31cfecc418b3",
     "objective": "tr+rtl",
     "rtl_layers": 2,
     "tlm_weight": 0.1,
@@ -195,12 +196,13 @@ def test_snippets_run_as_they_are_written(
     layout: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling="mean")
-    options = Options(layout=layout, prefix="kaban: ", max_seq_length=9)
+    prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
+    options = Options(layout=layout, prefix=prefix, max_seq_length=9)
     published = write(checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint))
     monkeypatch.chdir(tmp_path)  # where the repository's id is a folder
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     sentences = ["Guten Morgen!", "Good morning!"]
-    expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix="kaban: ", max_seq_length=9).encode(sentences)
+    expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix=prefix, max_seq_length=9).encode(sentences)
     snippets = re.findall(r"```python\n(.*?)```", ModelCard.load("user/tiny/README.md").text, re.DOTALL)
     assert len(snippets) == (4 if published.heads else 3)
     for snippet in snippets[:3]:
@@ -251,3 +253,28 @@ def test_a_run_from_a_local_folder_names_no_base_model(tmp_path: Path) -> None:
     assert "base_model" not in card.data.to_dict()
     assert f"a local folder, `{tmp_path.name}`" in card.text
     assert str(tmp_path) not in str(card)
+
+
+def test_a_relative_path_is_not_taken_for_a_hub_id() -> None:
+    run = {"model_name_or_path": "encoders/e5"}
+    found = {**TATOEBA, "settings": {**TATOEBA["settings"], "data": ["corpora/tatoeba"]}}
+    sources = Sources(config={"objective": "tr", "model_type": "dap"}, run=run, reports=[found])
+    card = model_card("user/dap", PLAIN, sources)
+    assert "base_model" not in card.data.to_dict()
+    assert "| started from | `e5` |" in card.text
+    assert {result.dataset_type for result in eval_results(found)} == {"tatoeba"}
+    assert not {"encoders/e5", "corpora/tatoeba"} & set(re.split(r"[\s`]", str(card)))
+
+
+def test_steps_are_those_of_the_weights(tmp_path: Path) -> None:
+    last = tmp_path / "out/checkpoint-12"
+    last.mkdir(parents=True)
+    for folder in (tmp_path / "out", last):
+        (folder / "config.json").write_text(json.dumps({"model_type": "dap", "objective": "tr"}))
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": 12, "best_global_step": 8}))
+    assert read_sources(last).steps == 12
+    assert read_sources(tmp_path / "out").steps is None  # the last or the best: an old run does not tell
+    (tmp_path / "out/train_results.json").write_text(json.dumps({"model_step": 8, "base_commit": "614241f"}))
+    assert read_sources(tmp_path / "out").steps == 8
+    assert read_sources(last).steps == 12
+    assert read_sources(last).run == {"base_commit": "614241f"}

@@ -79,7 +79,7 @@ def test_labels_are_those_of_the_hub() -> None:
     ]
 
 
-@pytest.mark.parametrize("label", ["contradictory", "", "3", 3, True, None, 1.0, "Neutral"])
+@pytest.mark.parametrize("label", ["maybe", "", "3", 3, True, None, 1.0, "Neutral"])
 def test_another_label_is_an_error(label: object) -> None:
     with pytest.raises(
         ValueError, match=r"a.tsv, line 7: unknown label .*entailment \(0\), neutral \(1\), contradict"
@@ -107,6 +107,14 @@ def test_bad_input_is_named_by_file_and_line(name: str, content: bytes, message:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_nli(NLISource(str(tmp_path / name)))
+
+
+def test_labels_of_a_parquet_file_are_named_by_the_file(tmp_path: Path) -> None:
+    names = ["contradiction", "entailment", "neutral"]
+    features = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": ClassLabel(names=names)})
+    rows = {"premise": ["a", "b", "c"], "hypothesis": ["x", "y", "z"], "label": names}
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    assert load_nli(NLISource(str(tmp_path / "a.parquet")))["label"][:] == [2, 0, 1]
 
 
 def test_a_parquet_file_without_a_column(tmp_path: Path) -> None:

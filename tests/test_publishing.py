@@ -226,3 +226,41 @@ def test_results_of_other_vectors_are_refused(tmp_path: Path, tiny_tokenizer: Pr
         ValueError, match="tatoeba were measured with pooling='mean', the model is published with 'cls'"
     ):
         write(checkpoint, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report]))
+    report["settings"] = {"pooling": "cls", "prefix": "", "max_seq_length": 512, "data": "tatoeba"}
+    with pytest.raises(ValueError, match="measured with max_seq_length=512, the model is published with 80"):
+        write(checkpoint, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report]))
+
+
+def test_one_number_cannot_be_given_twice(tmp_path: Path) -> None:
+    settings = {"pooling": "cls", "prefix": "", "data": ["tatoeba"]}
+    report = {"protocol": "retrieval", "settings": settings, "languages": {"de": {"xx-en": 60.0}}}
+    other = {**report, "languages": {"fr": {"xx-en": 70.0}, "de": {"xx-en": 70.0}}}
+    with pytest.raises(ValueError, match="two reports give tatoeba, de, accuracy xx→en: give one of them"):
+        write(tmp_path, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report, other]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_of_extra_tokens_has_the_name_that_transformers_4_knows(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
+    tokenizer.save_pretrained(checkpoint)
+    build(checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert not isinstance(settings.get("extra_special_tokens"), list)
+    assert settings["additional_special_tokens"] == ["<de>"]
+    assert "<de>" in AutoTokenizer.from_pretrained(tmp_path / "out").all_special_tokens
+
+
+def test_similarity_and_prompts_of_a_library_folder_stay(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer, tr_similarity="dot"), tmp_path / "first")
+    path = tmp_path / "first/config_sentence_transformers.json"
+    prompts = {"query": "kaban: ", "passage": "loder: "}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": "passage"}))
+    build(tmp_path / "first", tmp_path / "second")
+    again = json.loads((tmp_path / "second/config_sentence_transformers.json").read_text())
+    assert again == {"prompts": prompts, "default_prompt_name": "passage", "similarity_fn_name": "dot"}

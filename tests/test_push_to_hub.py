@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -11,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import REPOSITORY, synthetic_pairs
 from hub_server import Fault, HubServer, Repo, serve
+from huggingface_hub import ModelCard
 from tiny_models import tiny_model
 from transformers import PreTrainedTokenizerFast
 
 import push_to_hub
 from dap.encoding import SentenceEncoder
-from dap.results import report, write_json
+from dap.results import merge_seeds, report, write_json
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
@@ -33,29 +35,37 @@ FAULTS = {
     "user/large": Fault("lfs", 413, "Payload Too Large"),
     "user/down": Fault("commit", 503, "Service Unavailable"),
     "user/lossy": Fault("loss"),
+    "user/unchecked": Fault("check", 403, "Forbidden"),
+    "user/quota-model": Fault("create", 401, "Access to user/quota-model is denied"),
+    "user/hidden": Fault("info", 403, "not with {token}"),
 }
+FAULT_OF_RUN = {"user/run-late": Fault("commit", 503, "Service Unavailable")}
 SAID = {
-    "user/cut": "(run the same command again; what has arrived is not sent twice)",
-    "user/cut-commit": "(run the same command again; what has arrived is not sent twice)",
+    "user/cut": "(push again; what has arrived is not sent twice)",
+    "user/cut-commit": "(push again; what has arrived is not sent twice)",
     "user/no-token": "401 Invalid credentials: Bearer ***",
     "user/not-mine": "403 You don't have the rights to create a model under this namespace (the token may not",
     "user/quota": "storage limit reached (the storage is full: free space on the account of user/quota)",
     "user/full": "507 Insufficient Storage (the storage is full: free space",
     "user/large": "413 Payload Too Large (a file is larger than the Hub takes",
-    "user/down": "503 Service Unavailable (the Hub has a problem: run the same command again",
+    "user/down": "503 Service Unavailable (the Hub has a problem: push again",
     "user/public": "is there and is public: make it private first, or leave --private out",
-    "user/lossy": "run the same command again",
+    "user/lossy": "push again",
+    "user/unchecked": "but what arrived could not be checked: ",
+    "user/quota-model": "(the token is missing, wrong or expired",
+    "user/hidden": "was not pushed: 403 not with Bearer ***",
 }
 # Pushes, in a process of its own as the client reads its settings when it is imported. It waits for seconds before it
 # tries again: here for milliseconds.
 PUSHER = """
-import json, re, sys, time
+import json, os, re, sys, time
 wait = time.sleep
 time.sleep = lambda seconds: wait(min(seconds, 0.01))
 from pathlib import Path
 import numpy as np
 import push_to_hub
-from dap.publishing import Options, publish, upload
+import train_dap
+from dap.publishing import Options, fetch, publish, upload
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForPreTraining
@@ -64,7 +74,8 @@ from dap.encoding import SentenceEncoder
 checkpoint, results, sentences = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 flags = ["--with_heads", "--results", results]
 done = {"user/whole": push_to_hub.run([checkpoint, "--repo_id", "user/whole", *flags])}
-vectors = {"encoder": SentenceEncoder.from_pretrained("user/whole").encode(sentences)}
+encoder = SentenceEncoder.from_pretrained("user/whole")
+vectors, done["revision"] = {"encoder": encoder.encode(sentences)}, encoder.revision
 vectors["library"] = SentenceTransformer("user/whole", device="cpu").encode(sentences)
 commit = done["user/whole"]["commit"]
 vectors["pinned"] = SentenceEncoder.from_pretrained("user/whole", revision=commit).encode(sentences)
@@ -91,6 +102,18 @@ try:
     push_to_hub.main([checkpoint, "--repo_id", "user/no-token"])
 except SystemExit as end:
     done["exit"] = end.code
+try:
+    fetch("user/hidden")
+except ValueError as error:
+    done["fetch"] = str(error)
+token = os.environ.pop("HF_TOKEN")
+run = ["--model_name_or_path", "user/whole", "--train_data", str(Path(checkpoint).with_name("de-en.tsv"))]
+run += "--per_device_train_batch_size 8 --dev_pairs 9 --max_steps 2 --save_steps 1 --report_to none".split()
+for repo, given in (("user/run", token), ("user/run-late", token), ("user/run-wrong", "hf_wrong")):
+    try:
+        train_dap.main([*run, "--output_dir", repo, "--push_to_hub", "--hub_model_id", repo, "--hub_token", given])
+    except SystemExit as end:
+        done[repo] = end.code
 json.dump(done, open("done.json", "w"))
 """
 # Loads what was pushed where this project cannot be imported, although it is installed here.
@@ -152,6 +175,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedT
     torch.manual_seed(0)
     tiny_model().save_pretrained(folder / "dap")
     tiny_tokenizer.save_pretrained(folder / "dap")
+    text = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs("de", 60))
+    (folder / "de-en.tsv").write_text(text)
     languages = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}
     settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
     write_json(report(str(folder / "dap"), "retrieval", languages, settings, 1.0), folder / "results.json")
@@ -161,11 +186,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedT
 def test_the_hub(folder: Path) -> None:
     """One test for all the checks: a second worker would have to play everything again."""
     with serve(TOKEN) as server:
-        server.faults = dict(FAULTS)
+        server.faults = FAULTS | FAULT_OF_RUN
         server.repos["user/public"] = Repo()
         left = {
             "NOTES.md": b"mine",
             "pretraining/model.safetensors": b"old",
+            "special_tokens_map.json": b"old",
+            "pytorch_model.bin": b"old",
             "model-00001-of-00002.safetensors": b"old",
         }
         server.repos["user/again"] = Repo(files=left)
@@ -183,6 +210,7 @@ def test_the_hub(folder: Path) -> None:
     for repo, said in SAID.items():
         check_error(played, repo, said)
     check_private_and_copied(played)
+    check_training(played)
     check_token(played)
 
 
@@ -193,6 +221,7 @@ def check_vectors(played: Played) -> None:
             np.testing.assert_allclose(vectors, expected, atol=1e-5, err_msg=name)
     assert sorted(played.server.repos["user/whole"].files) == sorted([*played.done["user/whole"]["files"]])
     assert played.server.repos["user/whole"].commits == 1  # all or nothing
+    assert played.done["revision"] == played.done["user/whole"]["commit"]
     assert "published as user/whole, commit" in played.printed
 
 
@@ -226,8 +255,9 @@ def check_error(played: Played, repo: str, said: str) -> None:
     assert "\n" not in error
     assert len(error) < 300
     held = played.server.repos.get(repo)
-    if repo == "user/lossy":
-        assert "lacks" in error
+    if repo in ("user/lossy", "user/unchecked"):
+        assert ("lacks" if repo == "user/lossy" else f"was pushed as commit {held.sha[:8]}") in error
+        assert held.commits == 1
     else:
         assert held is None or (held.commits == 0 and not held.files)
 
@@ -243,6 +273,23 @@ def check_private_and_copied(played: Played) -> None:
     copy = played.server.repos["user/copy"].files
     assert copy["model.safetensors"] == played.server.repos["user/whole"].files["model.safetensors"]
     assert copy["modules.json"] == played.server.repos["user/whole"].files["modules.json"]
+
+
+def check_training(played: Played) -> None:
+    """A run that saved twice publishes its end alone, without a pickle; where that fails, the model is not lost."""
+    assert played.server.repos["user/run"].commits == 1
+    files = set(played.server.repos["user/run"].files)
+    assert files == {*played.done["user/whole"]["files"]}
+    assert (played.folder / "pusher/user/run/training_args.bin").exists()
+    card = ModelCard(played.server.repos["user/run"].files["README.md"].decode())
+    assert card.data.base_model == "user/whole"
+    assert "| optimizer steps | 2 |" in card.text
+    assert "user/run" not in played.done
+    assert played.done["user/run-wrong"].startswith("error: user/run-wrong was not pushed: 401 ")
+    late = played.done["user/run-late"]
+    assert late.startswith("error: the training is finished and saved, but user/run-late was not pushed: 503")
+    assert late.endswith("push it by python push_to_hub.py user/run-late --repo_id user/run-late --with_heads")
+    assert "not with Bearer ***" in played.done["fetch"]
 
 
 def check_token(played: Played) -> None:
@@ -273,8 +320,25 @@ def test_dry_run_writes_the_folder(
     assert "other.json is about some/other" in caplog.text
 
 
+def test_merged_results_and_a_folder_without_a_name(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "dap", folder / "named")
+    one = json.loads((folder / "results.json").read_text()) | {"model": str(folder / "named")}
+    two = one | {"model": str(folder / "named-seed2"), "seed": 2}
+    two["settings"] = one["settings"] | {"recipe": "same"}
+    one = one | {"seed": 1, "settings": two["settings"]}
+    merged = merge_seeds({"1.json": one, "2.json": two})
+    write_json(merged, folder / "merged.json")
+    monkeypatch.chdir(folder / "named")
+    written = push_to_hub.run([".", "--repo_id", "user/dot", "--dry_run", "--results", str(folder / "merged.json")])
+    assert written["folder"] == f"{folder / 'named'}-hub"
+    assert not caplog.text
+    assert "66.67 ± 0.00" in Path(written["folder"], "README.md").read_text()
+
+
 def test_onnx_is_asked_for_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dap.onnx_export", None)  # as where it cannot be imported
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as where it is not installed
     out = folder / "with-onnx"
     with pytest.raises(ValueError, match="--onnx: .*pip install 'dap-transformers"):
         push_to_hub.run([str(folder / "dap"), "--repo_id", "user/a", "--dry_run", "--onnx", "--output_dir", str(out)])

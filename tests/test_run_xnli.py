@@ -291,6 +291,19 @@ def test_a_loss_that_is_not_finite_is_an_error(dap_dir: Path, nli_dir: Path, tmp
     assert not list(tmp_path.glob("*/result.json"))
 
 
+def test_a_rate_that_diverges_is_left_out_of_the_search_and_evaluation_in_training_does_no_harm(
+    dap_dir: Path, nli_dir: Path, tmp_path: Path
+) -> None:
+    rates = ["--search", "--learning_rates", "1e30", "1e-4", "--max_steps", "2", "--logging_steps", "1"]
+    during = ["--eval_strategy", "steps", "--eval_steps", "1", "--save_steps", "1", "--load_best_model_at_end"]
+    made = run(arguments(dap_dir, nli_dir, tmp_path, *rates, *during))
+    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
+    assert tried[1e30] is None
+    assert made["settings"]["learning_rate"] == 1e-4
+    assert set(made["languages"]) == {"en", "de", "sw"}
+    assert not list(tmp_path.glob("*/training_args.bin"))  # a pickle
+
+
 def test_an_encoder_decoder_is_refused(tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path) -> None:
     config = T5Config(vocab_size=len(tiny_tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     for part in (T5EncoderModel(config), tiny_tokenizer):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dap.corpus import find_bitext, read_pairs
-from dap.tmx import languages_of, read_entries, read_units
+from dap.tmx import SNIFFED, languages_of, read_entries, read_units
 
 HEAD = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -83,12 +83,23 @@ def test_the_content_tells_the_languages_not_the_name(tmp_path: Path, name: str)
     assert read(tmp_path, "fr") == [("oui", "yes")]
 
 
-def test_an_empty_side_is_a_bad_unit(tmp_path: Path) -> None:
+def test_an_empty_side_is_left_out_and_a_blank_one_is_bad(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     texts = [unit(("en", "x"), ("de", f"{number}")) for number in range(3)]
-    path = write(tmp_path / "a.tmx", *texts, unit(("en", "<ph>only a code</ph>"), ("de", "y")))
-    with pytest.raises(ValueError, match=r"a\.tmx: 1 of the first 4 lines .*\n.*line 4: empty target side"):
+    texts += [unit(("en", "<ph>only a code</ph>"), ("de", "y")), unit(("en", "x"), ("de", ""))]
+    assert len(read(write(tmp_path / "a.tmx", *texts), "de", max_bad_lines=0.0)) == 3
+    assert "a.tmx: 2 pairs left out: a segment is empty" in caplog.text
+    path = write(tmp_path / "b.tmx", *texts[:3], unit(("en", "&#160;"), ("de", "y")))
+    with pytest.raises(ValueError, match=r"b\.tmx: 1 of the first 4 lines .*\n.*line 4: empty target side"):
         read(path, "de")
     assert len(read(path, "de", max_bad_lines=0.5)) == 3
+
+
+def test_languages_that_come_late_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = [unit(("en", f"{number}"), ("de", "x"), ("sw", "y")) for number in range(SNIFFED)]
+    path = write(tmp_path / "a.tmx", *texts, unit(("en", "yes"), ("fr", "oui")), unit(("fr", "a"), ("it", "b")))
+    assert len(read(path, "de")) == len(read(path, "sw")) == SNIFFED
+    assert caplog.text.count("a.tmx: the languages fr are not read, as its first 1000 units have none") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import os
+import pickle
 import time
 from pathlib import Path
 
@@ -220,3 +222,16 @@ def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatc
 def test_patience_below_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="early_stopping_patience=0"):
         DAPTrainingArguments(output_dir=str(tmp_path), early_stopping_patience=0)
+
+
+def test_pushes_are_kept_for_the_end_and_the_token_out_of_the_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    given = {"output_dir": str(tmp_path), "report_to": [], "push_to_hub": True}
+    args = DAPTrainingArguments(**given, hub_token="hf_secret")
+    assert args.hub_strategy == "end"
+    assert os.environ["HF_TOKEN"] == "hf_secret"
+    assert b"hf_secret" not in pickle.dumps(args)
+    with pytest.raises(ValueError, match="hub_strategy=.*every_save.* is not supported: give end"):
+        DAPTrainingArguments(**given, hub_strategy="every_save")
