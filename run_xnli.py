@@ -45,6 +45,7 @@ from dap.nli import (
 from dap.paper import XNLI_LANGUAGES, xnli_table
 from dap.results import merge_seeds, report, text_table, write_json
 from dap.resuming import differences, find_resumable, has_ended, is_free, load_ended
+from dap.trainer import leave_together
 from modeling_dap import DAPForSequenceClassification, DAPModel, require_encoder
 
 logger = logging.getLogger(__name__)
@@ -472,6 +473,7 @@ def main() -> None:
     )
     try:
         run()
+        leave_together()
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 

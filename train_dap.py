@@ -8,6 +8,7 @@ The recipe is optional, and flags override it. A run that was stopped goes on fr
 import logging
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -19,6 +20,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
 from dap.corpus import count_pairs, find_bitext, load_bitext
@@ -43,7 +45,7 @@ from dap.resuming import (
     keep_record,
     load_ended,
 )
-from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings
+from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, leave_together
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)
@@ -265,6 +267,8 @@ def run(argv: list[str]) -> None:
     else:
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     trainer.save_model(_internal_call=True)  # pushed at the end, when all is on disk
+    if trainer.is_world_process_zero():
+        Path(training.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
     trainer.save_state()
     if trainer.dev_bitext:
         trainer.save_metrics("eval", trainer.evaluate(), combined=False)
@@ -300,6 +304,7 @@ def main(argv: list[str] | None = None) -> None:
     """`run`; what it reports ends the command with status 1 and the message alone."""
     try:
         run(sys.argv[1:] if argv is None else argv)
+        leave_together()
     except (ValueError, FileNotFoundError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import Sampler
@@ -385,3 +386,10 @@ class DAPTrainer(Trainer):
 def freeze_word_embeddings(model: DAPForPreTraining) -> None:
     """Take the word embeddings, which are the prediction head's output embeddings too, out of the training."""
     model.get_input_embeddings().weight.requires_grad_(False)
+
+
+def leave_together() -> None:
+    """The end of a command: a process that leaves while another still talks to it may be aborted."""
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()

@@ -270,7 +270,7 @@ def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch:
     assert torch.isfinite(gradients(model)).all()
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "tr"])  # "tr" is a part of both
 def test_torch_compile_gives_the_same_gradients(objective: str) -> None:
     torch._dynamo.reset()
     model, batch = tiny_model("bert", objective=objective), make_batch()
