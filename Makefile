@@ -8,7 +8,7 @@ quickstart: .venv/quickstart-ready  # a real encoder and real text: train, evalu
 	$(BIN)/python -m quickstart.run
 
 test: .venv/dev-ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/dev-ready
 	$(BIN)/ruff check .
