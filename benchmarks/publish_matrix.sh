@@ -108,6 +108,7 @@ PYTHON
 
 status=0
 for python in "$@"; do
+    [ "${python%/*}" = "$python" ] || python=$(cd "${python%/*}" && pwd)/${python##*/}  # the loop changes the folder
     (cd "$work" && "$python" -I stranger.py "$work" 2> "$work/errors") || { status=1; tail -5 "$work/errors"; }
 done
 exit $status

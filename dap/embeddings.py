@@ -103,8 +103,6 @@ def embed_to_disk(
         ValueError: the model gives NaN or infinity for a sentence, which is named.
         OSError: the disk is full; no incomplete shard is left.
     """
-    if shard_size < 1:
-        raise ValueError(f"shard_size={shard_size}: at least 1 sentence")
     folder, fingerprint, shards = Path(folder), fingerprint or model_fingerprint(encoder), []
     folder.mkdir(parents=True, exist_ok=True)
     total = len(sentences) if isinstance(sentences, Sized) else None
@@ -132,6 +130,8 @@ def _wait_for_everyone() -> None:
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
+    if size < 1:
+        raise ValueError(f"shard_size={size}: at least 1 sentence")
     stream = iter(sentences)
     while block := list(islice(stream, size)):
         yield block
