@@ -1,13 +1,10 @@
 """Dual-alignment pre-training (DAP, ACL 2023): a sentence encoder and the heads that only training needs.
 
-It ships with a checkpoint as it is, beside configuration_dap.py and losses_dap.py. Shapes in the comments: `B` pairs
-of one process, `W` processes, `S` tokens (`S_x` of the source, `S_y` of the target), `D` hidden size, `E` width of the
-word embeddings, `V` predicted vocabulary, `T` tokens with a label, `K` layers of the RTL head. Every sequence starts
-with its CLS token, ends with a separator, and is padded on the right.
+It ships with a checkpoint as it is, beside the files it imports. Shapes in the comments: `B` pairs of one process, `W`
+processes, `S` tokens (`S_x` of the source, `S_y` of the target), `D` hidden size, `T` tokens with a label, `Q` query
+tokens. Every sequence starts with its CLS token, ends with a separator, and is padded on the right.
 """
 
-import copy
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,24 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
-    MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput, SequenceClassifierOutput
 from transformers.utils import logging
 
 try:
     from .configuration_dap import DAPConfig
+    from .encoder_dap import build_encoder, last_states, position_offset, require_encoder
+    from .heads_dap import PredictionHead, RTLHead
     from .losses_dap import (
         RankingResult,
         columns_of,
@@ -48,11 +43,12 @@ try:
         sum_over_processes,
         text_hash,
         translation_ranking_loss,
-        vocabulary_cross_entropy,
         world_size,
     )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
+    from encoder_dap import build_encoder, last_states, position_offset, require_encoder
+    from heads_dap import PredictionHead, RTLHead
     from losses_dap import (
         RankingResult,
         columns_of,
@@ -66,89 +62,10 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         sum_over_processes,
         text_hash,
         translation_ranking_loss,
-        vocabulary_cross_entropy,
         world_size,
     )
 
 logger = logging.get_logger(__name__)
-
-TOKENS_PER_GROUP = 128  # on CPU, rows of like length run together once they have this many tokens
-
-
-# ------------------------------------------------------------------------------------------- the encoder
-
-
-def require_encoder(config: PreTrainedConfig, name: str) -> None:
-    """Raise `ValueError` unless the configuration is that of a bidirectional encoder with a masked-LM class."""
-    remedy = "Give an encoder such as bert, xlm-roberta, roberta, deberta-v2 or modernbert."
-    if config.model_type == "dap":
-        raise ValueError(f"{name} is a DAP checkpoint already: load it with DAPForPreTraining.from_pretrained.")
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"{name} is an encoder-decoder (model_type {config.model_type!r}). {remedy}")
-    if type(config).__module__.startswith("transformers_modules."):
-        raise ValueError(
-            f"{name} (model_type {config.model_type!r}) runs code of its own; a DAP checkpoint nests only encoders "
-            f"that are part of Transformers. {remedy}"
-        )
-    if getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
-        raise ValueError(f"{name} is not a bidirectional encoder (model_type {config.model_type!r}). {remedy}")
-
-
-def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
-    """The encoder of a configuration with random weights, and without a pooler, whose weights nothing would train."""
-    accepted = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
-    options = {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
-    return AutoModel.from_config(config, **options)
-
-
-def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Name and list of an encoder's transformer blocks."""
-    for name, module in encoder.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers:
-            return name, module
-    raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}")
-
-
-def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Row numbers, shortest rows first, in groups that end where the length changes once they have enough tokens.
-
-    >>> length_groups([9, 2, 2, 9, 3], tokens=4)
-    [[1, 2], [4, 0, 3]]
-    """
-    groups: list[list[int]] = [[]]
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        current = groups[-1]
-        if current and lengths[row] > lengths[current[-1]] and sum(lengths[i] for i in current) >= tokens:
-            groups.append([])
-        groups[-1].append(row)
-    return groups
-
-
-def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
-    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
-
-    On CPU rows of like length run together, so that next to no padding is computed; the states of padding are zeros.
-    """
-    if mask.device.type != "cpu" or torch.compiler.is_compiling():
-        return encoder(attention_mask=mask, **inputs).last_hidden_state
-    lengths = mask.sum(1).tolist()
-    groups = length_groups(lengths, TOKENS_PER_GROUP)
-    parts = []
-    for rows in groups:
-        width = lengths[rows[-1]]
-        part = {key: value[rows, :width] for key, value in inputs.items()}
-        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state  # (rows, width, D)
-        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))
-    order = torch.tensor([row for rows in groups for row in rows])
-    return torch.cat(parts)[order.argsort()]
-
-
-def position_offset(encoder: PreTrainedModel) -> int | None:
-    """Position id of the first token, or None where the encoder has no absolute position embeddings."""
-    table = getattr(encoder.embeddings, "position_embeddings", None)
-    if table is None:
-        return None
-    return 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id
 
 
 class DAPPreTrainedModel(PreTrainedModel):
@@ -221,131 +138,6 @@ class DAPModel(DAPPreTrainedModel):
             attentions=out.attentions,
         )
         return result if return_dict is not False else result.to_tuple()
-
-
-# ------------------------------------------------------------------------------------------- heads
-
-
-class _PassThrough(nn.Module):
-    """Stands where an encoder has its embeddings, for input that is embedded already."""
-
-    word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
-
-    def forward(self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any) -> Tensor:
-        return inputs_embeds
-
-
-class RTLHead(nn.Module):
-    """g of section 3.2: K transformer blocks of the encoder's own class over (source states, [MASK] embeddings)."""
-
-    def __init__(self, config: DAPConfig) -> None:
-        super().__init__()
-        self.blocks = self._build_blocks(config)
-        names = config.rtl_languages if config.rtl_direction != "source-to-target" else None
-        # row 0 is the target language, row i + 1 is rtl_languages[i]
-        self.language_embeddings = None if names is None else nn.Embedding(len(names) + 1, config.hidden_size)
-
-    @staticmethod
-    def _build_blocks(config: DAPConfig) -> PreTrainedModel:
-        own = copy.deepcopy(config.encoder_config)
-        own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # word embeddings are about to go
-        if own.model_type == "deberta-v2":
-            own.conv_kernel_size = 0  # its convolution comes after the first layer only
-        blocks = build_encoder(own)
-        _, layers = layer_stack(blocks)
-        del layers[: len(layers) - config.rtl_layers]
-        blocks.config.num_hidden_layers = config.rtl_layers
-        if not hasattr(blocks, "embeddings"):
-            raise ValueError(f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none.")
-        blocks.embeddings = _PassThrough()
-        return blocks
-
-    @torch.no_grad()
-    def copy_last_layers(self, encoder: PreTrainedModel) -> None:
-        """Start from the encoder's last K layers and whatever else stands outside its embeddings (section 4.2)."""
-        prefix, layers = layer_stack(encoder)
-        dropped = len(layers) - self.blocks.config.num_hidden_layers
-        state = {}
-        for key, value in encoder.state_dict().items():
-            if key.startswith(prefix + "."):
-                index, rest = key[len(prefix) + 1 :].split(".", 1)
-                key = f"{prefix}.{int(index) - dropped}.{rest}"
-            state[key] = value
-        wanted = self.blocks.state_dict()
-        self.blocks.load_state_dict({key: value for key, value in state.items() if key in wanted}, strict=True)
-
-    def forward(
-        self, context: Tensor, context_mask: Tensor, queries: Tensor, query_mask: Tensor, languages: Tensor | None
-    ) -> Tensor:
-        """States (B, Q, D) of the queries (B, Q, D), which see the context (B, C, D) and each other.
-
-        Each pair's real tokens stand next to each other, as relative positions would otherwise count the padding.
-        `languages` (B, 2) are the embedding rows of the context's and the queries' language.
-        """
-        if self.language_embeddings is not None:
-            vectors = self.language_embeddings(languages)  # (B, 2, D)
-            context, queries = context + vectors[:, :1], queries + vectors[:, 1:]
-        states = torch.cat([context, queries], 1)  # (B, C+Q, D), eq. g^0
-        mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
-        order = real_tokens_first(mask)
-        states = gather_columns(states, order)
-        out = last_states(self.blocks, gather_columns(mask, order), inputs_embeds=states)
-        return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
-
-
-class PredictionHead(nn.Module):
-    """Vocabulary prediction head: dense, activation, norm, then the encoder's word embeddings as W of section 3.2."""
-
-    def __init__(self, config: DAPConfig) -> None:
-        super().__init__()
-        encoder = config.encoder_config
-        width = getattr(encoder, "embedding_size", None) or encoder.hidden_size
-        bias = getattr(encoder, "classifier_bias", True)  # ModernBERT's head has none
-        eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
-        self.dense = nn.Linear(encoder.hidden_size, width, bias=bias)
-        self.norm = nn.LayerNorm(width, eps=eps, bias=getattr(encoder, "norm_bias", True))
-        activation = getattr(encoder, "classifier_activation", None) or getattr(encoder, "hidden_act", "gelu")
-        self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
-        size = config.target_vocab_size if config.uses_rtl else None
-        self.bias = nn.Parameter(torch.zeros(size or config.vocab_size))  # (V,)
-        if size is not None:  # sorted token ids of the target side
-            self.register_buffer("token_ids", torch.arange(size))  # (V,)
-        self.has_target_vocabulary = size is not None
-
-    @torch.no_grad()
-    def resize(self, size: int) -> None:
-        """Predict `size` ids, those that are new with bias 0, unless a target vocabulary says which."""
-        if not self.has_target_vocabulary:
-            kept = self.bias[:size]
-            self.bias = nn.Parameter(F.pad(kept, (0, size - len(kept))))
-
-    @torch.no_grad()
-    def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
-        """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such."""
-        body = {id(module) for module in model.base_model.modules()}
-        output = model.get_output_embeddings()
-        own = [module for module in model.modules() if id(module) not in body and module is not output]
-        dense = next((module for module in own if isinstance(module, nn.Linear)), None)
-        norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
-        if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
-            return False
-        self.dense.load_state_dict(dense.state_dict())
-        self.norm.load_state_dict(norm.state_dict())
-        if output.bias is not None:
-            self.bias.copy_(output.bias[self.token_ids] if self.has_target_vocabulary else output.bias)
-        return True
-
-    def loss_sum(self, hidden: Tensor, labels: Tensor, word_embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed cross entropy and number of the labels (T,) that are in the vocabulary; `hidden` is (T, D)."""
-        weight = word_embeddings
-        if self.has_target_vocabulary:
-            weight = word_embeddings[self.token_ids]  # (V, E)
-            rows = torch.searchsorted(self.token_ids, labels).clamp(max=len(self.token_ids) - 1)  # (T,)
-            known = self.token_ids[rows] == labels
-            hidden, labels = hidden[known], rows[known]
-        states = self.norm(self.activation(self.dense(hidden)))  # (T, E)
-        count = torch.tensor(float(len(labels)), device=labels.device)  # not in the states' type, which may be coarse
-        return vocabulary_cross_entropy(states, weight, self.bias, labels), count
 
 
 # ------------------------------------------------------------------------------------------- pre-training

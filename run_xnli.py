@@ -46,7 +46,8 @@ from dap.paper import XNLI_LANGUAGES, xnli_table
 from dap.results import merge_seeds, report, text_table, write_json
 from dap.resuming import differences, find_resumable, has_ended, is_free, load_ended
 from dap.trainer import leave_together
-from modeling_dap import DAPForSequenceClassification, DAPModel, require_encoder
+from encoder_dap import require_encoder
+from modeling_dap import DAPForSequenceClassification, DAPModel
 
 logger = logging.getLogger(__name__)
 

@@ -40,6 +40,8 @@ setup(
     python_requires=">=3.10",
     py_modules=[
         "configuration_dap",
+        "encoder_dap",
+        "heads_dap",
         "losses_dap",
         "modeling_dap",
         "train_dap",

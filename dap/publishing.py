@@ -25,6 +25,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 import configuration_dap
+import encoder_dap
+import heads_dap
 import losses_dap
 import modeling_dap
 from configuration_dap import DAPConfig
@@ -44,7 +46,7 @@ from modeling_dap import DAPForPreTraining, DAPModel
 logger = logging.getLogger(__name__)
 
 LAYOUTS = ("plain", "dap")
-CODE = (configuration_dap, losses_dap, modeling_dap)
+CODE = (configuration_dap, losses_dap, encoder_dap, heads_dap, modeling_dap)
 #: What is never fetched from the Hub: pickles, and weights of other frameworks.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
 #: What an earlier push may have left that would contradict the present one; its own files are never deleted.

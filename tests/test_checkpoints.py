@@ -30,14 +30,8 @@ from transformers import (
 )
 
 import modeling_dap
-from modeling_dap import (
-    DAPConfig,
-    DAPForPreTraining,
-    DAPForSequenceClassification,
-    DAPModel,
-    layer_stack,
-    require_encoder,
-)
+from encoder_dap import layer_stack, require_encoder
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)

@@ -16,21 +16,21 @@ from transformers import (
     TrainingArguments,
 )
 
+import encoder_dap
 import losses_dap
-import modeling_dap
+from encoder_dap import position_offset
 from modeling_dap import (
     DAPConfig,
     DAPForPreTraining,
     DAPForSequenceClassification,
     DAPModel,
-    position_offset,
 )
 
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny batches, too, run in several groups of like length."""
-    monkeypatch.setattr(modeling_dap, "TOKENS_PER_GROUP", 8)
+    monkeypatch.setattr(encoder_dap, "TOKENS_PER_GROUP", 8)
 
 
 # ----------------------------------------------------------------------------------------- losses against plain loops
@@ -147,7 +147,7 @@ def test_padding_and_order_change_nothing(model_type: str, objective: str) -> No
 def test_groups_of_like_length_equal_the_padded_batch(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, found = tiny_model(model_type), make_batch(), []
     for tokens in (1, 8, 10**9):
-        monkeypatch.setattr(modeling_dap, "TOKENS_PER_GROUP", tokens)
+        monkeypatch.setattr(encoder_dap, "TOKENS_PER_GROUP", tokens)
         model.zero_grad()
         model(**batch).loss.backward()
         found.append(gradients(model))

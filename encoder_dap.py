@@ -1,0 +1,86 @@
+"""Any encoder of Transformers: which ones fit, their parts, and a forward pass without work on padding.
+
+Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` rows, `S` tokens, `D` hidden size.
+"""
+
+import inspect
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
+
+TOKENS_PER_GROUP = 128  # on CPU, rows of like length run together once they have this many tokens
+
+
+def require_encoder(config: PreTrainedConfig, name: str) -> None:
+    """Raise `ValueError` unless the configuration is that of a bidirectional encoder with a masked-LM class."""
+    remedy = "Give an encoder such as bert, xlm-roberta, roberta, deberta-v2 or modernbert."
+    if config.model_type == "dap":
+        raise ValueError(f"{name} is a DAP checkpoint already: load it with DAPForPreTraining.from_pretrained.")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder-decoder (model_type {config.model_type!r}). {remedy}")
+    if type(config).__module__.startswith("transformers_modules."):
+        raise ValueError(
+            f"{name} (model_type {config.model_type!r}) runs code of its own; a DAP checkpoint nests only encoders "
+            f"that are part of Transformers. {remedy}"
+        )
+    if getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        raise ValueError(f"{name} is not a bidirectional encoder (model_type {config.model_type!r}). {remedy}")
+
+
+def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
+    """The encoder of a configuration with random weights, and without a pooler, whose weights nothing would train."""
+    accepted = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
+    options = {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
+    return AutoModel.from_config(config, **options)
+
+
+def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """Name and list of an encoder's transformer blocks."""
+    for name, module in encoder.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers:
+            return name, module
+    raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}")
+
+
+def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
+    """Row numbers, shortest rows first, in groups that end where the length changes once they have enough tokens.
+
+    >>> length_groups([9, 2, 2, 9, 3], tokens=4)
+    [[1, 2], [4, 0, 3]]
+    """
+    groups: list[list[int]] = [[]]
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        current = groups[-1]
+        if current and lengths[row] > lengths[current[-1]] and sum(lengths[i] for i in current) >= tokens:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
+
+
+def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
+    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
+
+    On CPU rows of like length run together, so that next to no padding is computed; the states of padding are zeros.
+    """
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return encoder(attention_mask=mask, **inputs).last_hidden_state
+    lengths = mask.sum(1).tolist()
+    groups = length_groups(lengths, TOKENS_PER_GROUP)
+    parts = []
+    for rows in groups:
+        width = lengths[rows[-1]]
+        part = {key: value[rows, :width] for key, value in inputs.items()}
+        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state  # (rows, width, D)
+        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))
+    order = torch.tensor([row for rows in groups for row in rows])
+    return torch.cat(parts)[order.argsort()]
+
+
+def position_offset(encoder: PreTrainedModel) -> int | None:
+    """Position id of the first token, or None where the encoder has no absolute position embeddings."""
+    table = getattr(encoder.embeddings, "position_embeddings", None)
+    if table is None:
+        return None
+    return 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id

@@ -1,0 +1,145 @@
+"""What only training needs beside the encoder: the RTL head and the vocabulary prediction head (section 3.2).
+
+Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pairs, `D` hidden size, `E` width of the
+word embeddings, `V` predicted vocabulary, `T` tokens with a label, `C` context and `Q` query tokens, `K` layers.
+"""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+try:
+    from .configuration_dap import DAPConfig
+    from .encoder_dap import build_encoder, last_states, layer_stack
+    from .losses_dap import gather_columns, real_tokens_first, vocabulary_cross_entropy
+except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+    from configuration_dap import DAPConfig
+    from encoder_dap import build_encoder, last_states, layer_stack
+    from losses_dap import gather_columns, real_tokens_first, vocabulary_cross_entropy
+
+
+class _PassThrough(nn.Module):
+    """Stands where an encoder has its embeddings, for input that is embedded already."""
+
+    word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
+
+    def forward(self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any) -> Tensor:
+        return inputs_embeds
+
+
+class RTLHead(nn.Module):
+    """g of section 3.2: K transformer blocks of the encoder's own class over (source states, [MASK] embeddings)."""
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__()
+        self.blocks = self._build_blocks(config)
+        names = config.rtl_languages if config.rtl_direction != "source-to-target" else None
+        # row 0 is the target language, row i + 1 is rtl_languages[i]
+        self.language_embeddings = None if names is None else nn.Embedding(len(names) + 1, config.hidden_size)
+
+    @staticmethod
+    def _build_blocks(config: DAPConfig) -> PreTrainedModel:
+        own = copy.deepcopy(config.encoder_config)
+        own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # word embeddings are about to go
+        if own.model_type == "deberta-v2":
+            own.conv_kernel_size = 0  # its convolution comes after the first layer only
+        blocks = build_encoder(own)
+        _, layers = layer_stack(blocks)
+        del layers[: len(layers) - config.rtl_layers]
+        blocks.config.num_hidden_layers = config.rtl_layers
+        if not hasattr(blocks, "embeddings"):
+            raise ValueError(f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none.")
+        blocks.embeddings = _PassThrough()
+        return blocks
+
+    @torch.no_grad()
+    def copy_last_layers(self, encoder: PreTrainedModel) -> None:
+        """Start from the encoder's last K layers and whatever else stands outside its embeddings (section 4.2)."""
+        prefix, layers = layer_stack(encoder)
+        dropped = len(layers) - self.blocks.config.num_hidden_layers
+        state = {}
+        for key, value in encoder.state_dict().items():
+            if key.startswith(prefix + "."):
+                index, rest = key[len(prefix) + 1 :].split(".", 1)
+                key = f"{prefix}.{int(index) - dropped}.{rest}"
+            state[key] = value
+        wanted = self.blocks.state_dict()
+        self.blocks.load_state_dict({key: value for key, value in state.items() if key in wanted}, strict=True)
+
+    def forward(
+        self, context: Tensor, context_mask: Tensor, queries: Tensor, query_mask: Tensor, languages: Tensor | None
+    ) -> Tensor:
+        """States (B, Q, D) of the queries (B, Q, D), which see the context (B, C, D) and each other.
+
+        Each pair's real tokens stand next to each other, as relative positions would otherwise count the padding.
+        `languages` (B, 2) are the embedding rows of the context's and the queries' language.
+        """
+        if self.language_embeddings is not None:
+            vectors = self.language_embeddings(languages)  # (B, 2, D)
+            context, queries = context + vectors[:, :1], queries + vectors[:, 1:]
+        states = torch.cat([context, queries], 1)  # (B, C+Q, D), eq. g^0
+        mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
+        order = real_tokens_first(mask)
+        states = gather_columns(states, order)
+        out = last_states(self.blocks, gather_columns(mask, order), inputs_embeds=states)
+        return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
+
+
+class PredictionHead(nn.Module):
+    """Vocabulary prediction head: dense, activation, norm, then the encoder's word embeddings as W of section 3.2."""
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__()
+        encoder = config.encoder_config
+        width = getattr(encoder, "embedding_size", None) or encoder.hidden_size
+        bias = getattr(encoder, "classifier_bias", True)  # ModernBERT's head has none
+        eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
+        self.dense = nn.Linear(encoder.hidden_size, width, bias=bias)
+        self.norm = nn.LayerNorm(width, eps=eps, bias=getattr(encoder, "norm_bias", True))
+        activation = getattr(encoder, "classifier_activation", None) or getattr(encoder, "hidden_act", "gelu")
+        self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
+        size = config.target_vocab_size if config.uses_rtl else None
+        self.bias = nn.Parameter(torch.zeros(size or config.vocab_size))  # (V,)
+        if size is not None:  # sorted token ids of the target side
+            self.register_buffer("token_ids", torch.arange(size))  # (V,)
+        self.has_target_vocabulary = size is not None
+
+    @torch.no_grad()
+    def resize(self, size: int) -> None:
+        """Predict `size` ids, those that are new with bias 0, unless a target vocabulary says which."""
+        if not self.has_target_vocabulary:
+            kept = self.bias[:size]
+            self.bias = nn.Parameter(F.pad(kept, (0, size - len(kept))))
+
+    @torch.no_grad()
+    def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
+        """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such."""
+        body = {id(module) for module in model.base_model.modules()}
+        output = model.get_output_embeddings()
+        own = [module for module in model.modules() if id(module) not in body and module is not output]
+        dense = next((module for module in own if isinstance(module, nn.Linear)), None)
+        norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
+        if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+            return False
+        self.dense.load_state_dict(dense.state_dict())
+        self.norm.load_state_dict(norm.state_dict())
+        if output.bias is not None:
+            self.bias.copy_(output.bias[self.token_ids] if self.has_target_vocabulary else output.bias)
+        return True
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, word_embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed cross entropy and number of the labels (T,) that are in the vocabulary; `hidden` is (T, D)."""
+        weight = word_embeddings
+        if self.has_target_vocabulary:
+            weight = word_embeddings[self.token_ids]  # (V, E)
+            rows = torch.searchsorted(self.token_ids, labels).clamp(max=len(self.token_ids) - 1)  # (T,)
+            known = self.token_ids[rows] == labels
+            hidden, labels = hidden[known], rows[known]
+        states = self.norm(self.activation(self.dense(hidden)))  # (T, E)
+        count = torch.tensor(float(len(labels)), device=labels.device)  # not in the states' type, which may be coarse
+        return vocabulary_cross_entropy(states, weight, self.bias, labels), count
