@@ -1,6 +1,7 @@
-"""Any encoder of Transformers: which ones fit, their parts, and a forward pass without work on padding.
+"""The encoder inside a DAP model, from any class of Transformers, and its states without work on padding.
 
-Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` rows, `S` tokens, `D` hidden size.
+Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` rows, `S` tokens of the longest, `T` real
+tokens of all rows, `D` hidden size.
 """
 
 import inspect
@@ -10,7 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
 
-TOKENS_PER_GROUP = 128  # on CPU, rows of like length run together once they have this many tokens
+try:
+    from .packing_dap import attention_arguments, pack, takes_packed
+except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+    from packing_dap import attention_arguments, pack, takes_packed
+
+TOKENS_PER_GROUP = 128  # padded rows of like length run together once they have this many tokens
 
 
 def require_encoder(config: PreTrainedConfig, name: str) -> None:
@@ -44,6 +50,42 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}")
 
 
+def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
+    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
+
+    The states of padding are zeros, and next to nothing is computed for them: rows are packed for an attention that
+    takes them so, else run in groups of like length on CPU. Any other encoder is given padded rows.
+    """
+    if takes_packed(encoder):
+        return packed_states(encoder, mask, inputs)
+    if mask.device.type == "cpu":
+        return grouped_states(encoder, mask, inputs)
+    return encoder(attention_mask=mask, **inputs).last_hidden_state * mask.unsqueeze(-1)
+
+
+def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """`last_states` by one long row without padding."""
+    packing = pack(mask)
+    packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
+    packed |= {key: packing.take(value) for key, value in inputs.items()}  # (1, T, ...)
+    states = encoder(**packed, **attention_arguments(encoder, packing)).last_hidden_state  # (1, T, D)
+    return packing.put_back(states)
+
+
+def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """`last_states` by groups of padded rows of like length."""
+    lengths = mask.sum(1).tolist()
+    groups = length_groups(lengths, TOKENS_PER_GROUP)
+    parts = []
+    for rows in groups:
+        width = lengths[rows[-1]]
+        part = {key: value[rows, :width] for key, value in inputs.items()}
+        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state  # (rows, width, D)
+        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))
+    order = torch.tensor([row for rows in groups for row in rows])
+    return torch.cat(parts)[order.argsort()]
+
+
 def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
     """Row numbers, shortest rows first, in groups that end where the length changes once they have enough tokens.
 
@@ -57,25 +99,6 @@ def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
             groups.append([])
         groups[-1].append(row)
     return groups
-
-
-def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
-    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
-
-    On CPU rows of like length run together, so that next to no padding is computed; the states of padding are zeros.
-    """
-    if mask.device.type != "cpu" or torch.compiler.is_compiling():
-        return encoder(attention_mask=mask, **inputs).last_hidden_state
-    lengths = mask.sum(1).tolist()
-    groups = length_groups(lengths, TOKENS_PER_GROUP)
-    parts = []
-    for rows in groups:
-        width = lengths[rows[-1]]
-        part = {key: value[rows, :width] for key, value in inputs.items()}
-        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state  # (rows, width, D)
-        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))
-    order = torch.tensor([row for rows in groups for row in rows])
-    return torch.cat(parts)[order.argsort()]
 
 
 def position_offset(encoder: PreTrainedModel) -> int | None:

@@ -12,15 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import build_encoder, last_states, layer_stack
     from .losses_dap import gather_columns, real_tokens_first, vocabulary_cross_entropy
+    from .packing_dap import attention_arguments, pack, takes_packed, use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder, last_states, layer_stack
     from losses_dap import gather_columns, real_tokens_first, vocabulary_cross_entropy
+    from packing_dap import attention_arguments, pack, takes_packed, use_packing
+
+
+#: Encoders whose layers are made like BERT's and are followed by nothing.
+LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 
 
 class _PassThrough(nn.Module):
@@ -55,6 +62,7 @@ class RTLHead(nn.Module):
         if not hasattr(blocks, "embeddings"):
             raise ValueError(f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none.")
         blocks.embeddings = _PassThrough()
+        use_packing(blocks)
         return blocks
 
     @torch.no_grad()
@@ -84,10 +92,42 @@ class RTLHead(nn.Module):
             context, queries = context + vectors[:, :1], queries + vectors[:, 1:]
         states = torch.cat([context, queries], 1)  # (B, C+Q, D), eq. g^0
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
+        if takes_packed(self.blocks) and self.blocks.config.model_type in LIKE_BERT:
+            return self._packed_queries(states, mask, query_mask)
         order = real_tokens_first(mask)
         states = gather_columns(states, order)
         out = last_states(self.blocks, gather_columns(mask, order), inputs_embeds=states)
         return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
+
+    def _packed_queries(self, states: Tensor, mask: Tensor, query_mask: Tensor) -> Tensor:
+        """The same by one long row without padding; what the last layer makes of the context is not computed."""
+        everything = pack(mask)
+        queries = pack(query_mask, everything.rows)
+        _, layers = layer_stack(self.blocks)
+        states = everything.take(states)  # (1, T, D)
+        arguments = attention_arguments(self.blocks, everything)
+        for layer in layers[:-1]:
+            states = layer(states, **arguments)
+        is_query = F.pad(query_mask, (mask.shape[1] - query_mask.shape[1], 0))  # (B, C+Q)
+        places = everything.take(is_query)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
+        states = last_layer_of_some(layers[-1], states, places, attention_arguments(self.blocks, everything, queries))
+        return queries.put_back(states)  # (B, Q, D)
+
+
+def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """States (1, T', D) after a layer like BERT's of those tokens (T',) of (1, T, D) that are asked for."""
+    attention = layer.attention.self
+
+    def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
+        return linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (1, H, T, d)
+
+    asked = states.index_select(1, places)  # (1, T', D)
+    query, key, value = heads(attention.query, asked), heads(attention.key, states), heads(attention.value, states)
+    dropout = attention.dropout.p if attention.training else 0.0
+    attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+    options = {"attention_mask": None, "dropout": dropout, "scaling": attention.scaling} | arguments
+    mixed, _ = attend(attention, query, key, value, **options)
+    return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
 
 
 class PredictionHead(nn.Module):
@@ -132,11 +172,12 @@ class PredictionHead(nn.Module):
             self.bias.copy_(output.bias[self.token_ids] if self.has_target_vocabulary else output.bias)
         return True
 
-    def loss_sum(self, hidden: Tensor, labels: Tensor, word_embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed cross entropy and number of the labels (T,) that are in the vocabulary; `hidden` is (T, D)."""
-        weight = word_embeddings
+    def loss_sum(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed cross entropy and number of the labels (T,) that are in the vocabulary.
+
+        `hidden` is (T, D), and `weight` the word embeddings (V, E) of the vocabulary.
+        """
         if self.has_target_vocabulary:
-            weight = word_embeddings[self.token_ids]  # (V, E)
             rows = torch.searchsorted(self.token_ids, labels).clamp(max=len(self.token_ids) - 1)  # (T,)
             known = self.token_ids[rows] == labels
             hidden, labels = hidden[known], rows[known]

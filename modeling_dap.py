@@ -45,6 +45,7 @@ try:
         translation_ranking_loss,
         world_size,
     )
+    from .packing_dap import use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder, last_states, position_offset, require_encoder
@@ -64,6 +65,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         translation_ranking_loss,
         world_size,
     )
+    from packing_dap import use_packing
 
 logger = logging.get_logger(__name__)
 
@@ -182,6 +184,35 @@ class Side(NamedTuple):
     noise: Tensor | None
 
 
+class Words(NamedTuple):
+    """Word embeddings of sources (B, S_x, E) and targets (B, S_y, E), of [MASK] (1, E), and of what is predicted."""
+
+    source: Tensor
+    target: Tensor
+    mask: Tensor | None
+    predicted: Tensor
+
+
+@dataclass
+class Chunk:
+    """Some pairs of a larger batch, and what their losses need to be the share of these pairs (`dap/grad_cache.py`).
+
+    A plain object, not a tuple, so that a wrapper that casts forward's tensors leaves its own as they are.
+
+    Args:
+        first: row of the first pair in the batch of all processes.
+        noise: for the source (B, S_x) and the target (B, S_y), or None where none is needed.
+        gradients: of L_TR of the whole batch for the compared embeddings of sources and targets, (B, D) each; without
+            them forward only gives these embeddings.
+        labels: (1,), or (2,) with two directions: labels of the whole batch.
+    """
+
+    first: int
+    noise: tuple[Tensor | None, Tensor | None]
+    gradients: tuple[Tensor, Tensor] | None = None
+    labels: Tensor | None = None
+
+
 class DAPForPreTraining(DAPPreTrainedModel):
     """Encoder with the objectives of section 3.3: translation ranking, alone or with RTL (= DAP) or TLM."""
 
@@ -190,6 +221,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
         self.dap = DAPModel(config)
+        use_packing(self.dap.encoder)
         predicts = config.uses_rtl or config.uses_tlm
         if predicts and config.mask_token_id is None:
             raise ValueError(
@@ -275,11 +307,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def _try_out(self) -> None:
         """Take two pairs of uneven lengths through encoder and heads, but through no other process."""
         ids = torch.arange(16).view(2, 8) % self.config.vocab_size  # (2, 8)
-        masks = [(torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8])]
+        masks = tuple((torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8]))
         with torch.random.fork_rng(devices=[]):
-            source, target = (self._encode(ids, mask, None) for mask in masks)
-            for hidden, labels in self._predictions(source, target, torch.zeros(2, dtype=torch.long)):
-                self.prediction_head.loss_sum(hidden, labels, self.get_input_embeddings().weight)
+            words = self._look_up((ids, ids))
+            source, target = self._encode((ids, ids), masks, (None, None), words)
+            for hidden, labels in self._predictions(source, target, words, torch.zeros(2, dtype=torch.long), 0):
+                self.prediction_head.loss_sum(hidden, labels, words.predicted)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As in Transformers; the prediction head's bias grows with the vocabulary, a target vocabulary stays."""
@@ -306,6 +339,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         language_ids: Tensor | None = None,
         source_noise: Tensor | None = None,
         target_noise: Tensor | None = None,
+        chunk: Chunk | None = None,
     ) -> DAPForPreTrainingOutput:
         """Losses of B translation pairs.
 
@@ -318,79 +352,155 @@ class DAPForPreTraining(DAPPreTrainedModel):
             source_noise: (B, S_x) float64, uniform in [0, 1): decides which tokens TLM masks (and RTL, if rho < 1);
                 drawn when absent.
             target_noise: (B, S_y) likewise.
+            chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
         """
-        source = self._encode(source_input_ids, source_attention_mask, source_noise)
-        target = self._encode(target_input_ids, target_attention_mask, target_noise)
-        ranking = self._translation_ranking(source, target)
-        out = DAPForPreTrainingOutput(loss=ranking.loss, tr_loss=ranking.loss)
-        predictions = self._predictions(source, target, language_ids)
+        first = first_row(len(source_input_ids)) if chunk is None else chunk.first
+        noise = (source_noise, target_noise) if chunk is None else chunk.noise
+        only_embeds = chunk is not None and chunk.gradients is None
+        ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
+        words = self._look_up(ids, only_embeds)
+        source, target = self._encode(ids, masks, noise, words)
+        compared = self._compared(source), self._compared(target)  # (B, D) each
+        if only_embeds:
+            return DAPForPreTrainingOutput(source_embeds=compared[0], target_embeds=compared[1])
+        out = DAPForPreTrainingOutput(source_embeds=source.embeds, target_embeds=target.embeds)
+        if chunk is None:
+            ranking = self._translation_ranking(*compared, text_hash(target.ids, target.mask))
+            out.loss = out.tr_loss = ranking.loss
+            out.accuracy, out.negatives = ranking.accuracy, ranking.negatives
+        else:
+            out.loss = sum((embeds * gradient).sum() for embeds, gradient in zip(compared, chunk.gradients))
+        predictions = self._predictions(source, target, words, language_ids, first)
+        everywhere = None if chunk is None else chunk.labels
         if self.config.uses_rtl:
-            out.rtl_loss, out.ignored_tokens = self._predict(predictions)
+            out.rtl_loss, out.ignored_tokens = self._predict(predictions, words, everywhere)
             out.loss = out.loss + self.config.rtl_weight * out.rtl_loss
         if self.config.uses_tlm:
-            out.tlm_loss, _ = self._predict(predictions)
+            out.tlm_loss, _ = self._predict(predictions, words, everywhere)
             out.loss = out.loss + self.config.tlm_weight * out.tlm_loss
-        out.source_embeds, out.target_embeds = source.embeds, target.embeds
-        out.accuracy, out.negatives = ranking.accuracy, ranking.negatives
         return out
 
-    def _encode(self, ids: Tensor, mask: Tensor, noise: Tensor | None) -> Side:
+    def _look_up(self, ids: tuple[Tensor, Tensor], only_texts: bool = False) -> Words:
+        """Word embeddings of both sides and of what the heads need, by one lookup: each has a gradient of (V, E)."""
+        table = whole(self.get_input_embeddings().weight)
+        wanted = [*ids]
+        if self.config.uses_rtl and not only_texts:
+            wanted.append(ids[0].new_tensor([self.config.mask_token_id]))
+            if self.prediction_head.has_target_vocabulary:
+                wanted.append(self.prediction_head.token_ids)
+        rows = F.embedding(torch.cat([part.flatten() for part in wanted]), table)
+        rows = rows.split([part.numel() for part in wanted])
+        source, target, *others = (part.unflatten(0, like.shape) for part, like in zip(rows, wanted))
+        mask, predicted = [*others, None, None][:2]
+        return Words(source, target, mask, table if predicted is None else predicted)
+
+    def _encode(
+        self,
+        ids: tuple[Tensor, Tensor],
+        masks: tuple[Tensor, Tensor],
+        noise: tuple[Tensor | None, Tensor | None],
+        words: Words,
+    ) -> tuple[Side, Side]:
+        """Source and target by one pass of the encoder."""
+        length = max(mask.shape[1] for mask in masks)
+        mask = torch.cat([F.pad(mask, (0, length - mask.shape[1])) for mask in masks])  # (2·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
-        states = last_states(self.dap.encoder, mask, input_ids=ids)
-        masks_some = self.config.uses_tlm or (self.config.uses_rtl and self.config.rtl_ratio < 1)
-        if noise is None and masks_some:
-            noise = torch.rand(ids.shape, dtype=torch.float64, device=ids.device)
-        return Side(ids, mask, states, pool(states, mask, self.config.pooling), noise)
+        embedded = (words.source, words.target)
+        rows = torch.cat([F.pad(rows, (0, 0, 0, length - rows.shape[1])) for rows in embedded])  # (2·B, S, E)
+        states = last_states(self.dap.encoder, mask, inputs_embeds=rows).chunk(2)  # (B, S, D) each
+        sides = []
+        for side_ids, side_mask, side_states, side_noise in zip(ids, masks, states, noise):
+            side_states = side_states[:, : side_mask.shape[1]]  # (B, S_x) or (B, S_y)
+            embeds = pool(side_states, side_mask, self.config.pooling)
+            side_noise = self.draw_noise(side_ids) if side_noise is None else side_noise
+            sides.append(Side(side_ids, side_mask, side_states, embeds, side_noise))
+        return sides[0], sides[1]
 
-    def _translation_ranking(self, source: Side, target: Side) -> RankingResult:
+    def draw_noise(self, ids: Tensor) -> Tensor | None:
+        """(B, S) float64, uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
+        masks_some = self.config.uses_tlm or (self.config.uses_rtl and self.config.rtl_ratio < 1)
+        return torch.rand(ids.shape, dtype=torch.float64, device=ids.device) if masks_some else None
+
+    def _compared(self, side: Side) -> Tensor:
+        """The embeddings (B, D) that translation ranking compares."""
+        return side.embeds if self.projection is None else self.projection(side.embeds)
+
+    def _translation_ranking(self, queries: Tensor, answers: Tensor, texts: Tensor) -> RankingResult:
+        """L_TR of this process's embeddings (B, D), given the targets' hashes (B,)."""
         config = self.config
-        queries, answers = source.embeds, target.embeds  # (B, D)
-        if self.projection is not None:
-            queries, answers = self.projection(queries), self.projection(answers)
-        first = first_row(len(queries))
         excluded = None
         if config.tr_mask_duplicates:
-            own = text_hash(target.ids, target.mask)  # (B,)
-            excluded = own[:, None] == gather_rows(own)[None, :]  # (B, W·B): the same target text
-        options = (config.tr_similarity, config.tr_temperature, config.tr_margin, first, excluded)
+            excluded = texts[:, None] == gather_rows(texts)[None, :]  # (B, W·B): the same target text
+        options = (config.tr_similarity, config.tr_temperature, config.tr_margin, first_row(len(queries)), excluded)
         forward = translation_ranking_loss(queries, gather_rows(answers), *options)
         if not config.tr_bidirectional:
             return forward
         backward = translation_ranking_loss(answers, gather_rows(queries), *options)
         return RankingResult(*((a + b) / 2 for a, b in zip(forward, backward)))
 
-    def _predictions(self, source: Side, target: Side, language_ids: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    @torch.no_grad()
+    def count_labels(
+        self, ids: tuple[Tensor, ...], masks: tuple[Tensor, ...], noise: tuple[Tensor | None, ...], first: int
+    ) -> Tensor:
+        """Labels of these pairs, whose first is row `first` of the batch: (1,), or (2,) with two directions.
+
+        Each argument is of the source and of the target: (B, S_x) and (B, S_y).
+        """
+        if self.config.uses_tlm:
+            masked = [(maskable(a) & (b < self.config.tlm_probability)).sum() for a, b in zip(masks, noise)]
+            return sum(masked).view(1)
+        source, target = (self._count_to_reconstruct(*side) for side in zip(ids, masks, noise))  # (B,) each
+        if self.config.rtl_direction == "both":
+            odd = odd_rows(len(source), source.device, first)
+            return torch.stack([target[~odd].sum(), source[odd].sum()])
+        return (target if self.config.rtl_direction == "source-to-target" else source).sum().view(1)
+
+    def _count_to_reconstruct(self, ids: Tensor, mask: Tensor, noise: Tensor | None) -> Tensor:
+        """Labels (B,) of one side where RTL reconstructs it."""
+        chosen = self._chosen(mask, noise)  # (B, Q)
+        if self.prediction_head.has_target_vocabulary:
+            chosen = chosen & torch.isin(ids[:, 1:], self.prediction_head.token_ids)
+        return chosen.sum(1)
+
+    def _predictions(
+        self, source: Side, target: Side, words: Words, language_ids: Tensor | None, first: int
+    ) -> list[tuple[Tensor, Tensor]]:
         """What the prediction head is given: states (T, D) and labels (T,), for "both" of each direction apart."""
         if self.config.uses_tlm:
             return [self._translation_language_modelling(source, target)]
         if not self.config.uses_rtl:
             return []
-        states, labels, chosen = self._representation_translation(source, target, language_ids)
-        return [(states[part], labels[part]) for part in self._directions(chosen)]
+        states, labels, chosen = self._representation_translation(source, target, words, language_ids, first)
+        return [(states[part], labels[part]) for part in self._directions(chosen, first)]
 
     def _representation_translation(
-        self, source: Side, target: Side, language_ids: Tensor | None
+        self, source: Side, target: Side, words: Words, language_ids: Tensor | None, first: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """g of eq. L_RTL: states (B, Q, D), labels (B, Q), and which of them are to be reconstructed (B, Q)."""
-        context, answer, languages = self._directed(source, target, language_ids)
-        real = answer.mask.bool()
-        chosen = real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio)  # (B, S)
-        chosen = chosen[:, 1:]  # (B, Q): CLS takes no part on either side
-        queries = self._embed_queries(answer.ids)[:, 1:]  # (B, Q, D)
+        context, answer, languages = self._directed(source, target, language_ids, first)
+        chosen = self._chosen(answer.mask, answer.noise)  # (B, Q): CLS takes no part on either side
+        queries = self._embed_queries(answer.ids, words.mask)[:, 1:]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
             queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
         states = self.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
         return states, answer.ids[:, 1:], chosen
 
-    def _directions(self, chosen: Tensor) -> list[Tensor]:
+    def _chosen(self, mask: Tensor, noise: Tensor | None) -> Tensor:
+        """Which tokens after CLS are to be reconstructed, (B, S-1) bool."""
+        real = mask.bool()
+        return (real if noise is None else real & (noise < self.config.rtl_ratio))[:, 1:]
+
+    def _directions(self, chosen: Tensor, first: int) -> list[Tensor]:
         """The chosen tokens (B, Q) of each direction apart, whose means are averaged (Table 5)."""
         if self.config.rtl_direction != "both":
             return [chosen]
-        odd = odd_rows(len(chosen), chosen.device).unsqueeze(-1)  # (B, 1)
+        odd = odd_rows(len(chosen), chosen.device, first).unsqueeze(-1)  # (B, 1)
         return [chosen & ~odd, chosen & odd]
 
-    def _directed(self, source: Side, target: Side, language_ids: Tensor | None) -> tuple[Side, Side, Tensor | None]:
+    def _directed(
+        self, source: Side, target: Side, language_ids: Tensor | None, first: int
+    ) -> tuple[Side, Side, Tensor | None]:
         """Context, the side to reconstruct, and their language embedding rows (B, 2), by `rtl_direction`."""
         direction = self.config.rtl_direction
         if direction == "source-to-target":
@@ -400,15 +510,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
         languages = torch.stack([language_ids + 1, torch.zeros_like(language_ids)], 1)  # (B, 2): source, target
         if direction == "target-to-source":
             return target, source, languages.flip(1)
-        odd = odd_rows(len(language_ids), language_ids.device)  # (B,)
+        odd = odd_rows(len(language_ids), language_ids.device, first)  # (B,)
         source, target = pad_to_same_length(source, target)
         context, answer = swap_rows(source, target, odd), swap_rows(target, source, odd)
         return context, answer, torch.where(odd[:, None], languages.flip(1), languages)
 
-    def _embed_queries(self, ids: Tensor) -> Tensor:
-        """[MASK] embeddings (B, Q, D) with the positions of the tokens (B, Q)."""
-        masked = torch.full_like(ids, self.config.mask_token_id)
-        return self.dap.encoder.embeddings(input_ids=masked, **self._positions(ids))
+    def _embed_queries(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """[MASK] embeddings (B, Q, D) with the positions of the tokens (B, Q), given its word embedding (1, E)."""
+        masked = mask.expand(*ids.shape, -1)  # (B, Q, E)
+        return self.dap.encoder.embeddings(input_ids=None, inputs_embeds=masked, **self._positions(ids))
 
     def _positions(self, ids: Tensor, columns: Tensor | None = None) -> dict[str, Tensor]:
         """Explicit position ids (B, S) for encoders with absolute positions, so that padding changes nothing."""
@@ -435,18 +545,33 @@ class DAPForPreTraining(DAPPreTrainedModel):
         states = last_states(self.dap.encoder, mask, input_ids=masked, **self._positions(ids, column))
         return states[chosen], ids[chosen]
 
-    def _predict(self, predictions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _predict(
+        self, predictions: list[tuple[Tensor, Tensor]], words: Words, everywhere: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Mean cross entropy over the labels of all processes, and how many of this process have no prediction.
 
         The loss is a share that averages to the mean over processes. Where there are two directions, it is the average
-        of their means (Table 5); one without labels does not count.
+        of their means (Table 5); one without labels does not count. `everywhere` (directions,) is the number of labels
+        where these are not all of them.
         """
-        words = self.get_input_embeddings().weight  # (V, E)
-        sums, counts = zip(*(self.prediction_head.loss_sum(*given, words) for given in predictions))
-        everywhere = sum_over_processes(torch.stack(counts))  # (directions,)
+        sums, counts = zip(*(self.prediction_head.loss_sum(*given, words.predicted) for given in predictions))
+        if everywhere is None:
+            everywhere = sum_over_processes(torch.stack(counts))  # (directions,)
         means = torch.stack(sums) * world_size() / everywhere.clamp(min=1)  # (directions,)
         labels = sum(len(given[1]) for given in predictions)
         return means.sum() / (everywhere > 0).sum().clamp(min=1), labels - torch.stack(counts).sum()
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A parameter as a plain tensor: FSDP keeps a shard of it while its module's forward does not run."""
+    if not hasattr(weight, "full_tensor"):
+        return weight
+    from torch.distributed.tensor import Partial  # not part of every build of torch
+
+    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
+    if full.requires_grad:
+        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())  # FSDP takes the mean of processes
+    return full
 
 
 def pad_to_same_length(source: Side, target: Side) -> tuple[Side, Side]:
@@ -462,9 +587,9 @@ def pad_to_same_length(source: Side, target: Side) -> tuple[Side, Side]:
     return padded(source), padded(target)
 
 
-def odd_rows(count: int, device: torch.device) -> Tensor:
-    """(B,) bool: whether a row's number in the gathered batch is odd."""
-    return (torch.arange(count, device=device) + first_row(count)) % 2 == 1
+def odd_rows(count: int, device: torch.device, first: int) -> Tensor:
+    """(B,) bool: whether a row's number in the batch of all processes, where these begin at `first`, is odd."""
+    return (torch.arange(count, device=device) + first) % 2 == 1
 
 
 def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:

@@ -42,6 +42,7 @@ setup(
         "configuration_dap",
         "encoder_dap",
         "heads_dap",
+        "packing_dap",
         "losses_dap",
         "modeling_dap",
         "train_dap",

@@ -51,7 +51,7 @@ cat > "$work/stranger.py" <<'PYTHON'
 import sys
 from pathlib import Path
 
-OWN = {"dap", "modeling_dap", "heads_dap", "encoder_dap", "configuration_dap", "losses_dap"}
+OWN = {"dap", "modeling_dap", "heads_dap", "encoder_dap", "packing_dap", "configuration_dap", "losses_dap"}
 
 
 class Blocker:  # in case the project is installed in this environment

@@ -43,6 +43,7 @@ FREE |= {"bf16_full_eval", "fp16_full_eval", "enable_jit_checkpoint", "debug", "
 FREE |= {"use_cpu", "use_cache", "use_liger_kernel", "liger_kernel_config", "attn_implementation", "full_determinism"}
 FREE |= {"dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"}
 FREE |= {"dataloader_multiprocessing_context", "label_names", "length_column_name"}
+FREE |= {"mini_batch_size"}  # the same gradients in less memory
 FREE |= {"trust_remote_code", "max_bad_lines"}  # to read a model or a text at all
 # Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
 REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")

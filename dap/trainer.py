@@ -2,9 +2,9 @@
 
 import math
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import attrgetter
@@ -30,20 +30,28 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import HubStrategy
 
 from dap.encoding import SentenceEncoder
+from dap.grad_cache import CachedBatch
+from dap.progress import BriefPrinter, BriefProgress, StepMeter
 from dap.publishing import explained
 from dap.retrieval import retrieval_accuracy
+from dap.sharding import own_class, prepare_sharding, whole_encoder
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
 Bitext = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
-
-LOGGED = ("tr_loss", "rtl_loss", "tlm_loss", "accuracy", "negatives", "ignored_tokens")
 
 
 @dataclass
 class DAPTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's values as defaults (section 4.2) and what a contrastive loss needs."""
 
+    mini_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Pairs a process holds in memory at a time (GradCache): a batch of any size in the memory of this "
+            "one, with the same gradients, for a second pass through the encoder; the whole batch if not given."
+        },
+    )
     total_train_batch_size: int | None = field(
         default=None,
         metadata={
@@ -91,10 +99,9 @@ class DAPTrainingArguments(TrainingArguments):
         self._check_supported()
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
-        if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
-            raise ValueError(
-                f"early_stopping_patience={self.early_stopping_patience}: give 1 or more, or leave it out."
-            )
+        for name in ("early_stopping_patience", "mini_batch_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value}: give 1 or more, or leave it out.")
         if not self.dataloader_drop_last or self.remove_unused_columns:
             raise ValueError(
                 f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
@@ -147,73 +154,6 @@ def share_of_batch(total: int, processes: int) -> int:
     return total // processes
 
 
-class StepMeter:
-    """Means of the model's outputs and the pace since the last reading; the first one counts from `start` on."""
-
-    def __init__(self) -> None:
-        self.started: float | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.steps, self.pairs = 0, 0
-
-    def start(self) -> None:
-        """Begin to count time, unless that was done."""
-        if self.started is None:
-            self.started = time.perf_counter()
-
-    def leave_out(self, seconds: float) -> None:
-        """Take time that was not spent on training out of the pace."""
-        if self.started is not None:
-            self.started += seconds
-
-    def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        for name in LOGGED:
-            value = getattr(out, name)
-            if value is not None:
-                self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
-        self.steps += 1
-        self.pairs += pairs
-
-    def read(self, processes: int) -> dict[str, float]:
-        """Means over steps and processes, and pairs a second of all processes; starts anew."""
-        if not self.steps:
-            return {}
-        names = list(self.sums)
-        totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (self.steps * processes)
-        values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
-        now = time.perf_counter()
-        values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
-        self.started = now
-        self.reset()
-        return values
-
-
-def brief(logs: dict[str, Any]) -> dict[str, Any]:
-    """A line of the log to print: of an evaluation's directions only the three with the lowest accuracy.
-
-    >>> brief({"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7, "eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
-    {'eval_en-de_accuracy': 7, 'eval_fr-en_accuracy': 8, 'eval_en-fr_accuracy': 6}
-    """
-    directions = [name for name in logs if re.fullmatch(r".+_\w+-\w+_accuracy", name)]
-    hidden = sorted(directions, key=logs.get)[3:]
-    return {name: value for name, value in logs.items() if name not in hidden}
-
-
-class _Brief:
-    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        super().on_log(*args, logs=brief(logs), **kwargs)
-
-
-class BriefPrinter(_Brief, PrinterCallback):
-    """Prints an evaluation in brief."""
-
-
-class BriefProgress(_Brief, ProgressCallback):
-    """Prints an evaluation in brief, above the progress bar."""
-
-
 class EpochOfSampler(TrainerCallback):
     """Tells the sampler its epoch: accelerate does not get through to it where several processes skip batches, as in
     the first epoch of a resumed run, which would then go on with the order of epoch 0."""
@@ -254,6 +194,7 @@ class DAPTrainer(Trainer):
         if self.dev_bitext:
             kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
+        prepare_sharding(self)
         if hasattr(train_sampler, "set_epoch"):
             self.add_callback(EpochOfSampler(train_sampler))
         for stock, callback in ((PrinterCallback, BriefPrinter), (ProgressCallback, BriefProgress)):
@@ -281,17 +222,58 @@ class DAPTrainer(Trainer):
             FloatingPointError: the loss is not finite; names the step, the losses, the languages and the pairs since
                 the last step. The same happens for a gradient, before it is used.
         """
+        inputs = self._begin(inputs)
+        out = model(**inputs)
+        self._observe(out, len(inputs["source_input_ids"]) if model.training else 0)
+        return (out.loss, out) if return_outputs else out.loss
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The stock step, or with `mini_batch_size` one with the same gradients in the memory of so many pairs."""
+        size = self.args.mini_batch_size
+        if size is None or size >= len(inputs["source_input_ids"]):
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        inputs = self._begin(self._prepare_inputs(inputs))
+
+        def forward(**arguments: Any) -> DAPForPreTrainingOutput:
+            with self.compute_loss_context_manager():
+                return model(**arguments)
+
+        batch = CachedBatch(self.accelerator.unwrap_model(model, keep_torch_compile=False), forward, inputs, size)
+        for part in batch.parts:
+            with self._synchronised(model, part is batch.parts[-1]):
+                self.accelerator.backward(batch.run(part) / self.current_gradient_accumulation_steps)
+        out = batch.output()
+        self._observe(out, len(inputs["source_input_ids"]))
+        return out.loss / self.current_gradient_accumulation_steps
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager:
+        """accelerate puts autocast into the model's forward, but not under FSDP2, where it would round the losses."""
+        return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
+
+    def _synchronised(self, model: nn.Module, wanted: bool) -> AbstractContextManager:
+        """Where the gradients of a backward pass are to wait for those of the next ones, unless it is the `wanted`."""
+        each = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        waits = self.accelerator.sync_gradients and not wanted and not each  # else the stock loop has seen to it
+        return self.accelerator.no_sync(model) if waits else nullcontext()
+
+    def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The model's arguments of a batch; its pairs are remembered, and the time runs."""
         self.meter.start()
         inputs = dict(inputs)
         self.step_pairs += inputs.pop("pair_ids", [])
-        out = model(**inputs)
+        return inputs
+
+    def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
+        """Raise `FloatingPointError` for a loss that is not finite; count a step of so many pairs, if any."""
         if not torch.isfinite(out.loss):
             losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss")}
             listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items() if value is not None)
             raise FloatingPointError(self._describe_failure("loss", listed))
-        if model.training:
-            self.meter.add(out, len(inputs["source_input_ids"]))
-        return (out.loss, out) if return_outputs else out.loss
+        if pairs:
+            self.meter.add(out, pairs)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | float | None = None) -> Tensor | float | None:
         """The stock norm, before the optimizer's step; raises `FloatingPointError` when it is not finite.
@@ -333,9 +315,9 @@ class DAPTrainer(Trainer):
             eval_dataset: sources and targets by language; the dev pairs when absent.
         """
         started = time.perf_counter()
-        model = self.accelerator.unwrap_model(self.model)
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         encoder = SentenceEncoder(
-            model.dap,
+            whole_encoder(model),
             self.processing_class,
             pooling=model.config.pooling,
             max_seq_length=self.max_seq_length,
@@ -360,6 +342,10 @@ class DAPTrainer(Trainer):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        with own_class(self.model):
+            super()._save(*args, **kwargs)
 
     def _retrieve(self, encoder: SentenceEncoder, bitext: Mapping[str, Bitext]) -> dict[str, tuple[float, float]]:
         """Both accuracies of each language; each process encodes its share of the sentences and searches its share."""

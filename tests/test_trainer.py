@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from dap.corpus import load_bitext
 from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize_bitext
-from dap.trainer import DAPTrainer, DAPTrainingArguments, StepMeter, freeze_word_embeddings, share_of_batch
+from dap.progress import StepMeter
+from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, share_of_batch
 from losses_dap import pool
 from modeling_dap import DAPForPreTraining
 
@@ -61,6 +62,21 @@ def test_accumulated_loss_is_the_mean_of_its_batches(make_trainer) -> None:  # n
     trainer.train()
     for line in (line for line in trainer.state.log_history if "loss" in line):
         assert line["loss"] == pytest.approx(line["tr_loss"], abs=2e-3)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_chunks_train_as_whole_batches(bf16: bool, make_trainer) -> None:  # noqa: ANN001
+    options = {"max_steps": 2, "gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": bf16}
+    logs = []
+    for size in (None, 3, 8):
+        torch.manual_seed(0)
+        trainer = make_trainer(mini_batch_size=size, use_cpu=True, learning_rate=1e-3, **options)
+        trainer.train()
+        logs.append([line for line in trainer.state.log_history if "loss" in line])
+    for plain, chunked, whole in zip(*logs, strict=True):
+        for name in ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens"):
+            assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
+            assert whole[name] == plain[name]
 
 
 def test_evaluation_is_retrieval_of_the_dev_pairs(make_trainer) -> None:  # noqa: ANN001

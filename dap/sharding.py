@@ -1,0 +1,73 @@
+"""What FSDP2 and DeepSpeed need beside what accelerate does, and which of their settings do not work here."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from encoder_dap import layer_stack
+from modeling_dap import DAPForPreTraining, DAPModel
+
+
+def prepare_sharding(trainer: Trainer) -> None:
+    """Make FSDP shard block by block, and have the blocks of the RTL head whole where it looks into them.
+
+    Raises:
+        ValueError: FSDP on CPU or of version 1, checkpoints in shards, or DeepSpeed with `mini_batch_size`.
+    """
+    if trainer.is_deepspeed_enabled and trainer.args.mini_batch_size is not None:
+        raise ValueError(
+            f"mini_batch_size={trainer.args.mini_batch_size} with DeepSpeed, whose engine takes a step at a backward "
+            "pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
+        )
+    if not trainer.is_fsdp_enabled:
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp:
+            kind = trainer.args.device.type
+            raise ValueError(f"accelerate has no FSDP on {kind}, it would use DDP: give configs/accelerate/ddp.yaml.")
+        return
+    plugin = trainer.accelerator.state.fsdp_plugin
+    kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
+    for name, value, needed in (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT")):
+        if value != needed:
+            raise ValueError(f"fsdp_{name}={value} is not supported: give {needed}, as configs/accelerate/fsdp2.yaml.")
+    plugin.mixed_precision_policy = None  # it would round losses and gradients, too: the trainer uses autocast
+    if plugin.transformer_cls_names_to_wrap is None:  # or it takes the embeddings, too, and shards them a second time
+        _, blocks = layer_stack(trainer.model.dap.encoder)
+        plugin.transformer_cls_names_to_wrap = [type(blocks[0]).__name__]
+    if trainer.model.rtl_head is not None:
+        trainer.model.rtl_head.register_forward_pre_hook(gather_blocks)
+
+
+def gather_blocks(head: nn.Module, _: Any) -> None:
+    """Make the blocks that FSDP shards whole, those that are not called as modules until the backward pass."""
+    for module in head.modules():
+        if hasattr(module, "unshard"):
+            module.unshard()
+
+
+@contextmanager
+def own_class(model: nn.Module) -> Iterator[None]:
+    """FSDP gives a model a class of torch, whose file `save_pretrained` would copy: it has its own one for a while."""
+    sharded = type(model)
+    model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded
+
+
+@torch.no_grad()
+def whole_encoder(model: DAPForPreTraining) -> DAPModel:
+    """The encoder, or where FSDP holds shards of it a copy in one piece; all processes are to call this together."""
+    state = model.dap.state_dict()
+    if not any(hasattr(value, "full_tensor") for value in state.values()):
+        return model.dap
+    whole = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in state.items()}
+    with torch.random.fork_rng(devices=[]):  # the random weights that it is born with are not to be missed in training
+        copy = DAPModel(model.config).to(model.device, model.dtype)
+    copy.load_state_dict(whole)
+    return copy

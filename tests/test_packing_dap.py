@@ -1,0 +1,132 @@
+"""Packed rows: the same states and gradients as row by row, by every attention that takes them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import tiny_config
+from tiny_models import ENCODERS, gradients, make_batch, tiny_model
+from torch import Tensor
+
+from encoder_dap import build_encoder, last_states
+from packing_dap import (
+    PACKED,
+    attention_arguments,
+    attention_by_length,
+    jagged_attention,
+    pack,
+    packed_attention,
+    takes_packed,
+    use_packing,
+)
+
+QUERIES, KEYS = [2, 2, 3, 1], [4, 4, 4, 6]  # tokens of four rows
+
+
+def one_by_one(encoder: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    rows = [encoder(input_ids=row[real.bool()][None]).last_hidden_state[0] for row, real in zip(ids, mask)]
+    return torch.stack([F.pad(row, (0, 0, 0, ids.shape[1] - len(row))) for row in rows])
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_states_are_those_of_each_row_alone(model_type: str) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder(tiny_config(model_type))
+    use_packing(encoder)
+    assert takes_packed(encoder) == (model_type != "deberta-v2")
+    lengths = torch.tensor([30, 3, 12, 12, 1])  # ModernBERT's window here is 4 on either side
+    mask = (torch.arange(30) < lengths[:, None]).long()
+    ids = torch.randint(5, 250, mask.shape)
+    weight = torch.randn(*mask.shape, 32) * mask.unsqueeze(-1)
+    found = last_states(encoder, mask, input_ids=ids)
+    (found * weight).sum().backward()
+    gradient = gradients(encoder)
+    encoder.zero_grad()
+    expected = one_by_one(encoder, ids, mask)
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(found * mask.unsqueeze(-1), expected, rtol=1e-4, atol=1e-5)
+    assert (gradient - gradients(encoder)).norm() < 1e-5 * gradient.norm()
+
+
+def test_tokens_come_back_to_where_they_stood() -> None:
+    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
+    values = torch.randn(3, 5, 2)
+    packing = pack(mask)
+    assert packing.lengths == [1, 2, 3]
+    assert torch.equal(packing.take(values)[0], torch.cat([values[row][mask[row].bool()] for row in packing.rows]))
+    assert torch.equal(packing.put_back(packing.take(values)), values * mask.unsqueeze(-1))
+
+
+def states_of(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.randn(sum(lengths), 2, 8, dtype=torch.float64), torch.tensor([0, *lengths]).cumsum(0)
+
+
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int = 99) -> Tensor:
+    """(T, H, d) of one row."""
+    distance = (torch.arange(len(query))[:, None] - torch.arange(len(key))).abs()
+    scores = torch.einsum("qhd,khd->hqk", query, key) * 0.5
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(distance >= window, float("-inf")).softmax(-1), value)
+
+
+def test_attention_keeps_rows_apart() -> None:
+    torch.manual_seed(0)
+    (query, query_ends), (key, key_ends), (value, _) = states_of(QUERIES), states_of(KEYS), states_of(KEYS)
+    rows = zip(query.split(QUERIES), key.split(KEYS), value.split(KEYS))
+    expected = torch.cat([naive_attention(*row) for row in rows])
+    for found in (
+        attention_by_length(query, key, value, query_ends, key_ends, scaling=0.5),
+        jagged_attention(query, key, value, query_ends, key_ends, 0.0, 0.5, (1, 6)),
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_window_is_that_of_the_row() -> None:
+    torch.manual_seed(0)
+    query, key, value = (states_of(KEYS)[0] for _ in range(3))
+    ends = torch.tensor([0, *KEYS]).cumsum(0)
+    found = attention_by_length(query, key, value, ends, ends, scaling=0.5, window=2)
+    rows = zip(query.split(KEYS), key.split(KEYS), value.split(KEYS))
+    torch.testing.assert_close(found, torch.cat([naive_attention(*row, window=2) for row in rows]))
+
+
+def test_padded_rows_are_computed_as_by_sdpa() -> None:
+    encoder = build_encoder(tiny_config("modernbert")).eval()
+    batch = make_batch(longest=20)
+    given = {"input_ids": batch["source_input_ids"], "attention_mask": batch["source_attention_mask"]}
+    expected = encoder(**given).last_hidden_state
+    use_packing(encoder)
+    assert encoder.config._attn_implementation == PACKED
+    assert torch.equal(encoder(**given).last_hidden_state, expected)
+
+
+def test_flash_attention_is_told_by_its_own_arguments() -> None:
+    encoder = build_encoder(tiny_config("bert"))
+    encoder.config._attn_implementation = "flash_attention_2"
+    arguments = attention_arguments(encoder, pack(torch.tensor([[1, 1, 1], [1, 0, 0]])))
+    assert set(arguments) == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert arguments["cu_seq_lens_k"].tolist() == [0, 1, 4]
+    assert arguments["cu_seq_lens_k"].dtype == torch.int32
+    assert arguments["max_length_q"] == 3
+
+
+def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> None:
+    encoder = build_encoder(tiny_config("bert"))
+    use_packing(encoder)
+    packing = pack(torch.ones(2, 3, dtype=torch.long))
+    mask = attention_arguments(encoder, packing)["attention_mask"]
+    states = torch.randn(1, 4, 6, 8)
+    with pytest.raises(RuntimeError):
+        packed_attention(encoder, states, states, states, mask)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_last_layer_is_right_for_the_queries(model_type: str, layers: int) -> None:
+    model, batch, found = tiny_model(model_type, rtl_layers=layers), make_batch(), {}
+    for implementation in (PACKED, "sdpa"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        loss = model(**batch).rtl_loss
+        loss.backward()
+        found[implementation] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    packed, padded = found.values()
+    assert (packed - padded).norm() < 1e-5 * padded.norm()
