@@ -66,6 +66,8 @@ class DAPConfig(PreTrainedConfig):
             head gets an embedding of each side's language (section 5.1).
         target_vocab_size: number of token ids of the target side that RTL predicts; all of the vocabulary when absent.
             The ids themselves are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
+        rtl_sampled_negatives: number of ids, drawn anew in every step, that stand for all others in the softmax of the
+            RTL loss while training; the whole vocabulary when absent.
         tlm_probability: share of the tokens that TLM masks.
         tlm_weight: factor of the TLM loss.
         mask_token_id: the tokenizer's mask token; RTL and TLM need it.
@@ -95,6 +97,7 @@ class DAPConfig(PreTrainedConfig):
         rtl_weight: float = 1.0,
         rtl_languages: list[str] | None = None,
         target_vocab_size: int | None = None,
+        rtl_sampled_negatives: int | None = None,
         tlm_probability: float = 0.2,
         tlm_weight: float = 0.1,
         mask_token_id: int | None = None,
@@ -116,6 +119,7 @@ class DAPConfig(PreTrainedConfig):
         self.rtl_weight = rtl_weight
         self.rtl_languages = None if rtl_languages is None else list(rtl_languages)
         self.target_vocab_size = target_vocab_size
+        self.rtl_sampled_negatives = rtl_sampled_negatives
         self.tlm_probability = tlm_probability
         self.tlm_weight = tlm_weight
         self.mask_token_id = mask_token_id
@@ -175,6 +179,9 @@ class DAPConfig(PreTrainedConfig):
         size, vocabulary = self.target_vocab_size, self.encoder_config.vocab_size
         allowed = f"None or 1 to {vocabulary}, the encoder's vocabulary"
         _require(self, "target_vocab_size", size is None or _is_int(size, 1, vocabulary), allowed)
+        sampled, predicted = self.rtl_sampled_negatives, size or vocabulary
+        allowed = f"None or 2 to {predicted}, the predicted vocabulary"
+        _require(self, "rtl_sampled_negatives", sampled is None or _is_int(sampled, 2, predicted), allowed)
         mask, allowed = self.mask_token_id, f"None or an id from 0 to {vocabulary - 1}"
         _require(self, "mask_token_id", mask is None or _is_int(mask, 0, vocabulary - 1), allowed)
         self._check_directions()

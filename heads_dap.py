@@ -17,12 +17,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import build_encoder, last_states, layer_stack
-    from .losses_dap import gather_columns, real_tokens_first, vocabulary_cross_entropy
+    from .losses_dap import gather_columns, real_tokens_first, sampled_cross_entropy, vocabulary_cross_entropy
     from .packing_dap import attention_arguments, pack, takes_packed, use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder, last_states, layer_stack
-    from losses_dap import gather_columns, real_tokens_first, vocabulary_cross_entropy
+    from losses_dap import gather_columns, real_tokens_first, sampled_cross_entropy, vocabulary_cross_entropy
     from packing_dap import attention_arguments, pack, takes_packed, use_packing
 
 
@@ -148,6 +148,7 @@ class PredictionHead(nn.Module):
         if size is not None:  # sorted token ids of the target side
             self.register_buffer("token_ids", torch.arange(size))  # (V,)
         self.has_target_vocabulary = size is not None
+        self.config = config
 
     @torch.no_grad()
     def resize(self, size: int) -> None:
@@ -172,10 +173,15 @@ class PredictionHead(nn.Module):
             self.bias.copy_(output.bias[self.token_ids] if self.has_target_vocabulary else output.bias)
         return True
 
-    def loss_sum(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def samples(self) -> bool:
+        """Whether drawn ids stand for the vocabulary: `rtl_sampled_negatives`, in training."""
+        return self.config.uses_rtl and self.config.rtl_sampled_negatives is not None and self.training
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """Summed cross entropy and number of the labels (T,) that are in the vocabulary.
 
-        `hidden` is (T, D), and `weight` the word embeddings (V, E) of the vocabulary.
+        `hidden` is (T, D), and `words` the word embeddings (V, E) of the vocabulary, or of all ids if it is sampled.
         """
         if self.has_target_vocabulary:
             rows = torch.searchsorted(self.token_ids, labels).clamp(max=len(self.token_ids) - 1)  # (T,)
@@ -183,4 +189,16 @@ class PredictionHead(nn.Module):
             hidden, labels = hidden[known], rows[known]
         states = self.norm(self.activation(self.dense(hidden)))  # (T, E)
         count = torch.tensor(float(len(labels)), device=labels.device)  # not in the states' type, which may be coarse
-        return vocabulary_cross_entropy(states, weight, self.bias, labels), count
+        if self.samples:
+            return self._sampled_loss_sum(states, labels, words), count
+        return vocabulary_cross_entropy(states, words, self.bias, labels), count
+
+    def _sampled_loss_sum(self, states: Tensor, labels: Tensor, words: Tensor) -> Tensor:
+        size = len(self.bias)
+        drawn = torch.randperm(size, device=labels.device)[: self.config.rtl_sampled_negatives]  # (N,)
+        rows = torch.cat([labels, drawn])  # (T+N,)
+        weights = F.embedding(self.token_ids[rows] if self.has_target_vocabulary else rows, words)  # (T+N, E)
+        own_weight, weight = weights.split([len(labels), len(drawn)])
+        own_bias, bias = self.bias[rows].split([len(labels), len(drawn)])
+        own = labels[:, None] == drawn  # (T, N)
+        return sampled_cross_entropy(states, own_weight, own_bias, weight, bias, own, size)

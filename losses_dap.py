@@ -4,6 +4,8 @@ Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pair
 tokens, `D` hidden size, `E` width of the word embeddings, `V` predicted vocabulary, `T` tokens with a label.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -152,45 +154,113 @@ def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, label
     >>> vocabulary_cross_entropy(torch.zeros(3, 2), torch.ones(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))
     tensor(4.1589)
     """
-    with torch.autocast(hidden.device.type, enabled=False):
+    device = hidden.device.type
+    half = torch.get_autocast_dtype(device) if device == "cuda" and torch.is_autocast_enabled(device) else None
+    with torch.autocast(device, enabled=False):
+        fused = liger_cross_entropy() if device == "cuda" else None
+        if fused is not None:
+            kind = half or hidden.dtype
+            return fused(weight.to(kind), hidden.to(kind), labels, bias.to(kind)).float()
         hidden, weight, bias = (at_least_float32(value) for value in (hidden, weight, bias))
-        return _VocabularyCrossEntropy.apply(hidden, weight, bias, labels)
+        return _VocabularyCrossEntropy.apply(hidden, weight, bias, labels, half)
+
+
+@functools.cache
+def liger_cross_entropy() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    """Liger's fused kernel (weight, hidden, labels, bias) for CUDA, or None where it is not installed."""
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+    except ImportError:
+        return None
+    return LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
+
+
+def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
+    """A float32 matrix product (m, n); of factors in half precision where asked for, which only CUDA has."""
+    return a @ b if half is None else torch.mm(a.to(half), b.to(half), out_dtype=torch.float32)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.compiler.disable
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, half: torch.dtype | None
+    ) -> Tensor:
         rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
         needed = ctx.needs_input_grad[:3]
         grads = [torch.zeros_like(value) if need else None for value, need in zip((hidden, weight, bias), needed)]
+        factor = weight if half is None else weight.to(half)
         total = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], rows):
             states, wanted = hidden[start : start + rows], labels[start : start + rows]
-            logits = torch.addmm(bias, states, weight.T)  # (rows, V)
-            normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
-            total += (normaliser - logits.gather(1, wanted[:, None])).sum()
+            logits = product(states, factor.T, half).add_(bias)  # (rows, V)
+            own = logits.gather(1, wanted[:, None])  # (rows, 1)
+            highest = logits.amax(-1, keepdim=True)  # (rows, 1)
+            powers = logits.sub_(highest).exp_()  # (rows, V)
+            norm = powers.sum(-1, keepdim=True)  # (rows, 1)
+            total += (norm.log() + highest - own).sum()
             if any(needed):
-                error = logits.sub_(normaliser).exp_()  # (rows, V): softmax, then minus one at the label
-                error[torch.arange(len(wanted), device=error.device), wanted] -= 1
-                _add_gradients(grads, error, states, weight, start)
-        ctx.save_for_backward(*grads)
+                part = None if grads[0] is None else grads[0][start : start + rows]
+                _add_gradients((part, *grads[1:]), powers, norm, states, factor, wanted, half)
+        ctx.grads = grads
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if grad is None else grad * gradient for grad in ctx.saved_tensors), None
+        if ctx.grads is None:
+            raise RuntimeError("vocabulary_cross_entropy has given its gradients already: compute it again.")
+        grads, ctx.grads = ctx.grads, None
+        return *(None if grad is None else grad.mul_(gradient) for grad in grads), None, None
 
 
-def _add_gradients(grads: list[Tensor | None], error: Tensor, states: Tensor, weight: Tensor, start: int) -> None:
+def _add_gradients(
+    grads: tuple[Tensor | None, ...],
+    powers: Tensor,
+    norm: Tensor,
+    states: Tensor,
+    factor: Tensor,
+    labels: Tensor,
+    half: torch.dtype | None,
+) -> None:
+    """Add those of a chunk: softmax = powers / norm, minus one at the label, is never written out."""
     hidden, output, bias = grads
-    if hidden is not None:
-        torch.mm(error, weight, out=hidden[start : start + len(error)])  # (rows, E)
-    if output is not None:
-        output.addmm_(error.T, states)  # (V, E)
-    if bias is not None:
-        bias += error.sum(0)  # (V,)
+    share = norm.reciprocal()  # (rows, 1)
+    if hidden is not None:  # (rows, E)
+        hidden.copy_(product(powers, factor, half).mul_(share)).sub_(factor.index_select(0, labels))
+    if output is not None:  # (V, E)
+        if half is None:
+            output.addmm_(powers.T, states * share)
+        else:
+            output += product(powers.T, states * share, half)
+        output.index_add_(0, labels, states, alpha=-1)
+    if bias is not None:  # (V,)
+        bias.addmv_(powers.T, share[:, 0]).index_add_(0, labels, torch.ones_like(share[:, 0]), alpha=-1)
+
+
+def sampled_cross_entropy(
+    hidden: Tensor, own_weight: Tensor, own_bias: Tensor, weight: Tensor, bias: Tensor, own: Tensor, size: int
+) -> Tensor:
+    """`vocabulary_cross_entropy` with the sum over all other ids estimated from N that are drawn without replacement.
+
+    The estimate of the softmax's normaliser is unbiased, and exact where N is the vocabulary.
+
+    Args:
+        hidden: (T, E) states.
+        own_weight: (T, E) output embeddings of the labels.
+        own_bias: (T,).
+        weight: (N, E) output embeddings of the drawn ids, at least two.
+        bias: (N,).
+        own: (T, N) bool, True where a drawn id is the label, which does not stand for another.
+        size: V, number of ids in the vocabulary.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, own_weight, weight = (at_least_float32(value) for value in (hidden, own_weight, weight))
+        label = (hidden * own_weight).sum(-1) + own_bias  # (T,)
+        logits = torch.addmm(bias, hidden, weight.T).masked_fill(own, float("-inf"))  # (T, N)
+        factor = (size - 1) / (~own).sum(-1)  # (T,): how many ids a drawn one stands for
+        others = logits.logsumexp(-1) + factor.log()  # (T,)
+        return (torch.logaddexp(label, others) - label).sum()
 
 
 def at_least_float32(value: Tensor) -> Tensor:

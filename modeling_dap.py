@@ -386,7 +386,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         wanted = [*ids]
         if self.config.uses_rtl and not only_texts:
             wanted.append(ids[0].new_tensor([self.config.mask_token_id]))
-            if self.prediction_head.has_target_vocabulary:
+            if self.prediction_head.has_target_vocabulary and not self.prediction_head.samples:
                 wanted.append(self.prediction_head.token_ids)
         rows = F.embedding(torch.cat([part.flatten() for part in wanted]), table)
         rows = rows.split([part.numel() for part in wanted])

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 # What may change when training goes on from a DAP checkpoint; its weights were made for everything else.
 CHANGEABLE = {"tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates"}
-CHANGEABLE |= {"rtl_ratio", "rtl_weight", "tlm_probability", "tlm_weight"}
+CHANGEABLE |= {"rtl_ratio", "rtl_weight", "rtl_sampled_negatives", "tlm_probability", "tlm_weight"}
 
 
 def is_dap_checkpoint(args: ModelArguments) -> bool:
@@ -247,10 +247,11 @@ def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrai
     )
     vocabulary = model.config.target_vocab_size or model.config.vocab_size
     total = training.per_device_train_batch_size * training.world_size
+    chunks = f" in chunks of {training.mini_batch_size}" if training.mini_batch_size else ""
     languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
     return (
         f"{model.config.objective} on {languages}, {pairs} pairs, {sum(map(len, dev.values()))} dev pairs; "
-        f"{total} pairs a step and as many candidates for each (accumulation adds none); "
+        f"{total} pairs a step{chunks} and as many candidates for each (accumulation adds none); "
         f"vocabulary of the prediction head: {vocabulary}"
     )
 

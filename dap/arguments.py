@@ -46,6 +46,10 @@ class ModelArguments:
         default=None, metadata={"help": "rho, share of target tokens to reconstruct; 1 by default."}
     )
     rtl_weight: float | None = field(default=None, metadata={"help": "Factor of the RTL loss; 1 by default."})
+    rtl_sampled_negatives: int | None = field(
+        default=None,
+        metadata={"help": "Ids drawn each step for the softmax of the RTL loss; all by default."},
+    )
     tlm_probability: float | None = field(default=None, metadata={"help": "Share of masked tokens; 0.2 by default."})
     tlm_weight: float | None = field(default=None, metadata={"help": "Factor of the TLM loss; 0.1 by default."})
     restrict_target_vocabulary: bool = field(

@@ -36,7 +36,8 @@ TASKS = {
 #: What the record of a run says of the recipe, in the card's order.
 RECIPE = (
     "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
-    "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size", "tlm_probability", "tlm_weight",
+    "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size", "rtl_sampled_negatives",
+    "tlm_probability", "tlm_weight",
     "pairs a step", "max_seq_length", "language_mix", "mix_alpha", "learning_rate", "lr_scheduler_type",
     "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "bf16", "fp16", "seed",
 )  # fmt: skip

@@ -1,10 +1,20 @@
 """The losses and their token functions against plain loops."""
 
+import itertools
+
 import pytest
 import torch
+from torch import Tensor
 
 import losses_dap
-from losses_dap import maskable, pool, translation_ranking_loss, vocabulary_cross_entropy
+from losses_dap import (
+    liger_cross_entropy,
+    maskable,
+    pool,
+    sampled_cross_entropy,
+    translation_ranking_loss,
+    vocabulary_cross_entropy,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +64,72 @@ def test_vocabulary_loss_and_gradients_do_not_depend_on_the_chunk(
     assert vocabulary_cross_entropy(*values, labels).item() == pytest.approx(loss.item())
     for grad, value in zip(found, values):
         torch.testing.assert_close(grad, value.grad)
+
+
+def test_the_vocabulary_loss_has_one_backward() -> None:
+    hidden = torch.randn(3, 2, requires_grad=True)
+    loss = vocabulary_cross_entropy(hidden, torch.randn(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="compute it again"):
+        loss.backward()
+
+
+def sampled(values: tuple[Tensor, ...], labels: Tensor, drawn: Tensor) -> Tensor:
+    hidden, weight, bias = values
+    own = labels[:, None] == drawn
+    return sampled_cross_entropy(hidden, weight[labels], bias[labels], weight[drawn], bias[drawn], own, len(weight))
+
+
+def test_the_sampled_normaliser_is_unbiased_and_exact_with_all_ids() -> None:
+    torch.manual_seed(0)
+    values = tuple(torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 3), (6, 3), (6,)))
+    hidden, weight, bias = values
+    label = torch.tensor([2])
+    logits = (hidden @ weight.T + bias)[0]
+    draws = [torch.tensor(drawn) for drawn in itertools.combinations(range(6), 3)]
+    estimates = [(sampled(values, label, drawn) + logits[2]).exp() for drawn in draws]
+    torch.testing.assert_close(torch.stack(estimates).mean(), logits.exp().sum())
+    assert torch.stack(estimates).std() > 0.01
+    whole = sampled(values, label, torch.arange(6))
+    full = vocabulary_cross_entropy(*values, label)
+    torch.testing.assert_close(whole, full)
+    for a, b in zip(torch.autograd.grad(whole, values), torch.autograd.grad(full, values)):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_sampled_loss_comes_nearer_with_more_ids() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(20, 8), torch.randn(2000, 8), torch.randn(2000)
+    labels = torch.randint(0, 2000, (20,))
+    full, errors = vocabulary_cross_entropy(*values, labels), []
+    for count in (20, 200, 1900):
+        draws = [sampled(values, labels, torch.randperm(2000)[:count]) for _ in range(20)]
+        errors.append((torch.stack(draws) - full).square().mean().sqrt().item())
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("liger", [False, True])
+def test_cuda_kernels_of_the_vocabulary_loss(liger: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not liger:
+        monkeypatch.setattr(losses_dap, "liger_cross_entropy", lambda: None)
+    elif liger_cross_entropy() is None:
+        pytest.skip("liger-kernel is not installed")
+    torch.manual_seed(0)
+    start = [torch.randn(*shape, device="cuda") * 0.3 for shape in ((300, 64), (5000, 64), (5000,))]
+    labels = torch.randint(0, 5000, (300,), device="cuda")
+    found = []
+    for half in (False, True):
+        values = [value.clone().requires_grad_() for value in start]
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = vocabulary_cross_entropy(*values, labels)
+        found.append([loss.detach(), *torch.autograd.grad(loss, values)])
+    values = [value.double().requires_grad_() for value in start]
+    loss = torch.nn.functional.cross_entropy(values[0] @ values[1].T + values[2], labels, reduction="sum")
+    expected = [loss.detach(), *torch.autograd.grad(loss, values)]
+    for results, tolerance in zip(found, (1e-4, 2e-2)):
+        for a, b in zip(results, expected):
+            assert (a.double() - b).norm() < tolerance * b.norm()
 
 
 def test_first_and_last_tokens_are_never_masked() -> None:

@@ -60,6 +60,20 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
     return losses, labels
 
 
+@pytest.mark.parametrize("size", [None, 60])
+def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(size: int | None) -> None:
+    model, batch = tiny_model("bert", target_vocab_size=size), make_batch()
+    model(**batch).loss.backward()
+    expected, full = gradients(model), model(**batch).rtl_loss
+    model.config.rtl_sampled_negatives = size or model.config.vocab_size
+    model.zero_grad()
+    model(**batch).loss.backward()
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-4, atol=1e-5)
+    model.config.rtl_sampled_negatives = 10
+    assert model(**batch).rtl_loss.item() != pytest.approx(full.item(), rel=1e-4)
+    torch.testing.assert_close(model.eval()(**batch).rtl_loss, full)
+
+
 @pytest.mark.parametrize("model_type", ENCODERS)
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(model_type: str, ratio: float) -> None:
