@@ -50,6 +50,7 @@ class Packing(NamedTuple):
         return flat.index_copy(0, self.index, packed[0]).unflatten(0, self.shape)
 
 
+@torch.compiler.disable
 def pack(mask: Tensor, rows: list[int] | None = None) -> Packing:
     """The packing of the tokens where a mask (B, S) is 1, wherever they stand, in the order of `rows` if given.
 
@@ -67,6 +68,7 @@ def pack(mask: Tensor, rows: list[int] | None = None) -> Packing:
     return Packing(index, columns.unsqueeze(0), rows, [counts[row] for row in rows], mask.shape)
 
 
+@torch.compiler.disable
 def attention_arguments(encoder: PreTrainedModel, keys: Packing, queries: Packing | None = None) -> dict[str, Any]:
     """Keyword arguments that tell an encoder, or a layer of it, which tokens belong together.
 
@@ -83,6 +85,7 @@ def attention_arguments(encoder: PreTrainedModel, keys: Packing, queries: Packin
     return arguments
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,

@@ -23,13 +23,13 @@ from transformers.utils import logging as transformers_logging
 
 import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from configuration_dap import CHOICES
-from dap.data import SHORTEST
 from losses_dap import pool
 
 logger = logging.getLogger(__name__)
 
 POOLINGS = CHOICES["pooling"]
 DEFAULT_MAX_SEQ_LENGTH = 128
+SHORTEST = 3  # tokens: CLS, one of text, SEP
 #: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
 CHUNK = 100_000
 #: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.

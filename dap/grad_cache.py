@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from configuration_dap import DAPConfig
@@ -27,7 +28,7 @@ from losses_dap import (
 )
 from modeling_dap import Chunk, DAPForPreTraining, DAPForPreTrainingOutput
 
-SIMILARITIES_AT_A_TIME = 2**22  # of the (B, W·B) that ranking compares; in float32 16 MiB, held a few times over
+SIMILARITIES_AT_A_TIME = 2**21  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
 SIDES = ("source", "target")
 PREDICTED = ("rtl_loss", "tlm_loss", "ignored_tokens")  # what the chunks' shares add up to
 Embeddings = tuple[Tensor, Tensor]  # of the sources and of the targets, (B, D) each
@@ -142,21 +143,22 @@ def _one_direction(
     config: DAPConfig, queries: Tensor, answers: Tensor, texts: Tensor, all_texts: Tensor
 ) -> tuple[RankingResult, Embeddings]:
     """A block of queries at a time against all answers; nothing of size (B, W·B) is held."""
-    queries, answers = queries.detach().requires_grad_(), answers.detach().requires_grad_()
-    gathered = gather_rows(answers)  # (W·B, D)
-    candidates = gathered.detach().requires_grad_()
+    given = queries.detach().requires_grad_(), answers.detach().requires_grad_()
+    compared = [F.normalize(side, dim=-1) if config.tr_similarity == "cosine" else side for side in given]
+    compared[1] = gather_rows(compared[1])  # (W·B, D)
+    queries, candidates = (side.detach().requires_grad_() for side in compared)
     block, first = max(1, SIMILARITIES_AT_A_TIME // len(candidates)), first_row(len(queries))
     totals = [torch.zeros((), device=queries.device) for _ in RankingResult._fields]
     for start in range(0, len(queries), block):
         rows = slice(start, start + block)
         excluded = texts[rows, None] == all_texts if config.tr_mask_duplicates else None  # (b, W·B)
-        options = (config.tr_similarity, config.tr_temperature, config.tr_margin, first + start, excluded)
-        found = translation_ranking_loss(queries[rows], candidates, *options)
+        options = (config.tr_temperature, config.tr_margin, first + start, excluded)
+        found = translation_ranking_loss(queries[rows], candidates, "dot", *options)
         share = len(texts[rows]) / len(texts)
         (found.loss * share).backward()
         totals = [total + value.detach() * share for total, value in zip(totals, found)]
-    gathered.backward(candidates.grad)
-    return RankingResult(*totals), (queries.grad, answers.grad)
+    torch.autograd.backward(compared, [queries.grad, candidates.grad])
+    return RankingResult(*totals), (given[0].grad, given[1].grad)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What FSDP2 and DeepSpeed need beside what accelerate does, and which of their settings do not work here."""
+"""What FSDP2 needs beside what accelerate does, and which of its settings do not work here."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from transformers import Trainer
 
@@ -17,29 +18,29 @@ def prepare_sharding(trainer: Trainer) -> None:
     """Make FSDP shard block by block, and have the blocks of the RTL head whole where it looks into them.
 
     Raises:
-        ValueError: FSDP on CPU or of version 1, checkpoints in shards, or DeepSpeed with `mini_batch_size`.
+        ValueError: FSDP on CPU, or what `check_fsdp` refuses.
     """
-    if trainer.is_deepspeed_enabled and trainer.args.mini_batch_size is not None:
-        raise ValueError(
-            f"mini_batch_size={trainer.args.mini_batch_size} with DeepSpeed, whose engine takes a step at a backward "
-            "pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
-        )
     if not trainer.is_fsdp_enabled:
         if os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp:
             kind = trainer.args.device.type
             raise ValueError(f"accelerate has no FSDP on {kind}, it would use DDP: give configs/accelerate/ddp.yaml.")
         return
     plugin = trainer.accelerator.state.fsdp_plugin
-    kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
-    for name, value, needed in (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT")):
-        if value != needed:
-            raise ValueError(f"fsdp_{name}={value} is not supported: give {needed}, as configs/accelerate/fsdp2.yaml.")
+    check_fsdp(plugin)
     plugin.mixed_precision_policy = None  # it would round losses and gradients, too: the trainer uses autocast
     if plugin.transformer_cls_names_to_wrap is None:  # or it takes the embeddings, too, and shards them a second time
         _, blocks = layer_stack(trainer.model.dap.encoder)
         plugin.transformer_cls_names_to_wrap = [type(blocks[0]).__name__]
     if trainer.model.rtl_head is not None:
         trainer.model.rtl_head.register_forward_pre_hook(gather_blocks)
+
+
+def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Raise `ValueError` for FSDP of version 1, and for checkpoints in shards, of which no model would be left."""
+    kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
+    for name, value, needed in (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT")):
+        if value != needed:
+            raise ValueError(f"fsdp_{name}={value} is not supported: give {needed}, as configs/accelerate/fsdp2.yaml.")
 
 
 def gather_blocks(head: nn.Module, _: Any) -> None:

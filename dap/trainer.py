@@ -86,6 +86,8 @@ class DAPTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.mini_batch_size is not None:
+            self._check_mini_batch()
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
@@ -99,9 +101,10 @@ class DAPTrainingArguments(TrainingArguments):
         self._check_supported()
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
-        for name in ("early_stopping_patience", "mini_batch_size"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value}: give 1 or more, or leave it out.")
+        if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
+            raise ValueError(
+                f"early_stopping_patience={self.early_stopping_patience}: give 1 or more, or leave it out."
+            )
         if not self.dataloader_drop_last or self.remove_unused_columns:
             raise ValueError(
                 f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
@@ -124,6 +127,16 @@ class DAPTrainingArguments(TrainingArguments):
         for name, (fits, remedy) in allowed.items():
             if not fits:
                 raise ValueError(f"{name}={attrgetter(name)(self)!r} is not supported: give {remedy}.")
+
+    def _check_mini_batch(self) -> None:
+        """Raise `ValueError` for a size that is not positive, and under DeepSpeed."""
+        if self.mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size={self.mini_batch_size}: give 1 or more, or leave it out.")
+        if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            raise ValueError(
+                f"mini_batch_size={self.mini_batch_size} does not go with DeepSpeed, which takes a step at each "
+                "backward pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
+            )
 
     def _check_processes(self) -> None:
         """Raise `ValueError` unless each process trains on one device and all of them know of each other."""
@@ -235,6 +248,8 @@ class DAPTrainer(Trainer):
         if size is None or size >= len(inputs["source_input_ids"]):
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
+        if callable(getattr(self.optimizer, "train", None)):  # that of a schedule-free optimizer
+            self.optimizer.train()
         inputs = self._begin(self._prepare_inputs(inputs))
 
         def forward(**arguments: Any) -> DAPForPreTrainingOutput:

@@ -3,14 +3,19 @@
 import contextlib
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tiny_models import make_batch, tiny_model
+from tiny_models import gradients, make_batch, tiny_model
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+
+from dap.grad_cache import CachedBatch
+from modeling_dap import DAPForPreTraining
 
 CASES = [
     {"objective": "tr", "tr_bidirectional": True},
@@ -19,8 +24,10 @@ CASES = [
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
     {"objective": "tr+rtl", "target_vocab_size": 140},
     {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
+    {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
 ]
-VARIANTS = [(1, False), (2, False), (1, True), (2, True)]  # accumulation steps, activation checkpointing
+# accumulation steps, activation checkpointing, pairs of a chunk (GradCache)
+VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]
 PAIRS = 12  # in all processes together: an odd number in each of four
 
 
@@ -41,7 +48,9 @@ def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tenso
     return cut | {"language_ids": languages}
 
 
-def step_gradients(case: dict, accumulation: int, checkpointing: bool, rank: int = 0, world: int = 1) -> Tensor:
+def step_gradients(
+    case: dict, accumulation: int, checkpointing: bool, size: int | None = None, rank: int = 0, world: int = 1
+) -> Tensor:
     """Parameter gradients after one optimizer step's backward passes."""
     model = tiny_model("xlm-roberta", **case)
     if model.config.target_vocab_size:
@@ -50,11 +59,22 @@ def step_gradients(case: dict, accumulation: int, checkpointing: bool, rank: int
         model.gradient_checkpointing_enable({"use_reentrant": False})
     wrapped = DistributedDataParallel(model) if world > 1 else model
     for step in range(accumulation):
-        last = step == accumulation - 1
-        with contextlib.nullcontext() if last or world == 1 else wrapped.no_sync():
-            out = wrapped(**share_of(micro_batch(step), rank, world))
-            (out.loss / accumulation).backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        losses = chunk_losses(model, wrapped, share_of(micro_batch(step), rank, world), size)
+        for number, loss in enumerate(losses, 1):
+            waits = step < accumulation - 1 or number < len(losses)
+            with wrapped.no_sync() if waits and world > 1 else contextlib.nullcontext():
+                (loss() / accumulation).backward()
+    return gradients(model)
+
+
+def chunk_losses(
+    model: DAPForPreTraining, wrapped: torch.nn.Module, batch: dict[str, Tensor], size: int | None
+) -> list[Callable[[], Tensor]]:
+    """What gives the losses that are to go back one after the other: of the batch, or of its chunks."""
+    if size is None:
+        return [lambda: wrapped(**batch).loss]
+    cached = CachedBatch(model, wrapped, batch, size)
+    return [partial(cached.run, part) for part in cached.parts]
 
 
 def run(rank: int, world: int, port: str, folder: str) -> None:

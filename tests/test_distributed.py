@@ -24,7 +24,7 @@ def test_four_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path)
     found = torch.load(tmp_path / "gradients.pt")
     runs = [(case, variant) for case in CASES for variant in VARIANTS]
     for (case, variant), gradient in zip(runs, found, strict=True):
-        expected = step_gradients(case, *variant)
+        expected = step_gradients(case, *variant[:2])
         error = (gradient - expected).norm() / expected.norm()
         assert error < 1e-5, (case, variant, error)
 

@@ -1,6 +1,8 @@
 import os
 import pickle
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -64,19 +66,37 @@ def test_accumulated_loss_is_the_mean_of_its_batches(make_trainer) -> None:  # n
         assert line["loss"] == pytest.approx(line["tr_loss"], abs=2e-3)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_chunks_train_as_whole_batches(bf16: bool, make_trainer) -> None:  # noqa: ANN001
-    options = {"max_steps": 2, "gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": bf16}
+def test_chunks_train_as_whole_batches(make_trainer) -> None:  # noqa: ANN001
+    options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True, "use_cpu": True}
     logs = []
     for size in (None, 3, 8):
         torch.manual_seed(0)
-        trainer = make_trainer(mini_batch_size=size, use_cpu=True, learning_rate=1e-3, **options)
+        trainer = make_trainer(mini_batch_size=size, max_steps=2, **options)
         trainer.train()
         logs.append([line for line in trainer.state.log_history if "loss" in line])
     for plain, chunked, whole in zip(*logs, strict=True):
         for name in ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens"):
             assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
             assert whole[name] == plain[name]
+
+
+def test_processes_wait_for_each_other_at_the_last_chunk_alone(make_trainer) -> None:  # noqa: ANN001
+    trainer, waits = make_trainer("tr", mini_batch_size=3, gradient_accumulation_steps=2, max_steps=1), []
+    accelerator, no_sync = trainer.accelerator, trainer.accelerator.no_sync
+    depth = []
+
+    @contextmanager
+    def counted(model: torch.nn.Module) -> Iterator[None]:
+        depth.append(model)
+        with no_sync(model):
+            yield
+        depth.pop()
+
+    backward = accelerator.backward
+    accelerator.no_sync = counted
+    accelerator.backward = lambda loss: waits.append(not depth) or backward(loss)
+    trainer.train()
+    assert waits == [False] * 5 + [True]  # two batches of three chunks
 
 
 def test_evaluation_is_retrieval_of_the_dev_pairs(make_trainer) -> None:  # noqa: ANN001

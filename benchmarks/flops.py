@@ -1,0 +1,142 @@
+"""Forward FLOPs of a pair and the cost of a training step, beside the paper's Table 6.
+
+    python -m benchmarks.flops --repeats 5 --json flops.json
+
+The products that PyTorch really runs for one pair without padding are counted, 2 FLOPs a multiplication with addition.
+The latencies are training steps (forward, backward) of `--batch_size` such pairs, contenders taking turns.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
+from benchmarks.workload import OBJECTIVES, Workload, add_workload_arguments
+from dap.paper import text_table
+
+PAPER_GFLOPS = {"TR": 11.0, "TLM": 33.7, "DAP": 16.5}  # Table 6: 32 tokens a sentence
+PAPER_LATENCY = {"TR": 0.51, "TLM": 1.34, "DAP": 0.88}  # ms a pair, 8 V100
+# Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
+FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))
+
+Forward = Callable[[dict[str, Tensor]], object]
+
+
+def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+#: Attention that torch.utils.flop_counter does not know.
+MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+
+
+def forward_flops(forward: Forward, batch: dict[str, Tensor]) -> int:
+    """FLOPs of the products and attentions of one forward pass."""
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:
+        forward(batch)
+    return counter.get_total_flops()
+
+
+def with_noise(batch: dict[str, Tensor], share: int = 5) -> dict[str, Tensor]:
+    """The batch with noise that masks every fifth of a pair's tokens, CLS and separators not counted."""
+    noisy = dict(batch)
+    seen = 0
+    for side in ("source", "target"):
+        mask = batch[f"{side}_attention_mask"]
+        noise = torch.full(mask.shape, 0.9, dtype=torch.float64, device=mask.device)  # (B, S), below 1 for RTL
+        inner = torch.arange(mask.shape[1] - 2, device=mask.device) + seen
+        noise[:, 1:-1] = torch.where(inner % share == 0, 0.1, 0.9)
+        seen += len(inner)
+        noisy[f"{side}_noise"] = noise
+    return noisy
+
+
+def pair_flops(forward: Forward, workload: Workload, source: int, target: int) -> int:
+    """Forward FLOPs of one pair of these lengths; nothing is padded."""
+    return forward_flops(forward, with_noise(workload.batch_of([source], [target])))
+
+
+def real_token_flops(forward: Forward, workload: Workload, lengths: list[tuple[int, int]]) -> float:
+    """Forward FLOPs of pairs of these lengths if nothing were padded, from measuring a few lengths.
+
+    Raises:
+        ValueError: the FLOPs of a pair are no quadratic form of its lengths.
+    """
+    measured = np.array([pair_flops(forward, workload, *pair) for pair in FITTED_LENGTHS], float)
+    form = np.linalg.lstsq(_terms(FITTED_LENGTHS), measured, rcond=None)[0]
+    if (error := np.abs(_terms(FITTED_LENGTHS) @ form / measured - 1).max()) > 0.01:
+        raise ValueError(
+            f"FLOPs of {FITTED_LENGTHS} are {measured}, {error:.1%} off a quadratic form: pairs are padded"
+        )
+    return float((_terms(lengths) @ form).sum())
+
+
+def _terms(lengths: Any) -> np.ndarray:
+    """(pairs, 6): the terms of a quadratic form of both lengths."""
+    x, y = np.array(lengths, float).T
+    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
+
+
+def step(model: torch.nn.Module, batch: dict[str, Tensor], bf16: bool = False) -> None:
+    """One forward and backward pass from empty gradients."""
+    model.zero_grad(set_to_none=True)
+    with torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16):
+        loss = model(**batch).loss
+    loss.backward()
+
+
+def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Objective -> forward FLOPs of a pair and medians of its step."""
+    workload = Workload(args)
+    counted = {
+        name: pair_flops(lambda batch, model=model: model(**batch), workload, args.tokens, args.tokens)
+        for name, model in workload.models.items()
+    }
+    batch = workload.to(args.device).batch_of(*[[args.tokens] * args.batch_size] * 2)
+    steps = {name: (lambda model=model: step(model, batch, args.bf16)) for name, model in workload.models.items()}
+    timed = alternate(steps, args.repeats, args.device)
+    return {name: {"flops": counted[name]} | timed[name] for name in OBJECTIVES}
+
+
+def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
+    """Ours beside the paper's."""
+    header = ["", "GFLOPs", "paper's", "/ TR", "paper's", "wall ms / pair", "CPU ms / pair", "CPU / TR", "paper's"]
+    base, lines = found["TR"], []
+    for name, part in found.items():
+        lines.append(
+            [
+                name,
+                f"{part['flops'] / 1e9:.2f}",
+                PAPER_GFLOPS[name],
+                f"{part['flops'] / base['flops']:.2f}",
+                f"{PAPER_GFLOPS[name] / PAPER_GFLOPS['TR']:.2f}",
+                f"{1e3 * part[WALL] / pairs:.1f}",
+                f"{1e3 * part[CPU] / pairs:.1f}",
+                f"{part[CPU] / base[CPU]:.2f}",
+                f"{PAPER_LATENCY[name] / PAPER_LATENCY['TR']:.2f}",
+            ]
+        )
+    return text_table(header, lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints a table; `--json` keeps everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_workload_arguments(parser, batch_size=8)
+    add_machine_arguments(parser, repeats=5)
+    parser.add_argument("--tokens", type=int, default=32, help="of each sentence")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
+    args = parser.parse_args(argv)
+    prepare_machine(args)
+    found = measure(args)
+    print(table(found, args.batch_size))
+    save(args, {"pair": found})
+
+
+if __name__ == "__main__":
+    main()

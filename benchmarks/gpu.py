@@ -1,0 +1,225 @@
+"""All benchmarks that a GPU is for, one after another in one process, with one table at the end.
+
+    bash benchmarks/gpu.sh                        # on a machine with a GPU, from the repository's root
+    DEVICE=cpu TINY=1 bash benchmarks/gpu.sh      # a dry run anywhere
+
+A benchmark that fails is a line of the table and does not stop the others; the command then exits with 1.
+"""
+
+import argparse
+import gc
+import importlib
+import json
+import signal
+import sys
+import time
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.timing import CPU, WALL, show
+from benchmarks.train_step import LIBRARY, MATRIX, ratios, shares
+from dap.paper import text_table
+from dap.results import machine, versions
+
+#: Ratios of training steps that are aimed for on a CPU.
+GOALS = {f"DAP / {LIBRARY}": 0.70, "DAP / TR": 1.22, "TLM / TR": 2.20}
+STEP = "--size xlmr --batch_size 1024 --mini_batch_size 1024 --bf16 --optimizer"
+TINY_STEP = "--size tiny --batch_size 4 --repeats 1 --matrix_seconds 0.01"
+#: Name -> module, arguments, and those of a dry run instead: what matters most comes first.
+STAGES: dict[str, tuple[str, str, str]] = {
+    "correctness": ("correctness", "--paths float32 bf16 cached", "--encoders bert --paths float32 bf16 cached"),
+    "step": ("train_step", f"{STEP} --repeats 10 --warm_up 3", f"{TINY_STEP} --optimizer"),
+    "GradCache": (
+        "train_step",
+        "--size xlmr --batch_size 2048 --mini_batch_size 512 --bf16 --repeats 3",
+        f"{TINY_STEP} --mini_batch_size 2",
+    ),
+    "memory": (
+        "memory",
+        "--tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 --size xlmr --bf16 "
+        "--batch_sizes 256 1024 --grad_cache 8192 --mini_batch_size 64",
+        "--same_process --tokens 16 --vocabularies 100 --size tiny --grad_cache 4 --mini_batch_size 2",
+    ),
+    "FLOPs": (
+        "flops",
+        "--size base --batch_size 512 --bf16 --repeats 5",
+        "--size tiny --batch_size 2 --tokens 8 --repeats 1",
+    ),
+    "encoding": (
+        "encode",
+        "--size xlmr --bf16 --sentences 40000 --token_budget 32768 --batch_sizes 128 512 --repeats 2",
+        "",
+    ),
+    "pipeline": (
+        "pipeline",
+        "--size xlmr --batch_size 1024 --pairs 40000 --batches 20 --workers 0 2 --step --bf16 --repeats 2",
+        "--size tiny --batch_size 4 --pairs 16 --batches 2 --workers 0 --step --repeats 1",
+    ),
+    "step, float32": ("train_step", "--batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2", ""),
+    "correctness, compiled": ("correctness", "--encoders xlm-roberta --paths compiled", ""),
+    "step, compiled": ("train_step", f"{STEP} --compile --no_library --repeats 10 --warm_up 3", ""),
+}
+NEEDS = {"encoding": "sentence_transformers", "pipeline": "datasets"}
+
+
+def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What became of a benchmark: `outcome`, `seconds` and the content of its JSON file."""
+    module, full, tiny = STAGES[name]
+    argv = (tiny if args.tiny else full).split()
+    if not argv:
+        return {"outcome": "left out of a dry run"}
+    if find_spec(NEEDS.get(name, "torch")) is None:
+        return {"outcome": f"skipped: {NEEDS[name]} is not installed"}
+    if module == "train_step" and (args.tiny or find_spec("sentence_transformers") is None):
+        argv.append("--no_library")
+    if time.perf_counter() > args.deadline:
+        return {"outcome": f"left out: {args.seconds} s are over"}
+    path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
+    started = time.perf_counter()
+    show(f"== {name}: python -m benchmarks.{module} {' '.join(argv)}")
+    try:
+        importlib.import_module(f"benchmarks.{module}").main([*argv, "--device", args.device, "--json", str(path)])
+    except Exception as error:  # the other benchmarks still tell something
+        traceback.print_exc()
+        return {"outcome": f"FAILED: {type(error).__name__}", "seconds": time.perf_counter() - started}
+    finally:
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+    return {"outcome": "ok", "seconds": time.perf_counter() - started, "found": json.loads(path.read_text())}
+
+
+def step_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
+    """Times, ratios and share of the matrix rate of a training step."""
+    parts, pairs = found["contenders"], found["arguments"]["batch_size"]
+    lines = [
+        [name, contender, f"{pairs / parts[contender][WALL]:.0f} pairs / s", f"{100 * share:.0f}% of the matrix rate"]
+        for contender, share in shares(parts, WALL).items()
+        if contender != MATRIX
+    ]
+    return lines + [[name, ratio, f"{value:.2f}", _goal(ratio)] for ratio, value in ratios(parts, WALL).items()]
+
+
+def _goal(ratio: str) -> str:
+    return f"goal on a CPU {GOALS[ratio]:.2f}" if ratio in GOALS else ""
+
+
+def flops_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
+    """Forward FLOPs and step times beside TR's."""
+    parts = found["pair"]
+    base = parts["TR"]
+    return [
+        [
+            name,
+            objective,
+            f"{part['flops'] / 1e9:.2f} GFLOPs / pair, {part['flops'] / base['flops']:.2f} TR",
+            f"step {part[WALL] / base[WALL]:.2f} TR",
+        ]
+        for objective, part in parts.items()
+    ]
+
+
+def memory_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
+    """Peaks."""
+    return [
+        [
+            name,
+            f"{part['kind']} {part['contender']}",
+            " × ".join(map(str, part["sizes"])),
+            f"{part['bytes'] / 1e6:.0f} MB",
+        ]
+        for part in found["points"]
+    ]
+
+
+def encode_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
+    """Sentences a second."""
+    parts, count = found["contenders"], found["sentences"]
+    lines = [[name, key, f"{count / part[WALL]:.0f} sentences / s", ""] for key, part in parts.items()]
+    faster = found["faster"]
+    return [*lines, [name, "ours is faster", f"{faster[WALL]:.2f}", f"CPU {faster[CPU]:.2f}"]]
+
+
+def pipeline_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
+    """Pairs a second and what starves."""
+    arguments = found["arguments"]
+    pairs = arguments["batches"] * arguments["batch_size"]
+    return [
+        [
+            name,
+            f"{part['workers']} workers{', step' if part['step'] else ''}",
+            f"{pairs / part[WALL]:.0f} pairs / s",
+            f"{100 * part['waiting'] / part[WALL]:.1f}% starved" if part["step"] else "",
+        ]
+        for part in found["lines"]
+    ]
+
+
+def correctness_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
+    """The largest errors of each path."""
+    paths = {
+        part["path"]: [other for other in found["lines"] if other["path"] == part["path"]] for part in found["lines"]
+    }
+    return [
+        [
+            name,
+            f"{path}, {len(parts)} models",
+            f"loss {max(part['loss'] for part in parts):.0e} off",
+            f"gradients {max(part['gradient'] for part in parts):.0e} off",
+        ]
+        for path, parts in paths.items()
+    ]
+
+
+LINES = {
+    "correctness": correctness_lines,
+    "train_step": step_lines,
+    "flops": flops_lines,
+    "memory": memory_lines,
+    "encode": encode_lines,
+    "pipeline": pipeline_lines,
+}
+
+
+def summary(outcomes: dict[str, dict[str, Any]]) -> str:
+    """Everything as one table."""
+    lines: list[list[Any]] = []
+    for name, outcome in outcomes.items():
+        seconds = f"{outcome['seconds']:.0f} s" if "seconds" in outcome else ""
+        lines.append([name, "", outcome["outcome"], seconds])
+        if "found" in outcome:
+            lines += LINES[STAGES[name][0]](name, outcome["found"])
+    return text_table(["benchmark", "contender", "result", ""], lines)
+
+
+def stop(*_: Any) -> None:
+    """End the benchmark that runs, so that the table is still printed."""
+    raise TimeoutError("asked to end")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints each benchmark's own table and then all of them as one; each writes its JSON into `--folder`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a dry run")
+    parser.add_argument("--folder", type=Path, required=True, help="for the JSON files")
+    parser.add_argument("--seconds", type=int, default=240, help="no benchmark begins after these")
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    args = parser.parse_args(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    print(", ".join(f"{key} {value}" for key, value in (machine() | versions()).items()))
+    started = time.perf_counter()
+    args.deadline = started + args.seconds
+    signal.signal(signal.SIGTERM, stop)
+    outcomes = {name: run_stage(name, args) for name in args.stages}
+    print(f"\n{summary(outcomes)}\n{time.perf_counter() - started:.0f} s altogether")
+    if any(outcome["outcome"].startswith("FAILED") for outcome in outcomes.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What the training benchmarks work on: models of random weights that share them, and pairs of random ids.
+
+Legend: `B` pairs, `S` tokens.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+)
+
+from modeling_dap import DAPConfig, DAPForPreTraining
+
+OBJECTIVES = {"TR": "tr", "TLM": "tr+tlm", "DAP": "tr+rtl"}
+LENGTHS = (6, 32)  # tokens of a sentence, uniform: mean 19
+CLS, SEP, MASK, PAD = "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id"
+BERT_IDS = {PAD: 0, CLS: 101, SEP: 102, MASK: 103}
+XLMR_IDS = {CLS: 0, PAD: 1, SEP: 2, MASK: 250_001}
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32) -> None:
+    """Which model and which pairs."""
+    parser.add_argument("--size", choices=list(SIZES), default="base", help="encoder with random weights")
+    parser.add_argument("--model", help="checkpoint of an encoder, in place of --size")
+    parser.add_argument("--batch_size", type=int, default=batch_size, help="pairs")
+    parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, help="shortest and longest sentence, tokens")
+    parser.add_argument("--target_vocabulary", type=int, default=37_000, help="token ids that RTL predicts")
+
+
+def bert(layers: int, hidden: int, words: int = 119_547) -> tuple[PreTrainedConfig, dict[str, int]]:
+    """A BERT with multilingual BERT's vocabulary, and its special tokens."""
+    heads = max(2, hidden // 64)
+    shape = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    return BertConfig(vocab_size=words, intermediate_size=4 * hidden, **shape), BERT_IDS
+
+
+def xlmr() -> tuple[PreTrainedConfig, dict[str, int]]:
+    """XLM-R base."""
+    shape = {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1}
+    return XLMRobertaConfig(layer_norm_eps=1e-5, **shape), XLMR_IDS
+
+
+SIZES = {
+    "base": lambda: bert(12, 768),
+    "small": lambda: bert(6, 384),
+    "xlmr": xlmr,
+    "mini": lambda: bert(2, 128, words=10_000),
+    "tiny": lambda: bert(2, 32, words=1000),
+}
+
+
+class Workload:
+    """One encoder's weights under every objective, and batches for them.
+
+    Everything is on the CPU, where FLOPs are counted, until `to` is called.
+
+    Args:
+        args: of `add_workload_arguments`.
+        objectives: keys of `OBJECTIVES`.
+    """
+
+    def __init__(self, args: argparse.Namespace, objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
+        self.args, self.device = args, "cpu"
+        if args.model:
+            first = DAPForPreTraining.from_encoder(args.model, objective="tr")
+            self.config, tokenizer = first.config.encoder_config, AutoTokenizer.from_pretrained(args.model)
+            self.special = {name: getattr(tokenizer, name) for name in (CLS, SEP, MASK, PAD)}
+        else:
+            self.config, self.special = SIZES[args.size]()
+            first = DAPForPreTraining(DAPConfig(self.config, objective="tr"))
+        self.encoder = first.dap.encoder
+        self.target_ids = self._target_ids()
+        self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
+
+    def _target_ids(self) -> list[int]:
+        """Ids all over the vocabulary and the separator, which RTL predicts too."""
+        size, words = self.args.target_vocabulary, self.config.vocab_size
+        first = max(value for value in self.special.values() if value < words // 2) + 1
+        last = min([value for value in self.special.values() if value > words // 2], default=words)
+        ids = torch.linspace(first, last - 1, min(size - 1, last - first)).long().unique().tolist()
+        return sorted([*ids, self.special[SEP]])
+
+    def _model(self, objective: str) -> DAPForPreTraining:
+        rtl = {"target_vocab_size": len(self.target_ids)} if objective == "tr+rtl" else {}
+        config = DAPConfig(self.config, objective=objective, mask_token_id=self.special[MASK], **rtl)
+        model = DAPForPreTraining(config).train()
+        if rtl:
+            model.set_target_vocabulary(self.target_ids)
+        share_weights(model.dap.encoder, self.encoder)
+        return model
+
+    def to(self, device: str) -> "Workload":
+        """Move the models, and batches from now on; parameters stay shared."""
+        self.device = device
+        self.encoder.to(device)
+        for model in self.models.values():
+            share_weights(model.to(device).dap.encoder, self.encoder)
+        return self
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The checkpoint's, or one of two words, for libraries that insist on one."""
+        if self.args.model:
+            return AutoTokenizer.from_pretrained(self.args.model)
+        backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
+        return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+
+    def batch(self, pairs: int, seed: int = 0) -> dict[str, Tensor]:
+        """B pairs of random lengths and ids."""
+        generator = torch.Generator().manual_seed(seed)
+        low, high = self.args.lengths
+        lengths = torch.randint(low, high + 1, (2, pairs), generator=generator).tolist()
+        return self.batch_of(*lengths, generator=generator)
+
+    def batch_of(
+        self, source: list[int], target: list[int], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Pairs with these numbers of tokens: CLS, random ids, SEP, then padding up to the longest of each side."""
+        allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
+        batch = {}
+        for side, lengths in (("source", source), ("target", target)):
+            ends = torch.tensor(lengths)[:, None]
+            columns = torch.arange(max(lengths))
+            mask = (columns < ends).long()  # (B, S)
+            ids = allowed[torch.randint(len(allowed), mask.shape, generator=generator)]
+            ids[:, 0] = self.special[CLS]
+            ids = ids.masked_fill(columns == ends - 1, self.special[SEP]).masked_fill(mask == 0, self.special[PAD])
+            batch |= {f"{side}_input_ids": ids, f"{side}_attention_mask": mask}
+        return {key: value.to(self.device) for key, value in batch.items()}
+
+
+def share_weights(module: nn.Module, other: nn.Module) -> None:
+    """Let a module use the very parameters of another one with the same names."""
+    for name, parameter in other.named_parameters():
+        place, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(place), leaf, parameter)
+
+
+def token_counts(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
+    """Real tokens of each pair's source and target."""
+    sides = (batch[f"{side}_attention_mask"].sum(1).tolist() for side in ("source", "target"))
+    return list(zip(*sides, strict=True))

@@ -1,0 +1,199 @@
+"""The benchmarks run, and count and compare what they say: tiny models, one repeat."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY
+from torch import nn
+
+import losses_dap
+from benchmarks import correctness, encode, flops, memory, pipeline, timing, train_step
+from benchmarks.workload import PAD, Workload, share_weights, token_counts
+
+TINY = ["--size", "tiny", "--batch_size", "6", "--lengths", "4", "9", "--target_vocabulary", "200", "--repeats", "1"]
+ARGS = {"size": "tiny", "model": None, "device": "cpu", "lengths": (4, 9), "target_vocabulary": 200}
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    torch.manual_seed(0)
+    return Workload(Namespace(**ARGS))
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_step_compares_equal_losses_on_shared_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    options = [
+        "--mini_batch_size",
+        "4",
+        "--optimizer",
+        "--matrix_seconds",
+        "0.001",
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
+    train_step.main([*TINY, *options])
+    found = read(tmp_path / "a.json")
+    names = ["TR", "TLM", "DAP", "sentence-transformers"]
+    names += [f"{name} cached" for name in names]
+    assert set(found["contenders"]) == {*names, "matrix products"}
+    assert found["check"]["gradient"] > 0
+    parts = found["contenders"]
+    assert parts["TR"]["flops"] == parts["sentence-transformers"]["flops"] < parts["DAP"]["flops"]
+    assert found["cpu"]["DAP / TR"] == parts["DAP"]["cpu"] / parts["TR"]["cpu"]
+    assert "DAP cached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", [lambda loss: 1.01 * loss, lambda loss: 2 * loss - loss.detach()])
+def test_step_refuses_another_loss_or_gradient(workload: Workload, other: Callable) -> None:
+    model = workload.models["TR"]
+    losses = {"TR": lambda batch: model(**batch).loss, train_step.LIBRARY: lambda batch: other(model(**batch).loss)}
+    with pytest.raises(ValueError, match=r"our TR gives \d"):
+        train_step.check_equal(losses, workload, workload.batch(4))
+
+
+def test_contenders_share_weights_but_not_modules(workload: Workload) -> None:
+    encoders = [model.dap.encoder for model in workload.models.values()]
+    assert len({id(encoder) for encoder in encoders}) == 3
+    for parameters in zip(*(encoder.parameters() for encoder in encoders), strict=True):
+        assert len({id(parameter) for parameter in parameters}) == 1
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    share_weights(one, other)
+    assert one.weight is other.weight
+    assert one.bias is other.bias
+
+
+def test_batches_are_padded_pairs_within_the_vocabulary(workload: Workload) -> None:
+    batch = workload.batch(50)
+    counts = token_counts(batch)
+    assert {length for pair in counts for length in pair} == set(range(4, 10))
+    ids, mask = batch["target_input_ids"], batch["target_attention_mask"].bool()
+    assert (ids[~mask] == workload.special[PAD]).all()
+    assert set(ids[:, 1:][mask[:, 1:]].tolist()) <= set(workload.target_ids)
+    assert torch.equal(batch["source_input_ids"], workload.batch(50)["source_input_ids"])
+
+
+def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> None:
+    config = workload.config
+    wide, inner = config.hidden_size, config.intermediate_size
+    lengths = [(5, 9), (4, 4), (9, 30)]
+
+    def expected(length: int) -> int:
+        products = 2 * length * (4 * wide * wide + 2 * wide * inner)
+        return config.num_hidden_layers * (products + 4 * length * length * wide)
+
+    def forward(batch: dict) -> object:
+        return [
+            workload.encoder(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"])
+            for side in ("source", "target")
+        ]
+
+    wanted = sum(expected(length) for pair in lengths for length in pair)
+    assert flops.real_token_flops(forward, workload, lengths) == pytest.approx(wanted)
+    model = workload.models["TR"]
+    similarity = 2 * wide * len(lengths)
+    found = flops.real_token_flops(lambda batch: model(**batch), workload, lengths)
+    assert found <= wanted + similarity  # not above: padding is not counted, nor a layer that nothing reads
+
+
+def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    flops.main([*TINY, "--tokens", "8", "--json", str(tmp_path / "a.json")])
+    parts = read(tmp_path / "a.json")["pair"]
+    assert parts["TR"]["flops"] < parts["DAP"]["flops"] < parts["TLM"]["flops"]
+    assert "33.7" in capsys.readouterr().out
+
+
+def test_noise_masks_a_fifth(workload: Workload) -> None:
+    noisy = flops.with_noise(workload.batch_of([12], [17]))
+    assert sum(int((noisy[f"{side}_noise"] < 0.2).sum()) for side in ("source", "target")) == (10 + 15) / 5
+
+
+def test_memory_of_the_loss_is_below_its_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 2**20)
+    options = ["--tokens", "1000", "--vocabularies", "4000", "8000", "--hidden", "8", "--same_process"]
+    memory.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
+    found = {(part["contender"], *part["sizes"]): part["bytes"] for part in read(tmp_path / "a.json")["points"]}
+    assert found["naive", 1000, 8000] > 4 * 1000 * 8000
+    assert found["ours", 1000, 8000] < 4 * 1000 * 8000
+
+
+def test_memory_of_steps_and_of_grad_cache(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    options = ["--batch_sizes", "3", "--grad_cache", "6", "--mini_batch_size", "2", "--objectives", "DAP"]
+    memory.main([*TINY, *options, "--same_process", "--json", str(tmp_path / "a.json")])
+    points = read(tmp_path / "a.json")["points"]
+    assert [(part["contender"], part["sizes"]) for part in points] == [("DAP", [2]), ("DAP cached", [6]), ("DAP", [3])]
+    point = [points[0]["kind"], "DAP", [2], ARGS | {"threads": None, "bf16": False, "same_process": True}]
+    memory.main(["--child", json.dumps(point)])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["bytes"] >= 0
+
+
+def test_encode_compares_equal_vectors(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path) -> None:
+    options = ["--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--sentences", "20", "--repeats", "1"]
+    encode.main([*options, "--max_seq_length", "32", "--json", str(tmp_path / "a.json")])
+    found = read(tmp_path / "a.json")
+    assert found["sentences"] == 20
+    assert min(part["least_cosine"] for part in found["contenders"].values()) > 0.9999
+    assert list(found["contenders"]) == ["ours", *(f"sentence-transformers, {size} a batch" for size in (32, 128))]
+
+
+def test_encode_does_without_data_but_not_without_a_model(tmp_path: Path) -> None:
+    assert encode.word_tokenizer()("w1 w7")["input_ids"] == [2, 5, 11, 3]
+    assert len(set(encode.random_sentences(30))) == 30
+    with pytest.raises(ValueError, match="real text needs a --model"):
+        encode.main(["--size", "tiny", "--data_dir", str(tmp_path)])
+
+
+def test_pipeline_with_and_without_a_step(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--pairs", "20", "--batches", "2", "--workers", "0", "--json", str(tmp_path / "a.json")]
+    pipeline.main([*TINY, *options, "--step"])
+    lines = read(tmp_path / "a.json")["lines"]
+    assert [line["step"] for line in lines] == [False, True]
+    assert all(0 < line["waiting"] <= line["wall"] for line in lines)
+    pipeline.main([*TINY, *options, "--train_data", str(bitext_dir), "--tokenizer", str(tiny_bert_dir)])
+    assert "pipeline alone" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="5 pairs make no batch of 6"):
+        pipeline.main([*TINY, *options, "--pairs", "5"])
+
+
+def test_correctness_finds_a_wrong_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    options = ["--encoders", "modernbert", "--paths", "float32"]
+    correctness.main(options)
+    assert capsys.readouterr().out.count(" ok\n") == 3
+    right = correctness.gradient
+    monkeypatch.setattr(
+        correctness, "gradient", lambda model: right(model) * (1 if model.dtype == torch.float64 else 1.01)
+    )
+    with pytest.raises(ValueError, match="modernbert TR float32, modernbert TLM float32"):
+        correctness.main(options)
+
+
+def test_turns_alternate_and_medians_are_taken() -> None:
+    turns: list[str] = []
+    steps = {name: (lambda name=name: turns.append(name)) for name in "ab"}
+    found = timing.alternate(steps, 3, "cpu", between={"rate": lambda: turns.append("r")})
+    assert turns == ["a", "b", "r", *["a", "r", "b", "r"] * 3]
+    assert [len(found[name]["runs"]) for name in ("a", "b", "rate")] == [3, 3, 6]
+    assert timing.medians([{"wall": 3.0}, {"wall": 1.0}, {"wall": 2.0}]) == {"wall": 2.0}
+
+
+def test_gpu_dry_run() -> None:
+    own = {"DEVICE": "cpu", "TINY": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", str(REPOSITORY / "benchmarks" / "gpu.sh")], env=os.environ | own, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    table = done.stdout[done.stdout.index("benchmark  ") :]
+    assert "FAILED" not in table
+    for name in ("correctness", "step", "GradCache", "FLOPs", "memory", "pipeline"):
+        assert any(line.startswith(f"{name}  ") and " ok " in line for line in table.splitlines()), name
