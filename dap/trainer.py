@@ -91,6 +91,8 @@ class DAPTrainingArguments(TrainingArguments):
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
+        if self.torch_compile:  # the layers alone: between them rows are packed, which differs in every step
+            os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
         if self.hub_token is not None:  # where the Hub's client looks: every save pickles these arguments
             os.environ["HF_TOKEN"], self.hub_token = self.hub_token, None
         if self.dataloader_pin_memory is None:

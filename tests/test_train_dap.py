@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs
 from safetensors.torch import load_file
-from test_distributed import free_port
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -89,40 +88,6 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
     run([*flags, *schedule, "--output_dir", str(whole)])
     torch.set_num_threads(threads)
     resumed, expected = (load_file(folder / "model.safetensors") for folder in (killed, whole))
-    assert all(torch.equal(resumed[key], expected[key]) for key in expected)
-
-
-def test_two_processes_train_as_one_with_the_same_batch(flags: list[str], tmp_path: Path) -> None:
-    flags = [flag if flag != "--per_device_train_batch_size" else "--total_train_batch_size" for flag in flags]
-    schedule = ["--total_train_batch_size", "32", "--max_steps", "20", "--logging_steps", "10"]
-    schedule += ["--save_strategy", "steps", "--save_steps", "18"]
-    run([*flags, *schedule, "--output_dir", str(tmp_path / "one")])
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--main_process_port", free_port(), str(REPOSITORY / "train_dap.py")]
-    command = [*launch, *flags, *schedule, "--output_dir", str(tmp_path / "two")]
-    done = subprocess.run(command, env=one_thread(), capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "32 pairs a step" in done.stderr
-    one, two = ([line for line in state(tmp_path / name)["log_history"] if "loss" in line] for name in ("one", "two"))
-    for first, second in zip(one, two, strict=True):
-        for key in ("loss", "tr_loss", "rtl_loss", "negatives"):
-            assert second[key] == pytest.approx(first[key], rel=1e-3), key
-        assert second["accuracy"] == pytest.approx(first["accuracy"], abs=2.01 / 320)  # 320 pairs, some near ties
-    for key, value in results(tmp_path / "one").items():
-        if key.endswith("accuracy"):
-            assert results(tmp_path / "two")[key] == pytest.approx(value, abs=5.01)  # one of 20 sentences
-    resume_in_the_second_epoch(command, tmp_path / "two")
-
-
-def resume_in_the_second_epoch(command: list[str], out: Path) -> None:
-    """The command, on the folder of a run killed after step 18, in its second epoch, ends with the same weights."""
-    expected = load_file(out / "model.safetensors")
-    shutil.rmtree(out / "checkpoint-20")
-    (out / FINISHED).unlink()
-    (out / "model.safetensors").unlink()
-    done = subprocess.run(command, env=one_thread(), capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
-    resumed = load_file(out / "model.safetensors")
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 
 
