@@ -4,7 +4,7 @@
     python prepare_data.py --opus all --languages de fr sw --download_dir raw --output_dir corpus
 
 Then: `train_dap.py --train_data corpus/train --validation_data corpus/dev`. A run that was stopped, even killed, goes
-on behind the files and languages that were finished when the same command is given again; when it failed over a file
+on behind the blocks and languages that were finished when the same command is given again; when it failed over a file
 or an argument, the corrected one goes on with the files that are unchanged.
 """
 
@@ -32,16 +32,16 @@ from dap.evaluation_sets import read_evaluation
 from dap.formats import BitextFile
 from dap.languages import TATOEBA_36
 from dap.leaks import LeakIndex
-from dap.preparation import Plan, Source, load_tokenizer, prepare, special_ids, vocabulary_size
+from dap.plan import Plan, Source
+from dap.preparation import prepare
 from dap.results import versions, write_json
-from dap.shards import full_device, new_folder, shard_path
+from dap.run_folder import CARD, INFO, REPORT, VOCABULARY, WORK, begin, check_free, claimed, finished, read_object
+from dap.shards import full_device, new_folder
+from dap.tokens import load_tokenizer, special_ids, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the result; another one does not go on with a run of this
-REPORT, WORK, INFO, CARD = "report.json", ".work", "dataset_info.json", "README.md"
-VOCABULARY, NOTE = "target_vocabulary.json", "run.json"
-SHOWN = 5  # names in an error
+VERSION = 3  # of the result; another one does not go on with a run of this
 
 
 @dataclass
@@ -98,7 +98,7 @@ class DataArguments:
     num_workers: int = field(
         default=1,
         metadata={
-            "help": "Processes; the result does not depend on it. They share whole files: split a single large one."
+            "help": "Processes; the result does not depend on it. They share a large file too, but a compressed one."
         },
     )
     overwrite: bool = field(
@@ -153,19 +153,9 @@ def find_sources(args: DataArguments) -> tuple[list[Source], dict[str, str]]:
 
 def read_licences(path: str) -> dict[str, str]:
     """Origin -> licence, of a JSON file."""
-    content = _read_object(Path(path))
+    content = read_object(Path(path))
     if odd := [origin for origin, licence in content.items() if not isinstance(licence, str)]:
         raise ValueError(f"{path}: the licence of {odd[0]!r} is {content[odd[0]]!r}; give a text")
-    return content
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
     return content
 
 
@@ -243,79 +233,6 @@ def _state(path: str) -> Any:
     return (os.path.getsize(path), os.stat(path).st_mtime_ns) if os.path.exists(path) else None
 
 
-def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
-    """The report of the same run if it has ended.
-
-    Raises:
-        ValueError: a shard that the report names is not there.
-    """
-    report = plan.output_dir / REPORT
-    if _mark(report) != mark:
-        return None
-    ended = _read_object(report)
-    for code, counts in ended["languages"].items():
-        for split in ("train", "dev"):
-            for number in range(counts[f"{split}_shards"]):
-                path = shard_path(plan.output_dir / split, f"{code}-{plan.target_language}", number)
-                if not path.is_file():
-                    raise ValueError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
-    return ended
-
-
-def check_free(plan: Plan, mark: str, overwrite: bool) -> None:
-    """Whether a run may begin or go on in the output folder.
-
-    Raises:
-        ValueError: it holds other things or another run, and may not be overwritten.
-    """
-    output = plan.output_dir
-    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    ended, begun = _mark(output / REPORT), _mark(plan.work_dir / NOTE)
-    if not names or names == [WORK] and begun or begun == mark and not ended or overwrite and (ended or begun):
-        return
-    held = f"{output} holds {', '.join(names[:SHOWN])}"
-    if overwrite:
-        raise ValueError(f"{held}, but no {REPORT} of this command, and is not overwritten: give another --output_dir")
-    raise ValueError(
-        f"{held} of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
-    )
-
-
-def begin(plan: Plan, sources: Sequence[Source], mark: str) -> None:
-    """Makes the output folder ready to begin or go on: what a finished or another run left goes.
-
-    Cleaned files whose keys are still right stay. A kill leaves a folder that is known for one of this command.
-    """
-    output, note = plan.output_dir, plan.work_dir / NOTE
-    if _mark(note) == mark and not (output / REPORT).exists():
-        return
-    write_json({"fingerprint": "being emptied"}, note)
-    (output / REPORT).unlink(missing_ok=True)
-    for name in (VOCABULARY, INFO, CARD):
-        (output / name).unlink(missing_ok=True)
-    kept = {plan.cleaned(source) for source in sources} | {note}
-    for path in (output / "train", output / "dev", *plan.work_dir.iterdir()):
-        if path.is_dir() and path not in kept:
-            shutil.rmtree(path)
-        elif path.is_file() and path not in kept:
-            path.unlink()
-    write_json({"fingerprint": mark}, note)
-
-
-def _mark(path: Path) -> str | None:
-    """The fingerprint in a report or note; None without one.
-
-    Raises:
-        ValueError: the file is not of this command.
-    """
-    if not path.is_file():
-        return None
-    found = _read_object(path).get("fingerprint")
-    if not isinstance(found, str):
-        raise ValueError(f"{path}: not written by this command; give another --output_dir")
-    return found
-
-
 def evaluation_sentences(args: DataArguments) -> list[str]:
     sentences = read_evaluation(args.evaluation_data)
     if args.evaluation_data and not sentences:
@@ -336,9 +253,10 @@ def write_leaks(plan: Plan, sources: Sequence[Source], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as target:
         for source in sources:
-            if (part := plan.cleaned(source) / "leaks.jsonl").is_file():
-                with part.open("rb") as lines:
-                    shutil.copyfileobj(lines, target)
+            for part in plan.parts(source):
+                if (found := plan.cleaned(part) / "leaks.jsonl").is_file():
+                    with found.open("rb") as lines:
+                        shutil.copyfileobj(lines, target)
 
 
 def write_vocabulary(plan: Plan, languages: Sequence[str]) -> None:
@@ -361,7 +279,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         FileNotFoundError: no such file or folder.
     """
     args, cleaning = HfArgumentParser((DataArguments, CleaningOptions)).parse_args_into_dataclasses(args=argv)
-    with full_device(args.output_dir):
+    with full_device(args.output_dir), claimed(Path(args.output_dir)):
         return _run(args, cleaning)
 
 
@@ -385,7 +303,7 @@ def _run(args: DataArguments, cleaning: CleaningOptions) -> dict[str, Any]:
     report |= {"evaluation_sentences": len(sentences), "leaks": args.list_leaks, "num_workers": args.num_workers}
     finish(plan, args, sources, report | {"seconds": round(seconds, 1), "versions": versions()})
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
-    return _read_object(plan.output_dir / REPORT)
+    return read_object(plan.output_dir / REPORT)
 
 
 def check_names(args: DataArguments) -> list[str]:

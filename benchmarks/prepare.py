@@ -1,6 +1,14 @@
 """How fast and in how much memory `prepare_data.py` works, on text made up with the lengths and repetitions of OPUS.
 
     python benchmarks/prepare.py --lines 10000000 --num_workers 2
+    python benchmarks/prepare.py --lines 10000000 --num_workers 2 --tokenizer ENCODER
+
+The text stays in `--folder` and is used again; 10 million lines are 2.5 GB, and take a minute to make. Options of
+`prepare_data.py` can be added.
+
+Memory is that of all processes together, as the kernel tells it twice a second: PSS, where a page that several
+share counts once, pages of mapped files included. Between two looks it may have been more; what it was not is more
+than the sum of each process's own peak (VmHWM), which counts shared pages as often as they are shared.
 
 Shapes: none.
 """
@@ -9,6 +17,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +36,7 @@ ALPHABETS = {
 }  # fmt: skip
 ENGLISH = "abcdefghijklmnoprstuvwy"
 CHUNK = 100_000  # lines made at a time
+LOOKS = 0.5  # seconds between two looks at the memory
 
 
 def vocabulary(alphabet: str, rng: np.random.Generator, size: int = 60_000) -> pl.Series:
@@ -69,17 +79,26 @@ def make_text(folder: Path, lines: int, files: int = 2) -> None:
 
 
 class Watch(threading.Thread):
-    """The most memory that a process and its children have at a time, in MB, shared pages counted once (PSS)."""
+    """The most memory that a process and its children have at a time, in MB (see above)."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self.pid, self.most = pid, 0.0
+        self._peaks: dict[int, float] = {}
         self.start()
+
+    @property
+    def bound(self) -> float:
+        """Sum of the peaks of all processes, MB."""
+        return sum(self._peaks.values())
 
     def run(self) -> None:
         while Path(f"/proc/{self.pid}").exists():
-            self.most = max(self.most, sum(map(self._proportional, [self.pid, *self._children(self.pid)])))
-            time.sleep(0.2)
+            family = [self.pid, *self._children(self.pid)]
+            self.most = max(self.most, sum(_memory(pid, "smaps_rollup", "Pss:") for pid in family))
+            for pid in family:
+                self._peaks[pid] = max(self._peaks.get(pid, 0.0), _memory(pid, "status", "VmHWM:"))
+            time.sleep(LOOKS)
 
     def _children(self, pid: int) -> list[int]:
         try:
@@ -88,17 +107,18 @@ class Watch(threading.Thread):
             return []
         return own + [below for child in own for below in self._children(child)]
 
-    @staticmethod
-    def _proportional(pid: int) -> float:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            return 0.0
-        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+def _memory(pid: int, file: str, name: str) -> float:
+    """MB that a file of /proc tells under a name; 0 of a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
-def measure(command: list[str]) -> tuple[float, float, float]:
-    """Seconds, CPU-seconds and MB at most of a command."""
+def measure(command: list[str]) -> tuple[float, float, Watch]:
+    """Seconds, CPU-seconds and memory of a command."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     watch = Watch(process.pid)
@@ -106,7 +126,7 @@ def measure(command: list[str]) -> tuple[float, float, float]:
         sys.exit(f"error: {' '.join(command)} ended with status {process.returncode}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.perf_counter() - started, cpu, watch.most
+    return time.perf_counter() - started, cpu, watch
 
 
 def main() -> None:
@@ -114,6 +134,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--num_workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/dap-benchmark"))
+    parser.add_argument("--tokenizer", help="Count its tokens in the filters. Default: words.")
     arguments, more = parser.parse_known_args()
     raw, out = arguments.folder / f"raw-{arguments.lines}", arguments.folder / f"out-{os.getpid()}"
     if not raw.exists():
@@ -121,12 +142,18 @@ def main() -> None:
         make_text(unfinished, arguments.lines)
         unfinished.rename(raw)
     command = [sys.executable, "prepare_data.py", "--data", str(raw), "--output_dir", str(out)]
-    seconds, cpu, memory = measure([*command, "--num_workers", str(arguments.num_workers), *more])
-    read = sum(counts["read"] for counts in json.loads((out / "report.json").read_text())["languages"].values())
+    command += ["--num_workers", str(arguments.num_workers), *more]
     load = os.getloadavg()[0]
-    print(f"{read:,} pairs, {sum(path.stat().st_size for path in raw.iterdir()) / 1e6:,.0f} MB of text")
-    print(f"{seconds:.0f} s, {read / seconds:,.0f} pairs/s with {arguments.num_workers} processes (load {load:.1f})")
-    print(f"{cpu:.0f} CPU-seconds, {read / cpu:,.0f} pairs each; at most {memory:,.0f} MB")
+    seconds, cpu, memory = measure(command + (["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []))
+    report = json.loads((out / "report.json").read_text())
+    shutil.rmtree(out)
+    read, train = (sum(found[name] for found in report["languages"].values()) for name in ("read", "train"))
+    size = sum(path.stat().st_size for path in raw.iterdir()) / 1e6
+    print(f"load before: {load:.1f}; {read:,} pairs, {size:,.0f} MB of text; {train:,} stay")
+    print(f"filters count {f'tokens of {arguments.tokenizer}' if arguments.tokenizer else 'words'}")
+    print(f"{seconds:.0f} s, {read / seconds:,.0f} pairs/s with {arguments.num_workers} processes")
+    print(f"{cpu:.0f} CPU-seconds, {read / cpu:,.0f} pairs each")
+    print(f"at most {memory.most:,.0f} MB at a time; the processes' peaks add up to {memory.bound:,.0f} MB")
 
 
 if __name__ == "__main__":

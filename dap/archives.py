@@ -109,18 +109,22 @@ def _refusal(member: zipfile.ZipInfo) -> str | None:
     return "is encrypted" if member.flag_bits & 1 else None
 
 
-def line_blocks(path: str | Path) -> Iterator[bytes]:
+def line_blocks(path: str | Path, span: tuple[int, int] | None = None, number: int = 0) -> Iterator[bytes]:
     """Whole lines, about `BLOCK_BYTES` of them at a time, all of them ending in a line feed alone.
 
     A CR before it and the byte order mark that some editors write are dropped.
 
+    Args:
+        span: bytes of a plain file to read, from the start of a line to the end of one; None reads all.
+        number: lines before the span.
+
     Raises:
         ValueError: as `open_file`, or a line is longer than `MAX_LINE`.
     """
-    number = 0  # lines before the block
+    start, end = span or (0, None)
     with open_file(path) as stream:
-        _skip_mark(stream, path)
-        while block := stream.read(BLOCK_BYTES):
+        stream.seek(start) if start else skip_mark(stream, path)
+        while block := stream.read(BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - stream.tell())):
             if not number and block.count(b"\r") > 1 and b"\n" not in block:
                 raise ValueError(f"{path}: its lines end in CR alone; convert it: tr '\\r' '\\n'")
             if not block.endswith(b"\n"):
@@ -135,7 +139,7 @@ def line_blocks(path: str | Path) -> Iterator[bytes]:
             number += block.count(b"\n")
 
 
-def _skip_mark(stream: io.BufferedReader, path: str | Path) -> None:
+def skip_mark(stream: io.BufferedReader, path: str | Path) -> None:
     """Read past the byte order mark of UTF-8; raise `ValueError` for that of UTF-16, whose text is full of NULs."""
     start = stream.peek(3)[:3]
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):

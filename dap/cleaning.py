@@ -25,6 +25,7 @@ except ImportError as error:
     raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
 
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, to_iso1
+from dap.tokens import Tokens
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
 REASONS = ("empty", "url", "short", "length_ratio", "long", "identical", "shared", "script", "language")
@@ -79,7 +80,7 @@ class Cleaner:
 
     Args:
         language, target: codes; a code without known script is not checked for it.
-        tokenizer: a `tokenizers.Tokenizer` to count with, free of truncation and padding; None counts words.
+        tokens: the subword tokens to count; None counts words.
         identify: tells the languages of texts; asked for the pairs alone that pass everything else.
     """
 
@@ -88,12 +89,12 @@ class Cleaner:
         language: str,
         options: CleaningOptions | None = None,
         target: str = "en",
-        tokenizer: Any = None,
+        tokens: Tokens | None = None,
         identify: Identifier | None = None,
     ) -> None:
         self.options = options or CleaningOptions()
         self.languages = {"source": language, "target": target}
-        self.tokenizer, self.identify = tokenizer, identify
+        self.tokens, self.identify = tokens, identify
 
     def __call__(self, pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
         """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
@@ -140,11 +141,10 @@ class Cleaner:
     def _measure(self, texts: pl.Series, side: str) -> list[pl.Series]:
         """Tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
         scripts = SCRIPTS.get(self.languages[side], ())
-        if self.tokenizer is None:
+        if self.tokens is None:
             tokens, count = words(texts, scripts)
         else:
-            ids = [code.ids for code in self.tokenizer.encode_batch_fast(texts.to_list(), add_special_tokens=False)]
-            tokens = pl.Series(ids, dtype=pl.List(pl.UInt32))
+            tokens = self.tokens(texts)
             count = tokens.list.len()
         foreign = wrong_script(texts, scripts, self.options.min_script)
         columns = {"tokens": tokens, "count": count, "foreign": foreign}

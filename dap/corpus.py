@@ -28,8 +28,9 @@ from datasets import Dataset, Features, IterableDataset, Value, concatenate_data
 from datasets import config as datasets_config
 
 from dap.archives import disk_path, list_archive, open_file, read_sentences
-from dap.formats import BitextFile, LineAudit, hub_dataset, numbered_pairs, read_pairs, read_tables
+from dap.formats import BitextFile, LineAudit, hub_dataset, numbered_pairs, read_pairs
 from dap.languages import ISO3, NAMES, to_iso1
+from dap.tables import read_tables
 from dap.tmx import base_language, languages_of
 
 __all__ = ["BitextFile", "count_pairs", "find_bitext", "load_bitext", "read_pairs", "read_sentences", "read_tables"]

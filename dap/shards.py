@@ -50,23 +50,26 @@ class ShardWriter:
             self._waiting.append(part)
             self._rows += len(part)
             if sum(map(len, self._waiting)) >= ROW_GROUP or self._rows == self._size:
-                self._flush()
+                self._flush(self._rows == self._size)
             if self._rows == self._size:
                 self._finish()
 
     def close(self) -> int:
         """Ends the last shard and tells the number of shards."""
-        self._flush()
+        self._flush(True)
         self._finish()
         return self._number
 
-    def _flush(self) -> None:
+    def _flush(self, all_rows: bool) -> None:
+        """Writes whole row groups; the bytes of a shard do not depend on the tables that its pairs came in."""
         if not self._waiting:
             return
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._unfinished, SCHEMA, **_COMPRESSION)
-        self._writer.write_table(pa.concat_tables(self._waiting), ROW_GROUP)
-        self._waiting = []
+        waiting = pa.concat_tables(self._waiting).combine_chunks()
+        rows = len(waiting) if all_rows else len(waiting) // ROW_GROUP * ROW_GROUP
+        self._writer.write_table(waiting.slice(0, rows), ROW_GROUP)
+        self._waiting = [waiting.slice(rows)] if rows < len(waiting) else []
 
     def _finish(self) -> None:
         if self._writer is not None:

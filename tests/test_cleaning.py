@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dap.cleaning import REASONS, Cleaner, CleaningOptions, load_identifier, repair, words, wrong_script
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
+from dap.tokens import Tokens
 
 # Source and English of pairs that nothing is wrong with.
 GOOD = {
@@ -206,7 +207,7 @@ def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizer
     assert reasons("de", pair) == ["short"]
     tokens = len(backend.encode(pair[0], add_special_tokens=False))
     for least, dropped in ((tokens, 0), (tokens + 1, 1)):
-        clean = Cleaner("de", CleaningOptions(min_tokens=least, max_shared=2), tokenizer=backend)
+        clean = Cleaner("de", CleaningOptions(min_tokens=least, max_shared=2), tokens=Tokens(backend))
         assert clean(frame(pair))[1]["short"] == dropped
 
 

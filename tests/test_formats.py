@@ -19,7 +19,8 @@ import pytest
 from dap import archives
 from dap.archives import count_lines, list_archive, open_file, read_lines, read_sentences
 from dap.corpus import find_bitext, load_bitext
-from dap.formats import TABLE, BitextFile, read_pairs, read_tables
+from dap.formats import BitextFile, read_pairs
+from dap.tables import TABLE, read_tables
 
 PAIRS = [
     ('"Nein", sagte er. "', 'He said "no'),

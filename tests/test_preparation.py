@@ -1,6 +1,8 @@
 """The steps on disk: the same result from any number of processes and after a kill, and what the shards hold."""
 
 import hashlib
+import json
+import logging
 import os
 import pickle
 import random
@@ -22,7 +24,8 @@ from dap.cleaning import REASONS, CleaningOptions
 from dap.corpus import find_bitext, load_bitext
 from dap.data import normalise, split_validation
 from dap.leaks import LeakIndex
-from dap.preparation import Plan, Source, prepare
+from dap.plan import Plan, Source
+from dap.preparation import prepare
 from dap.processes import workers
 from dap.shards import SCHEMA, ShardWriter, full_device, new_folder
 
@@ -198,7 +201,7 @@ def test_leaks_are_left_out_and_listed(raw: Path, tmp_path: Path) -> None:
             normalise(row[side]) for row in rows(tmp_path, "train", language) for side in ("source", "target")
         }
     assert counts["de"]["leak"] >= 2
-    lines = [line for path in plan.work_dir.glob("clean-*/leaks.jsonl") for line in path.read_text().splitlines()]
+    lines = [line for path in plan.work_dir.glob("clean-*/*/leaks.jsonl") for line in path.read_text().splitlines()]
     assert len(lines) == sum(found["leak"] for found in counts.values())
 
 
@@ -211,6 +214,72 @@ def test_two_processes_write_what_one_writes(raw: Path, prepared: tuple[Path, di
     assert prepare(plan_of(tmp_path), sources_of(raw), 2) == counts
     assert content(tmp_path) == content(folder)
     assert os.environ.get("POLARS_MAX_THREADS") == threads
+
+
+@pytest.mark.parametrize(("block_bytes", "num_workers"), [(3000, 1), (9000, 2)])
+def test_blocks_of_a_file_give_what_the_whole_file_gives(
+    block_bytes: int, num_workers: int, raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, counts = prepared
+    plan = plan_of(tmp_path, block_bytes=block_bytes)
+    assert prepare(plan, sources_of(raw), num_workers) == counts
+    assert content(tmp_path) == content(folder)
+    assert len(plan.parts(sources_of(raw)[0])) > 1
+
+
+def test_leaks_are_listed_in_the_order_of_the_file_whatever_the_blocks(raw: Path, tmp_path: Path) -> None:
+    pairs = [pair for pair in raw_pairs(raw, "de") if pair[0] != "zu kurz"]
+    listed = []
+    for block_bytes in (2000, 10**9):
+        plan = plan_of(tmp_path / str(block_bytes), block_bytes=block_bytes, check_leaks=True, list_leaks=True)
+        with new_folder(plan.work_dir / "leaks") as folder:
+            LeakIndex([side for pair in pairs[::9] for side in pair], None).save(folder)
+        prepare(plan, sources_of(raw), 1)
+        parts = [part for source in sources_of(raw) for part in plan.parts(source)]
+        found = [plan.cleaned(part) / "leaks.jsonl" for part in parts]
+        listed.append("".join(path.read_text() for path in found if path.exists()))
+    assert listed[0] == listed[1]
+    lines = [json.loads(line) for line in listed[0].splitlines()]
+    for leak in lines:
+        line = (raw / leak["origin"]).read_text().splitlines()[leak["line"] - 1]
+        assert leak["text"] == line.split("\t")[leak["side"] == "target"]
+    assert len(lines) > 50
+
+
+BAD_LINES = [1, 502, 1003, 1504, 2005, 2506, 3007]
+
+
+def bad_file(folder: Path) -> list[Source]:
+    """A file with a bad line in most of its blocks."""
+    lines = [f"Satz Nummer {number} steht hier\tsentence number {number} is here\n" for number in range(3000)]
+    for number in BAD_LINES:
+        lines.insert(number - 1, "one column\n")
+    (folder / "de-en.tsv").write_text("".join(lines))
+    return sources_of(folder)
+
+
+@pytest.mark.parametrize("size", [30_000, 10**9])
+def test_bad_lines_are_judged_over_all_blocks(size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sources = bad_file(tmp_path)
+    plan = plan_of(tmp_path / "a", block_bytes=size, max_bad_lines=0.003)
+    assert prepare(plan, sources, 1)["de"]["unreadable"] == 7
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    shown = [f", line {line} skipped: one column, expected source<TAB>target" for line in BAD_LINES[:5]]
+    assert warnings == [f"{tmp_path}/de-en.tsv{text}" for text in (*shown, ": 7 of 3007 lines skipped (limit 0.3%)")]
+    strict = plan_of(tmp_path / "b", block_bytes=size, max_bad_lines=0.002)
+    for _ in range(2):  # nor does it pass when the command is given again
+        with pytest.raises(ValueError, match="7 of the (first )?3007 lines are bad, more than max_bad_lines=0.002"):
+            prepare(strict, sources, 1)
+    assert len(plan.parts(sources[0])) == (6 if size < 10**9 else 1)
+
+
+def test_text_that_no_sample_needs_is_let_go_over_blocks_too(tmp_path: Path) -> None:
+    sources = bad_file(tmp_path)
+    plan = plan_of(tmp_path / "a", block_bytes=5000, max_bad_lines=1.0, max_pairs=50)
+    prepare(plan, sources, 1)
+    sizes = [pq.read_metadata(plan.cleaned(part) / "rows.parquet").num_rows for part in plan.parts(sources[0])]
+    assert sum(sizes) < 1000
+    assert max(sizes[-5:]) < 20 < sizes[0]
 
 
 KILL_AT = """
@@ -229,26 +298,30 @@ with open(sys.argv[1], "rb") as file:
 """
 
 
+def finished_steps(work: Path) -> dict[Path, int]:
+    """Folders of finished steps, and when each was made."""
+    folders = [path for pattern in ("clean-*/*", "select-*", "shared", "write-*") for path in work.glob(pattern)]
+    return {path: path.stat().st_mtime_ns for path in folders if path.is_dir() and path.suffix != ".tmp"}
+
+
 def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
     raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, counts = prepared
-    finished: dict[str, int] = {}
-    given = tmp_path / "arguments"
-    given.write_bytes(pickle.dumps((plan_of(tmp_path), sources_of(raw))))
-    for renamings in (5, 9):  # within the cleaning, and behind
+    finished: dict[Path, int] = {}
+    given, plan = tmp_path / "arguments", plan_of(tmp_path, block_bytes=9000)
+    given.write_bytes(pickle.dumps((plan, sources_of(raw))))
+    for renamings in (20, 30):  # within the cleaning, and behind
         code = [sys.executable, "-c", KILL_AT, str(given), str(renamings)]
         environment = os.environ | {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(code, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        folders = {
-            path.name: path.stat().st_mtime_ns for path in (tmp_path / ".work").iterdir() if path.suffix != ".tmp"
-        }
+        folders = finished_steps(tmp_path / ".work")
         assert folders.items() >= finished.items()  # what was finished is not made again
         assert len(folders) > len(finished)
         finished = folders
-    assert list((tmp_path / ".work").glob("*.tmp"))
-    assert prepare(plan_of(tmp_path), sources_of(raw), 1) == counts
+    assert list((tmp_path / ".work").rglob("*.tmp"))
+    assert prepare(plan, sources_of(raw), 1) == counts
     assert content(tmp_path) == content(folder)
     assert not list(tmp_path.rglob("*.tmp"))
 

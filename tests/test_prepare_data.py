@@ -181,6 +181,20 @@ def test_a_folder_with_other_things_is_left_alone(raw: Path, tmp_path: Path) -> 
         run(arguments(raw, tmp_path / "mine"))
 
 
+def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+
+    def beside(*_: Any) -> None:
+        with pytest.raises(ValueError, match="out: another run is at work in this folder: wait for its end, or give"):
+            run(arguments(raw, out))
+        _interrupt()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prepare_data.finish", beside)
+        pytest.raises(KeyboardInterrupt, run, arguments(raw, out))
+    assert run(arguments(raw, out))["languages"]["de"]["train"]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
 
@@ -217,7 +231,7 @@ def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path, monk
     (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
     with pytest.raises(ValueError, match="lines are bad"):
         run(arguments(raw, out))
-    (finished,) = (out / ".work").glob("clean-*")
+    (finished,) = (out / ".work").glob("clean-*/whole")
     os.utime(finished, (1, 1))
     (raw / "fr-en.tsv").write_bytes(good)
     with monkeypatch.context() as patch:
