@@ -18,6 +18,7 @@ from benchmarks.timing import add_machine_arguments, prepare_machine, save
 from benchmarks.train_step import CachedGradients, Gradients
 from benchmarks.workload import OBJECTIVES
 from dap.paper import text_table
+from encoder_dap import layer_stack
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 ENCODERS = {
@@ -85,7 +86,8 @@ def by_path(path: str, model: DAPForPreTraining, batch: dict[str, Tensor]) -> tu
         CachedGradients(model, 5)(batch)
         return None, gradient(model)
     if path == "compiled":
-        model.compile(dynamic=True)
+        for layer in layer_stack(model.dap.encoder)[1]:  # as the trainer's --torch_compile
+            layer.compile(dynamic=True)
     seen: list[Tensor] = []
 
     def loss(batch: dict[str, Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ from benchmarks.timing import CPU, WALL, MatrixWork, add_machine_arguments, alte
 from benchmarks.workload import Workload, add_workload_arguments, share_weights, token_counts
 from dap.grad_cache import CachedBatch
 from dap.paper import text_table
+from encoder_dap import layer_stack
 from modeling_dap import DAPForPreTraining
 
 LIBRARY, MATRIX = "sentence-transformers", "matrix products"
@@ -192,7 +193,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 def compile_all(workload: Workload, found: dict[str, Any]) -> None:
     """`torch.compile` for our models and for the library's encoders."""
     for model in workload.models.values():
-        model.compile(dynamic=True)
+        for layer in layer_stack(model.dap.encoder)[1]:  # as the trainer's --torch_compile
+            layer.compile(dynamic=True)
     for gradients in found.values():
         if isinstance(loss := getattr(gradients, "loss", None), LibraryLoss):
             loss.model[0].auto_model.compile(dynamic=True)
