@@ -33,6 +33,8 @@ from losses_dap import vocabulary_cross_entropy
 
 OURS, NAIVE = "ours", "naive"
 MB = 1e6
+#: glibc gives freed blocks back at once, so that the peak is what is in use and not what lies in fragments.
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 
 
 def peak_bytes(work: Callable[[], None], device: str) -> int:
@@ -124,7 +126,8 @@ def in_own_process(kind: str, contender: str, sizes: list[int], args: argparse.N
     point = json.dumps([kind, contender, sizes, options])
     path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "benchmarks.memory", "--child", point]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=True)
+    environment = os.environ | RETURN_MEMORY | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -31,7 +31,9 @@ NO_MODEL = (
     "dap.analysis",
     "dap.approximate",
     "dap.archives",
+    "dap.blocks",
     "dap.bucc",
+    "dap.clean_files",
     "dap.cleaning",
     "dap.data_card",
     "dap.deduplication",
@@ -42,9 +44,13 @@ NO_MODEL = (
     "dap.mining",
     "dap.opus",
     "dap.paper",
+    "dap.plan",
     "dap.preparation",
     "dap.processes",
+    "dap.run_folder",
     "dap.shards",
+    "dap.tables",
+    "dap.tokens",
     "dap.tmx",
 )
 
