@@ -5,15 +5,29 @@ tokens of all rows, `D` hidden size.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
 
 try:
+    from .configuration_dap import DAPConfig
     from .packing_dap import attention_arguments, pack, takes_packed
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+    from configuration_dap import DAPConfig
     from packing_dap import attention_arguments, pack, takes_packed
 
 TOKENS_PER_GROUP = 128  # padded rows of like length run together once they have this many tokens
@@ -40,6 +54,46 @@ def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
     accepted = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
     options = {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
     return AutoModel.from_config(config, **options)
+
+
+@contextmanager
+def encoder_named(name: str, config: DAPConfig) -> Iterator[None]:
+    """Errors of an encoder that is built in another way than this file expects become a `ValueError` that names it."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        remedy = "give another encoder" if config.objective == "tr" else "use objective='tr', or another encoder"
+        raise ValueError(
+            f"{name}: objective {config.objective!r} does not work with an encoder of model_type "
+            f"{config.encoder_config.model_type!r} ({reason}): {remedy}."
+        ) from error
+
+
+def load_masked_lm(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """A checkpoint as a masked-LM model, and the names of the weights that it lacks (reported by the caller)."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, report = AutoModelForMaskedLM.from_pretrained(name_or_path, output_loading_info=True, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+    return model, set(report["missing_keys"])
+
+
+def find_mask_token_id(name_or_path: str, **source: Any) -> int:
+    """The mask token's id of a checkpoint's tokenizer.
+
+    Raises:
+        ValueError: the tokenizer has no mask token.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            f"the tokenizer of {name_or_path} has no mask token, which RTL and TLM need: "
+            "use objective='tr', or give mask_token_id."
+        )
+    return tokenizer.mask_token_id
 
 
 def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:

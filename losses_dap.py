@@ -65,6 +65,18 @@ def sum_over_processes(value: Tensor) -> Tensor:
     return total
 
 
+def whole(weight: Tensor) -> Tensor:
+    """A parameter as a plain tensor: FSDP keeps a shard of it while its module's forward does not run."""
+    if not hasattr(weight, "full_tensor"):
+        return weight
+    from torch.distributed.tensor import Partial  # not part of every build of torch
+
+    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
+    if full.requires_grad:
+        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())  # FSDP takes the mean of processes
+    return full
+
+
 # ------------------------------------------------------------------------------------------- losses, pure functions
 
 

@@ -5,10 +5,8 @@ processes, `S` tokens (`S_x` of the source, `S_y` of the target), `D` hidden siz
 tokens. Every sequence starts with its CLS token, ends with a separator, and is padded on the right.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +14,8 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
 )
 from transformers import initialization as init
@@ -28,7 +24,15 @@ from transformers.utils import logging
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import build_encoder, last_states, position_offset, require_encoder
+    from .encoder_dap import (
+        build_encoder,
+        encoder_named,
+        find_mask_token_id,
+        last_states,
+        load_masked_lm,
+        position_offset,
+        require_encoder,
+    )
     from .heads_dap import PredictionHead, RTLHead
     from .losses_dap import (
         RankingResult,
@@ -43,12 +47,22 @@ try:
         sum_over_processes,
         text_hash,
         translation_ranking_loss,
+        whole,
         world_size,
     )
     from .packing_dap import use_packing
+    from .pairs_dap import Chunk, Side, Words, odd_rows, pad_to_same_length, swap_rows
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import build_encoder, last_states, position_offset, require_encoder
+    from encoder_dap import (
+        build_encoder,
+        encoder_named,
+        find_mask_token_id,
+        last_states,
+        load_masked_lm,
+        position_offset,
+        require_encoder,
+    )
     from heads_dap import PredictionHead, RTLHead
     from losses_dap import (
         RankingResult,
@@ -63,9 +77,11 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         sum_over_processes,
         text_hash,
         translation_ranking_loss,
+        whole,
         world_size,
     )
     from packing_dap import use_packing
+    from pairs_dap import Chunk, Side, Words, odd_rows, pad_to_same_length, swap_rows
 
 logger = logging.get_logger(__name__)
 
@@ -172,45 +188,6 @@ class DAPForPreTrainingOutput(ModelOutput):
     accuracy: Tensor | None = None
     negatives: Tensor | None = None
     ignored_tokens: Tensor | None = None
-
-
-class Side(NamedTuple):
-    """One side of the pairs: token ids (B, S), mask (B, S), states (B, S, D), embeddings (B, D), noise (B, S)."""
-
-    ids: Tensor
-    mask: Tensor
-    states: Tensor
-    embeds: Tensor
-    noise: Tensor | None
-
-
-class Words(NamedTuple):
-    """Word embeddings of sources (B, S_x, E) and targets (B, S_y, E), of [MASK] (1, E), and of what is predicted."""
-
-    source: Tensor
-    target: Tensor
-    mask: Tensor | None
-    predicted: Tensor
-
-
-@dataclass
-class Chunk:
-    """Some pairs of a larger batch, and what their losses need to be the share of these pairs (`dap/grad_cache.py`).
-
-    A plain object, not a tuple, so that a wrapper that casts forward's tensors leaves its own as they are.
-
-    Args:
-        first: row of the first pair in the batch of all processes.
-        noise: for the source (B, S_x) and the target (B, S_y), or None where none is needed.
-        gradients: of L_TR of the whole batch for the compared embeddings of sources and targets, (B, D) each; without
-            them forward only gives these embeddings.
-        labels: (1,), or (2,) with two directions: labels of the whole batch.
-    """
-
-    first: int
-    noise: tuple[Tensor | None, Tensor | None]
-    gradients: tuple[Tensor, Tensor] | None = None
-    labels: Tensor | None = None
 
 
 class DAPForPreTraining(DAPPreTrainedModel):
@@ -560,85 +537,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         means = torch.stack(sums) * world_size() / everywhere.clamp(min=1)  # (directions,)
         labels = sum(len(given[1]) for given in predictions)
         return means.sum() / (everywhere > 0).sum().clamp(min=1), labels - torch.stack(counts).sum()
-
-
-def whole(weight: Tensor) -> Tensor:
-    """A parameter as a plain tensor: FSDP keeps a shard of it while its module's forward does not run."""
-    if not hasattr(weight, "full_tensor"):
-        return weight
-    from torch.distributed.tensor import Partial  # not part of every build of torch
-
-    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
-    if full.requires_grad:
-        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())  # FSDP takes the mean of processes
-    return full
-
-
-def pad_to_same_length(source: Side, target: Side) -> tuple[Side, Side]:
-    """Both sides with as many columns as the longer one has; what is added is padding."""
-    length = max(source.ids.shape[1], target.ids.shape[1])
-
-    def padded(side: Side) -> Side:
-        missing = length - side.ids.shape[1]
-        noise = None if side.noise is None else F.pad(side.noise, (0, missing), value=1.0)
-        states = F.pad(side.states, (0, 0, 0, missing))
-        return Side(F.pad(side.ids, (0, missing)), F.pad(side.mask, (0, missing)), states, side.embeds, noise)
-
-    return padded(source), padded(target)
-
-
-def odd_rows(count: int, device: torch.device, first: int) -> Tensor:
-    """(B,) bool: whether a row's number in the batch of all processes, where these begin at `first`, is odd."""
-    return (torch.arange(count, device=device) + first) % 2 == 1
-
-
-def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:
-    """The side with the rows of the other where `swapped` (B,) is True."""
-
-    def choose(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        return None if a is None else torch.where(swapped.view(-1, *[1] * (a.dim() - 1)), b, a)
-
-    return Side(*(choose(a, b) for a, b in zip(side, other)))
-
-
-@contextmanager
-def encoder_named(name: str, config: DAPConfig) -> Iterator[None]:
-    """Errors of an encoder that is built in another way than this file expects become a `ValueError` that names it."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        remedy = "give another encoder" if config.objective == "tr" else "use objective='tr', or another encoder"
-        raise ValueError(
-            f"{name}: objective {config.objective!r} does not work with an encoder of model_type "
-            f"{config.encoder_config.model_type!r} ({reason}): {remedy}."
-        ) from error
-
-
-def load_masked_lm(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """A checkpoint as a masked-LM model, and the names of the weights that it lacks (reported by the caller)."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        model, report = AutoModelForMaskedLM.from_pretrained(name_or_path, output_loading_info=True, **options)
-    finally:
-        logging.set_verbosity(verbosity)
-    return model, set(report["missing_keys"])
-
-
-def find_mask_token_id(name_or_path: str, **source: Any) -> int:
-    """The mask token's id of a checkpoint's tokenizer.
-
-    Raises:
-        ValueError: the tokenizer has no mask token.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
-    if tokenizer.mask_token_id is None:
-        raise ValueError(
-            f"the tokenizer of {name_or_path} has no mask token, which RTL and TLM need: "
-            "use objective='tr', or give mask_token_id."
-        )
-    return tokenizer.mask_token_id
 
 
 # ------------------------------------------------------------------------------------------- classification

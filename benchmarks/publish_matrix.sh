@@ -51,7 +51,8 @@ cat > "$work/stranger.py" <<'PYTHON'
 import sys
 from pathlib import Path
 
-OWN = {"dap", "modeling_dap", "heads_dap", "encoder_dap", "packing_dap", "configuration_dap", "losses_dap"}
+OWN = {"dap", "modeling_dap", "heads_dap", "encoder_dap", "pairs_dap", "packing_dap", "losses_dap"}
+OWN |= {"configuration_dap"}
 
 
 class Blocker:  # in case the project is installed in this environment

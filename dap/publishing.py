@@ -30,6 +30,7 @@ import heads_dap
 import losses_dap
 import modeling_dap
 import packing_dap
+import pairs_dap
 from configuration_dap import DAPConfig
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
 from dap.model_card import (
@@ -47,7 +48,7 @@ from modeling_dap import DAPForPreTraining, DAPModel
 logger = logging.getLogger(__name__)
 
 LAYOUTS = ("plain", "dap")
-CODE = (configuration_dap, losses_dap, packing_dap, encoder_dap, heads_dap, modeling_dap)
+CODE = (configuration_dap, losses_dap, packing_dap, pairs_dap, encoder_dap, heads_dap, modeling_dap)
 #: What is never fetched from the Hub: pickles, and weights of other frameworks.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
 #: What an earlier push may have left that would contradict the present one; its own files are never deleted.
