@@ -113,8 +113,10 @@ def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Ten
     if takes_packed(encoder):
         return packed_states(encoder, mask, inputs)
     if mask.device.type == "cpu":
-        return grouped_states(encoder, mask, inputs)
-    return encoder(attention_mask=mask, **inputs).last_hidden_state * mask.unsqueeze(-1)
+        states = grouped_states(encoder, mask, inputs)
+    else:
+        states = encoder(attention_mask=mask, **inputs).last_hidden_state
+    return states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
 
 
 def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -127,7 +129,7 @@ def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tens
 
 
 def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """`last_states` by groups of padded rows of like length."""
+    """`last_states` by groups of padded rows of like length; those of padding have no meaning."""
     lengths = mask.sum(1).tolist()
     groups = length_groups(lengths, TOKENS_PER_GROUP)
     parts = []
