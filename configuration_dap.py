@@ -17,7 +17,7 @@ AUTO_MAP = {
 }
 
 CHOICES: dict[str, tuple] = {
-    "objective": ("tr", "tr+tlm", "tr+rtl"),
+    "objective": ("tr", "tr+tlm", "tr+rtl", "mlm"),
     "pooling": ("cls", "mean"),
     "projection": (None, "mlp"),
     "tr_similarity": ("cosine", "dot"),
@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "rtl_weight": (0.0, float("inf"), True),
     "tlm_probability": (0.0, 1.0, False),
     "tlm_weight": (0.0, float("inf"), True),
+    "mlm_probability": (0.0, 1.0, False),
 }
 FLAGS = ("tr_bidirectional", "tr_mask_duplicates")
 # Keys that a saved config.json may carry beside the fields of PreTrainedConfig.
@@ -48,7 +49,9 @@ class DAPConfig(PreTrainedConfig):
 
     Args:
         encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
-        objective: `"tr"`, `"tr+tlm"` or `"tr+rtl"` (= DAP, section 3.3). What an objective does not use is not built.
+        objective: `"tr"`, `"tr+tlm"` or `"tr+rtl"` (= DAP, section 3.3), or `"mlm"`, masked language modelling of both
+            sides (Devlin et al. 2019), which makes an encoder that the others can start from. What an objective does
+            not use is not built.
         pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
@@ -70,7 +73,8 @@ class DAPConfig(PreTrainedConfig):
             RTL loss while training; the whole vocabulary when absent.
         tlm_probability: share of the tokens that TLM masks.
         tlm_weight: factor of the TLM loss.
-        mask_token_id: the tokenizer's mask token; RTL and TLM need it.
+        mlm_probability: share of the tokens that `"mlm"` masks.
+        mask_token_id: the tokenizer's mask token; every objective but `"tr"` needs it.
 
     Raises:
         ValueError: an unknown field, or a value that is not allowed or contradicts another; it names the field, the
@@ -100,6 +104,7 @@ class DAPConfig(PreTrainedConfig):
         rtl_sampled_negatives: int | None = None,
         tlm_probability: float = 0.2,
         tlm_weight: float = 0.1,
+        mlm_probability: float = 0.15,
         mask_token_id: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -122,6 +127,7 @@ class DAPConfig(PreTrainedConfig):
         self.rtl_sampled_negatives = rtl_sampled_negatives
         self.tlm_probability = tlm_probability
         self.tlm_weight = tlm_weight
+        self.mlm_probability = mlm_probability
         self.mask_token_id = mask_token_id
         self.auto_map = kwargs.pop("auto_map", None) or dict(AUTO_MAP)
         _refuse_unknown(kwargs)
@@ -158,12 +164,20 @@ class DAPConfig(PreTrainedConfig):
         return self.encoder_config.num_hidden_layers
 
     @property
+    def uses_tr(self) -> bool:
+        return not self.uses_mlm
+
+    @property
     def uses_rtl(self) -> bool:
         return self.objective == "tr+rtl"
 
     @property
     def uses_tlm(self) -> bool:
         return self.objective == "tr+tlm"
+
+    @property
+    def uses_mlm(self) -> bool:
+        return self.objective == "mlm"
 
     def check(self) -> None:
         """Raise `ValueError` for a value that is not allowed; models call it again, as attributes can be set later."""

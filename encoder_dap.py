@@ -70,15 +70,26 @@ def encoder_named(name: str, config: DAPConfig) -> Iterator[None]:
         ) from error
 
 
-def load_masked_lm(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """A checkpoint as a masked-LM model, and the names of the weights that it lacks (reported by the caller)."""
+def load_masked_lm(
+    name_or_path: str, kind: type = AutoModelForMaskedLM, **options: Any
+) -> tuple[PreTrainedModel, set[str]]:
+    """A checkpoint as a masked-LM model, and the names of the weights that it lacks (reported by the caller).
+
+    Raises:
+        ValueError: some of these are the encoder's.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        model, report = AutoModelForMaskedLM.from_pretrained(name_or_path, output_loading_info=True, **options)
+        model, report = kind.from_pretrained(name_or_path, output_loading_info=True, **options)
     finally:
         logging.set_verbosity(verbosity)
-    return model, set(report["missing_keys"])
+    missing = set(report["missing_keys"])
+    if lost := sorted(key for key in missing if key.startswith(model.base_model_prefix + ".")):
+        raise ValueError(
+            f"{name_or_path} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: not usable."
+        )
+    return model, missing
 
 
 def find_mask_token_id(name_or_path: str, **source: Any) -> int:
@@ -90,7 +101,7 @@ def find_mask_token_id(name_or_path: str, **source: Any) -> int:
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
     if tokenizer.mask_token_id is None:
         raise ValueError(
-            f"the tokenizer of {name_or_path} has no mask token, which RTL and TLM need: "
+            f"the tokenizer of {name_or_path} has no mask token, which every objective but 'tr' needs: "
             "use objective='tr', or give mask_token_id."
         )
     return tokenizer.mask_token_id

@@ -47,6 +47,9 @@ class DataArguments:
     languages: list[str] | None = field(
         default=None, metadata={"help": "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds."}
     )
+    max_pairs: int | None = field(
+        default=None, metadata={"help": "Only the first pairs of each language, for a quick look. Default: all."}
+    )
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
     embeddings_dir: str | None = field(
@@ -71,12 +74,16 @@ class VectorArguments:
     )  # fmt: skip
 
 
-def read_languages(paths: Sequence[str], languages: Sequence[str] | None = None) -> Pairs:
+def read_languages(
+    paths: Sequence[str], languages: Sequence[str] | None = None, max_pairs: int | None = None
+) -> Pairs:
     """Language code -> (source, English) pairs in file order; files of one language follow each other.
 
     Raises:
-        ValueError: a language asked for has no file, or a language has no pairs.
+        ValueError: a language asked for has no file, a language has no pairs, or `max_pairs` is below 1.
     """
+    if max_pairs is not None and max_pairs < 1:
+        raise ValueError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
     found = find_bitext(paths)
     wanted = list(found) if languages is None else list(dict.fromkeys(_known_code(code) for code in languages))
     absent = [code for code in wanted if code not in found]
@@ -89,7 +96,7 @@ def read_languages(paths: Sequence[str], languages: Sequence[str] | None = None)
     for code, rows in pairs.items():
         if not rows:
             raise ValueError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")
-    return pairs
+    return {code: rows[:max_pairs] for code, rows in pairs.items()}
 
 
 def _known_code(code: str) -> str:
@@ -191,11 +198,20 @@ def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
     return {"xx-en": round(accuracy[0], 4), "en-xx": round(accuracy[1], 4)}
 
 
-def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool = False) -> str:
-    """The tables a user sees: languages and averages; beside the paper's for Tatoeba or a complete group of it."""
+def summary(
+    pairs: Pairs,
+    accuracies: dict[str, tuple[float, float]],
+    name: str,
+    is_tatoeba: bool = False,
+    is_cut: bool = False,
+) -> str:
+    """The tables a user sees: languages and averages; beside the paper's for Tatoeba or a complete group of it.
+
+    What `is_cut` to its first pairs has fewer candidates, and is not shown beside the paper's.
+    """
     averages, counts = group_averages(accuracies), {code: len(rows) for code, rows in pairs.items()}
-    complete = bool(set(averages) & set(TATOEBA_GROUPS))
-    beside = PAPER_MODELS if is_tatoeba or complete else ()
+    complete = not is_cut and bool(set(averages) & set(TATOEBA_GROUPS))
+    beside = PAPER_MODELS if complete or is_tatoeba and not is_cut else ()
     text = tatoeba_table(accuracies, averages, counts, beside)
     return f"{text}\n\n{paper_table(averages, name)}" if complete else text
 
@@ -230,7 +246,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model_args, data_args, vector_args = parser.parse_args_into_dataclasses(args=argv)
     files, outputs = _files(data_args.data_dir), _outputs(data_args)
     check_outputs(outputs, map(disk_path, files))
-    pairs = read_languages(data_args.data_dir, data_args.languages)
+    pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
     name, encoder = model_args.model_name_or_path, model_args.load()
     print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
           f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
@@ -238,9 +254,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     started = time.perf_counter()
     accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir, **vars(vector_args))
     seconds = time.perf_counter() - started
-    settings = {"data": data_args.data_dir, "text": _digest(pairs)} | vars(vector_args)
+    settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs} | vars(
+        vector_args
+    )
     content = _report(encoder, model_args, settings, results(pairs, accuracies), seconds)
-    print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(files)))
+    print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(files), data_args.max_pairs is not None))
     for path in outputs.values():
         write_json(content, path)
         print(f"written to {path}")

@@ -157,9 +157,12 @@ class PredictionHead(nn.Module):
             kept = self.bias[:size]
             self.bias = nn.Parameter(F.pad(kept, (0, size - len(kept))))
 
-    @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
         """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such."""
+        head = getattr(model, "prediction_head", None)
+        if isinstance(head, PredictionHead):
+            self._take(head.dense, head.norm, head.bias)
+            return True
         body = {id(module) for module in model.base_model.modules()}
         output = model.get_output_embeddings()
         own = [module for module in model.modules() if id(module) not in body and module is not output]
@@ -167,11 +170,26 @@ class PredictionHead(nn.Module):
         norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
         if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
             return False
+        self._take(dense, norm, output.bias)
+        return True
+
+    @torch.no_grad()
+    def _take(self, dense: nn.Linear, norm: nn.LayerNorm, bias: Tensor | None) -> None:
+        """`bias` (V,) is that of all ids."""
         self.dense.load_state_dict(dense.state_dict())
         self.norm.load_state_dict(norm.state_dict())
-        if output.bias is not None:
-            self.bias.copy_(output.bias[self.token_ids] if self.has_target_vocabulary else output.bias)
-        return True
+        if bias is not None:
+            self.bias.copy_(bias[self.token_ids] if self.has_target_vocabulary else bias)
+
+    @torch.no_grad()
+    def start_bias(self, counts: Tensor) -> None:
+        """Set the bias to the log of the ids' shares of a text, given how often each of all ids (N,) occurs there.
+
+        One is added to each count, so that an id that does not occur has a share, too.
+        """
+        counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
+        seen = (counts[self.token_ids] if self.has_target_vocabulary else counts).double() + 1  # (V,)
+        self.bias.copy_((seen / seen.sum()).log())
 
     @property
     def samples(self) -> bool:

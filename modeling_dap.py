@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers import initialization as init
@@ -172,7 +174,8 @@ class DAPForPreTrainingOutput(ModelOutput):
         tr_loss: scalar: translation ranking, eq. L_TR, nats a pair.
         rtl_loss: scalar: representation translation learning, eq. L_RTL, nats a token.
         tlm_loss: scalar: translation language modelling, eq. L_TLM, nats a masked token.
-        source_embeds: (B, D) sentence embeddings, neither projected nor normalised.
+        mlm_loss: scalar: masked language modelling of each side by itself, nats a masked token.
+        source_embeds: (B, D) sentence embeddings, neither projected nor normalised; with `"mlm"` of the masked text.
         target_embeds: (B, D) likewise.
         accuracy: scalar: share of the pairs whose own target ranks first.
         negatives: scalar: mean number of negatives a pair had, duplicates not counted.
@@ -183,6 +186,7 @@ class DAPForPreTrainingOutput(ModelOutput):
     tr_loss: Tensor | None = None
     rtl_loss: Tensor | None = None
     tlm_loss: Tensor | None = None
+    mlm_loss: Tensor | None = None
     source_embeds: Tensor | None = None
     target_embeds: Tensor | None = None
     accuracy: Tensor | None = None
@@ -191,7 +195,7 @@ class DAPForPreTrainingOutput(ModelOutput):
 
 
 class DAPForPreTraining(DAPPreTrainedModel):
-    """Encoder with the objectives of section 3.3: translation ranking, alone or with RTL (= DAP) or TLM."""
+    """Encoder with the objectives of section 3.3: translation ranking, alone or with RTL (= DAP) or TLM; or MLM."""
 
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
@@ -199,14 +203,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        predicts = config.uses_rtl or config.uses_tlm
+        predicts = config.objective != "tr"
         if predicts and config.mask_token_id is None:
             raise ValueError(
                 f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
                 "give the tokenizer's mask_token_id."
             )
         width = config.hidden_size
-        self.projection = nn.Sequential(nn.Linear(width, width), nn.Tanh()) if config.projection else None
+        projected = config.projection and config.uses_tr
+        self.projection = nn.Sequential(nn.Linear(width, width), nn.Tanh()) if projected else None
         self.rtl_head = RTLHead(config) if config.uses_rtl else None
         self.prediction_head = PredictionHead(config) if predicts else None
         self.post_init()
@@ -226,13 +231,14 @@ class DAPForPreTraining(DAPPreTrainedModel):
         cls,
         name_or_path: str,
         target_token_ids: list[int] | None = None,
+        token_counts: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
         **config: Any,
     ) -> "DAPForPreTraining":
-        """Start pre-training from a plain encoder checkpoint.
+        """Start pre-training from an encoder: a plain checkpoint, or one of this class made with objective `"mlm"`.
 
         The RTL head starts as the encoder's last K layers, and the prediction head as its masked-LM head where the
         checkpoint has one (else from random weights, with a warning).
@@ -240,45 +246,76 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Args:
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2, ModernBERT, ...).
             target_token_ids: token ids that RTL predicts; the whole vocabulary when absent.
-            config: fields of `DAPConfig`. `mask_token_id` is read from the checkpoint's tokenizer when not given.
+            token_counts: (V,) how often each id is to be predicted. A prediction head that starts from random weights
+                then has the log of their shares as its bias, not zeros.
+            config: fields of `DAPConfig`. When not given, `mask_token_id` is read from the checkpoint's tokenizer, and
+                the pooling of an `"mlm"` checkpoint stays.
 
         Raises:
             ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
                 mask token, or a field that `DAPConfig` refuses.
         """
         source = {"trust_remote_code": trust_remote_code, "revision": revision}
-        encoder_config = AutoConfig.from_pretrained(name_or_path, **source)
+        encoder_config, kind = AutoConfig.from_pretrained(name_or_path, **source), AutoModelForMaskedLM
+        if encoder_config.model_type == DAPConfig.model_type and encoder_config.objective == "mlm":
+            saved, encoder_config, kind = encoder_config, encoder_config.encoder_config, cls
+            config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
         require_encoder(encoder_config, name_or_path)
         if target_token_ids is not None:
-            target_token_ids = sorted(set(target_token_ids))
-            config["target_vocab_size"] = len(target_token_ids)
+            config["target_vocab_size"] = len(set(target_token_ids))
         dap_config = DAPConfig(encoder_config, **config)
         if dap_config.objective != "tr" and dap_config.mask_token_id is None:
             dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
         options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
-        pretrained, missing = load_masked_lm(name_or_path, **options)
-        encoder_config._attn_implementation = pretrained.config._attn_implementation
-        lost = sorted(key for key in missing if key.startswith(pretrained.base_model_prefix + "."))
-        if lost:
-            raise ValueError(
-                f"{name_or_path} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: not usable."
-            )
+        pretrained, missing = load_masked_lm(name_or_path, kind, **options)
+        found = attn_implementation if kind is cls else pretrained.config._attn_implementation
+        encoder_config._attn_implementation = found
         with encoder_named(name_or_path, dap_config):
             model = cls(dap_config).to(dtype)
             if target_token_ids is not None:
                 model.set_target_vocabulary(target_token_ids)
-            model._copy_weights(pretrained, missing, name_or_path)
+            model._copy_weights(pretrained, missing, name_or_path, token_counts)
             model._try_out()
         return model
 
-    def _copy_weights(self, pretrained: PreTrainedModel, missing: set[str], name: str) -> None:
-        self.dap.encoder.load_state_dict(pretrained.base_model.state_dict())
+    @classmethod
+    def from_scratch(
+        cls,
+        encoder_config: PreTrainedConfig,
+        target_token_ids: list[int] | None = None,
+        token_counts: Tensor | None = None,
+        **config: Any,
+    ) -> "DAPForPreTraining":
+        """Start pre-training from random weights; arguments and errors as in `from_encoder`."""
+        name = encoder_config.name_or_path or "encoder_config"
+        require_encoder(encoder_config, name)
+        if target_token_ids is not None:
+            config["target_vocab_size"] = len(set(target_token_ids))
+        dap_config = DAPConfig(encoder_config, **config)
+        with encoder_named(name, dap_config):
+            model = cls(dap_config)
+            if target_token_ids is not None:
+                model.set_target_vocabulary(target_token_ids)
+            if token_counts is not None:
+                model.prediction_head.start_bias(token_counts)
+            model._try_out()
+        return model
+
+    def _copy_weights(
+        self, pretrained: PreTrainedModel, missing: set[str], name: str, token_counts: Tensor | None
+    ) -> None:
+        encoder = pretrained.dap.encoder if isinstance(pretrained, DAPForPreTraining) else pretrained.base_model
+        self.dap.encoder.load_state_dict(encoder.state_dict())
         if self.rtl_head is not None:
-            self.rtl_head.copy_last_layers(pretrained.base_model)
+            self.rtl_head.copy_last_layers(encoder)
         if self.prediction_head is None:
             return
         if missing or not self.prediction_head.copy_masked_lm_head(pretrained):
             logger.warning(f"{name} has no masked-LM head to take: the prediction head starts from random weights.")
+            if token_counts is not None:
+                self.prediction_head.start_bias(token_counts)
+        elif token_counts is not None:
+            logger.warning(f"{name} has a masked-LM head: its bias is taken, not one from token frequencies.")
 
     @torch.no_grad()
     def _try_out(self) -> None:
@@ -326,27 +363,26 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target_input_ids: (B, S_y) token ids of the translations.
             target_attention_mask: (B, S_y).
             language_ids: (B,) indices into `config.rtl_languages`, wherever a source is reconstructed.
-            source_noise: (B, S_x) float64, uniform in [0, 1): decides which tokens TLM masks (and RTL, if rho < 1);
-                drawn when absent.
-            target_noise: (B, S_y) likewise.
+            source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` gives them; drawn when absent.
             chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
         """
         first = first_row(len(source_input_ids)) if chunk is None else chunk.first
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
         only_embeds = chunk is not None and chunk.gradients is None
         ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
-        words = self._look_up(ids, only_embeds)
+        shown, noise = self._mask(ids, masks, noise)
+        words = self._look_up(shown, only_embeds)
         source, target = self._encode(ids, masks, noise, words)
         compared = self._compared(source), self._compared(target)  # (B, D) each
         if only_embeds:
             return DAPForPreTrainingOutput(source_embeds=compared[0], target_embeds=compared[1])
         out = DAPForPreTrainingOutput(source_embeds=source.embeds, target_embeds=target.embeds)
-        if chunk is None:
+        if chunk is not None:
+            out.loss = sum((embeds * gradient).sum() for embeds, gradient in zip(compared, chunk.gradients))
+        elif self.config.uses_tr:
             ranking = self._translation_ranking(*compared, text_hash(target.ids, target.mask))
             out.loss = out.tr_loss = ranking.loss
             out.accuracy, out.negatives = ranking.accuracy, ranking.negatives
-        else:
-            out.loss = sum((embeds * gradient).sum() for embeds, gradient in zip(compared, chunk.gradients))
         predictions = self._predictions(source, target, words, language_ids, first)
         everywhere = None if chunk is None else chunk.labels
         if self.config.uses_rtl:
@@ -355,6 +391,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if self.config.uses_tlm:
             out.tlm_loss, _ = self._predict(predictions, words, everywhere)
             out.loss = out.loss + self.config.tlm_weight * out.tlm_loss
+        if self.config.uses_mlm:
+            out.loss = out.mlm_loss = self._predict(predictions, words, everywhere)[0]
         return out
 
     def _look_up(self, ids: tuple[Tensor, Tensor], only_texts: bool = False) -> Words:
@@ -378,7 +416,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         noise: tuple[Tensor | None, Tensor | None],
         words: Words,
     ) -> tuple[Side, Side]:
-        """Source and target by one pass of the encoder."""
+        """Source and target by one pass of the encoder, whose input are the words: of other ids where MLM masks."""
         length = max(mask.shape[1] for mask in masks)
         mask = torch.cat([F.pad(mask, (0, length - mask.shape[1])) for mask in masks])  # (2·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
@@ -396,7 +434,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     def draw_noise(self, ids: Tensor) -> Tensor | None:
         """(B, S) float64, uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
-        masks_some = self.config.uses_tlm or (self.config.uses_rtl and self.config.rtl_ratio < 1)
+        config = self.config
+        masks_some = config.uses_tlm or config.uses_mlm or (config.uses_rtl and config.rtl_ratio < 1)
         return torch.rand(ids.shape, dtype=torch.float64, device=ids.device) if masks_some else None
 
     def _compared(self, side: Side) -> Tensor:
@@ -424,8 +463,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Each argument is of the source and of the target: (B, S_x) and (B, S_y).
         """
-        if self.config.uses_tlm:
-            masked = [(maskable(a) & (b < self.config.tlm_probability)).sum() for a, b in zip(masks, noise)]
+        if self.config.uses_tlm or self.config.uses_mlm:
+            share = self.config.mlm_probability if self.config.uses_mlm else self.config.tlm_probability
+            masked = [(maskable(a) & (b < share)).sum() for a, b in zip(masks, noise)]
             return sum(masked).view(1)
         source, target = (self._count_to_reconstruct(*side) for side in zip(ids, masks, noise))  # (B,) each
         if self.config.rtl_direction == "both":
@@ -446,6 +486,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """What the prediction head is given: states (T, D) and labels (T,), for "both" of each direction apart."""
         if self.config.uses_tlm:
             return [self._translation_language_modelling(source, target)]
+        if self.config.uses_mlm:
+            return [self._masked_language_modelling(source, target)]
         if not self.config.uses_rtl:
             return []
         states, labels, chosen = self._representation_translation(source, target, words, language_ids, first)
@@ -521,6 +563,25 @@ class DAPForPreTraining(DAPPreTrainedModel):
         )
         states = last_states(self.dap.encoder, mask, input_ids=masked, **self._positions(ids, column))
         return states[chosen], ids[chosen]
+
+    def _mask(
+        self, ids: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor], noise: tuple[Tensor | None, Tensor | None]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+        """What MLM shows the encoder in place of both sides' token ids (B, S), and the noise that decided it."""
+        config = self.config
+        if not config.uses_mlm:
+            return ids, noise
+        noise = tuple(self.draw_noise(own) if drawn is None else drawn for own, drawn in zip(ids, noise))
+        allowed = (drawn.masked_fill(~maskable(mask), 1.0) for drawn, mask in zip(noise, masks))
+        options = config.mlm_probability, config.mask_token_id, config.vocab_size
+        return tuple(mask_tokens(own, drawn, *options) for own, drawn in zip(ids, allowed)), noise
+
+    def _masked_language_modelling(self, source: Side, target: Side) -> tuple[Tensor, Tensor]:
+        """States (T, D) and labels (T,) of the tokens of both sides that `_mask` chose."""
+        sides = source, target
+        chosen = [maskable(side.mask) & (side.noise < self.config.mlm_probability) for side in sides]
+        states = torch.cat([side.states[where] for side, where in zip(sides, chosen)])
+        return states, torch.cat([side.ids[where] for side, where in zip(sides, chosen)])
 
     def _predict(
         self, predictions: list[tuple[Tensor, Tensor]], words: Words, everywhere: Tensor | None = None

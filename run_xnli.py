@@ -90,6 +90,7 @@ class DataArguments:
     )
     max_seq_length: int = field(default=128, metadata={"help": "Tokens a pair is cut to."})
     max_train_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of the training data."})
+    max_test_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of each test set."})
 
 
 @dataclass
@@ -201,8 +202,8 @@ def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITr
     dev = {code: found["dev"][code] for code in dev_languages(training, data, codes, found["dev"])}
     test = {code: found["test"][code] for code in codes}
     encoder = load_encoder(model_args, data.max_seq_length)
-    types, limit = has_token_types(encoder), data.max_train_pairs
-    return Task(encoder, prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, limit))
+    types, limits = has_token_types(encoder), (data.max_train_pairs, data.max_test_pairs)
+    return Task(encoder, prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, *limits))
 
 
 def dev_languages(

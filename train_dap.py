@@ -2,7 +2,8 @@
 
     accelerate launch train_dap.py configs/xlmr.yaml --train_data corpus/ --output_dir out
 
-The recipe is optional, and flags override it. A run that was stopped goes on from its last checkpoint.
+The recipe is optional, and flags override it. A run that was stopped goes on from its last checkpoint. An encoder to
+start from is made from scratch by masked language modelling, with configs/mlm.yaml.
 """
 
 import logging
@@ -11,11 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset, IterableDataset
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoTokenizer,
     EarlyStoppingCallback,
+    PreTrainedConfig,
     PreTrainedTokenizerBase,
     TrainerCallback,
     set_seed,
@@ -32,6 +36,7 @@ from dap.data import (
     read_target_vocabulary,
     split_validation,
     target_vocabulary,
+    token_counts,
     tokenize_bitext,
 )
 from dap.encoding import hub_commit, longest_input
@@ -53,22 +58,59 @@ logger = logging.getLogger(__name__)
 # What may change when training goes on from a DAP checkpoint; its weights were made for everything else.
 CHANGEABLE = {"tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates"}
 CHANGEABLE |= {"rtl_ratio", "rtl_weight", "rtl_sampled_negatives", "tlm_probability", "tlm_weight"}
+CHANGEABLE |= {"mlm_probability"}
 
 
-def is_dap_checkpoint(args: ModelArguments) -> bool:
-    """Whether training goes on from a DAP checkpoint."""
-    source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
-    return AutoConfig.from_pretrained(args.model_name_or_path, **source).model_type == DAPConfig.model_type
+def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
+    """The tokenizer that is named, or else that of the model or the configuration.
+
+    Raises:
+        ValueError: there is none, of which Transformers makes one without tokens.
+    """
+    start = args.model_name_or_path or args.config_name
+    beside = str(Path(start).parent) if Path(start).is_file() else start
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name or beside, **source_of(args))
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ValueError(f"{args.tokenizer_name or beside} holds no tokenizer: name one with --tokenizer_name.")
+    return tokenizer
+
+
+def source_of(args: ModelArguments) -> dict[str, Any]:
+    """How everything of the model is to be read."""
+    return {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
+
+
+def load_start_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The configuration of the checkpoint to start from, or of the encoder that is to have random weights.
+
+    Raises:
+        ValueError: it has fewer token ids than a tokenizer that is not its own.
+    """
+    name = args.model_name_or_path or args.config_name
+    config = AutoConfig.from_pretrained(name, **source_of(args))
+    apart = args.config_name is not None or args.tokenizer_name is not None
+    if apart and config.vocab_size < len(tokenizer):
+        raise ValueError(
+            f"{name} has vocab_size={config.vocab_size}, the tokenizer {args.tokenizer_name or name} has "
+            f"{len(tokenizer)} tokens: give a configuration with as many or more, or another --tokenizer_name."
+        )
+    return config
+
+
+def goes_on(config: PreTrainedConfig, args: ModelArguments) -> bool:
+    """Whether training goes on from a DAP checkpoint with its heads; one of "mlm" is an encoder to the others."""
+    if config.model_type != DAPConfig.model_type or args.config_name is not None:
+        return False
+    return config.objective != "mlm" or args.objective in (None, "mlm")
 
 
 def load_model(args: ModelArguments, is_dap: bool, **config: Any) -> DAPForPreTraining:
-    """A DAP checkpoint to go on with (`is_dap`), or a new model around a plain encoder.
+    """A DAP checkpoint to go on with (`is_dap`), or a new model around an encoder.
 
     Raises:
         ValueError: an argument that contradicts the weights of the DAP checkpoint.
     """
-    options = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
-    options["attn_implementation"] = args.attn_implementation
+    options = {**source_of(args), "attn_implementation": args.attn_implementation}
     wanted = given_fields(args)
     if is_dap:
         return load_dap_checkpoint(args.model_name_or_path, wanted, **options)
@@ -113,6 +155,30 @@ def text_fields(
         return {"target_token_ids": read_target_vocabulary(args.target_vocabulary_file, tokenizer)}
     restricted = args.restrict_target_vocabulary and not data.streaming
     return {"target_token_ids": target_vocabulary(train, tokenizer)} if restricted else {}
+
+
+def count_predicted(
+    args: ModelArguments, data: DataArguments, train: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Tensor]:
+    """How often a new model is to predict each id, where the bias of its prediction head is to start from that.
+
+    Raises:
+        ValueError: another `prediction_bias` than there is, or nothing that could be counted.
+    """
+    if args.prediction_bias == "zeros":
+        return {}
+    if args.prediction_bias != "frequencies":
+        raise ValueError(f"prediction_bias={args.prediction_bias!r}: give 'zeros' or 'frequencies'.")
+    settings = CONFIG_DEFAULTS | given_fields(args)
+    if settings["objective"] == "tr" or data.streaming:
+        why = "a stream cannot be counted" if data.streaming else "objective 'tr' predicts no tokens"
+        raise ValueError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
+    if settings["objective"] == "tr+rtl":
+        sides = {"source-to-target": ("target",), "target-to-source": ("source",)}.get(settings["rtl_direction"])
+        return {"token_counts": torch.from_numpy(token_counts(train, tokenizer, sides or ("source", "target")))}
+    counts = torch.from_numpy(token_counts(train, tokenizer, ("source", "target")))  # (V,)
+    counts[tokenizer.sep_token_id] = 0  # only RTL predicts it
+    return {"token_counts": counts}
 
 
 def build_datasets(
@@ -173,20 +239,29 @@ def build_trainer(
     model_args: ModelArguments, data: DataArguments, training: DAPTrainingArguments
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Everything wired: tokenizer, data, model, trainer; and the record of the run."""
-    source = {"trust_remote_code": model_args.trust_remote_code, "revision": model_args.revision}
-    tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **source)
+    tokenizer = load_tokenizer(model_args)
+    start = load_start_config(model_args, tokenizer)
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, tokenizer)
     check_schedule(training, dev)
-    is_dap = is_dap_checkpoint(model_args)
+    is_dap = goes_on(start, model_args)
     if is_dap and model_args.target_vocabulary_file is not None:
         raise ValueError(
             f"{model_args.model_name_or_path} has its target vocabulary already: leave --target_vocabulary_file "
             f"{model_args.target_vocabulary_file} out, or start from a plain encoder."
         )
     fields = {} if is_dap else text_fields(model_args, data, train, tokenizer)
+    if not is_dap:
+        fields |= count_predicted(model_args, data, train, tokenizer)
+    elif model_args.prediction_bias != "zeros":
+        logger.warning("%s has its prediction head already: its bias stays", model_args.model_name_or_path)
     set_seed(training.seed)
-    model = load_model(model_args, is_dap, **fields)
+    if model_args.config_name is None:
+        model = load_model(model_args, is_dap, **fields)
+    else:
+        start.pad_token_id, start._attn_implementation = tokenizer.pad_token_id, model_args.attn_implementation
+        wanted = {"mask_token_id": tokenizer.mask_token_id, **given_fields(model_args)}
+        model = DAPForPreTraining.from_scratch(start, **wanted, **fields)
     check_length(model, data.max_seq_length)
     check_languages(model, train, model_args.model_name_or_path)
     if training.freeze_word_embeddings:
@@ -247,11 +322,12 @@ def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrai
     )
     vocabulary = model.config.target_vocab_size or model.config.vocab_size
     total = training.per_device_train_batch_size * training.world_size
+    ranked = " and as many candidates for each (accumulation adds none)" if model.config.uses_tr else ""
     chunks = f" in chunks of {training.mini_batch_size}" if training.mini_batch_size else ""
     languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
     return (
         f"{model.config.objective} on {languages}, {pairs} pairs, {sum(map(len, dev.values()))} dev pairs; "
-        f"{total} pairs a step{chunks} and as many candidates for each (accumulation adds none); "
+        f"{total} pairs a step{chunks}{ranked}; "
         f"vocabulary of the prediction head: {vocabulary}"
     )
 
@@ -274,7 +350,8 @@ def run(argv: list[str]) -> None:
     if trainer.dev_bitext:
         trainer.save_metrics("eval", trainer.evaluate(), combined=False)
     made = {"model_step": step_of_model(trainer)}
-    if commit := hub_commit(model_args.model_name_or_path, model_args.revision):
+    base = model_args.model_name_or_path
+    if base is not None and (commit := hub_commit(base, model_args.revision)):
         made["base_commit"] = commit
     trainer.save_metrics("train", metrics | made, combined=False)
     if training.push_to_hub and trainer.is_world_process_zero():

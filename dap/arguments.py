@@ -17,6 +17,7 @@ from dap.trainer import DAPTrainingArguments
 
 # Arguments of which only one can be given: a flag takes the place of the other one in the recipe.
 RIVALS = (("per_device_train_batch_size", "total_train_batch_size"), ("max_steps", "num_train_epochs"))
+RIVALS += (("model_name_or_path", "config_name"),)
 STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
 
 
@@ -29,8 +30,20 @@ def _flag(text: str) -> Any:
 class ModelArguments:
     """What is trained. A field of `DAPConfig` that is not given has its default, or the DAP checkpoint's value."""
 
-    model_name_or_path: str = field(metadata={"help": "Encoder to start from, or a DAP checkpoint to go on with."})
-    objective: str | None = field(default=None, metadata={"help": "tr, tr+tlm, or tr+rtl (= DAP, the default)."})
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Encoder to start from, or a DAP checkpoint to go on with."}
+    )
+    config_name: str | None = field(
+        default=None,
+        metadata={"help": "In its place: a configuration (file, folder or Hub id) of an encoder of random weights."},
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Tokenizer, if it is not where the model or the configuration is."}
+    )
+    objective: str | None = field(
+        default=None,
+        metadata={"help": "tr, tr+tlm, tr+rtl (= DAP, the default), or mlm, which makes an encoder for the others."},
+    )
     pooling: str | None = field(default=None, metadata={"help": "cls (default) or mean."})
     projection: str | None = field(default=None, metadata={"help": "mlp: a train-only layer on the sentence vector."})
     tr_similarity: str | None = field(default=None, metadata={"help": "cosine (default) or dot."})
@@ -52,6 +65,9 @@ class ModelArguments:
     )
     tlm_probability: float | None = field(default=None, metadata={"help": "Share of masked tokens; 0.2 by default."})
     tlm_weight: float | None = field(default=None, metadata={"help": "Factor of the TLM loss; 0.1 by default."})
+    mlm_probability: float | None = field(
+        default=None, metadata={"help": "Share of tokens that mlm masks; 0.15 by default."}
+    )
     restrict_target_vocabulary: bool = field(
         default=True,
         metadata={"help": "RTL predicts only ids of the training targets (neither streamed nor of sources)."},
@@ -59,6 +75,10 @@ class ModelArguments:
     target_vocabulary_file: str | None = field(
         default=None,
         metadata={"help": "JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."},
+    )
+    prediction_bias: str = field(
+        default="zeros",
+        metadata={"help": "zeros, or frequencies of the training tokens: how a head without weights to take starts."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, ..."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
@@ -106,7 +126,10 @@ def parse_arguments(argv: list[str]) -> Arguments:
             raise ValueError(f"--{pair[0]} and --{pair[1]} say the same: give one of them.")
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
-    return parser.parse_args_into_dataclasses(args=argv)
+    model, data, training = parser.parse_args_into_dataclasses(args=argv)
+    if model.model_name_or_path is None and model.config_name is None:
+        raise ValueError("nothing to start from: give --model_name_or_path, or --config_name to begin from scratch.")
+    return model, data, training
 
 
 def given(name: str, argv: list[str]) -> bool:

@@ -309,26 +309,40 @@ class _Tokenise:
         return order + (rng.permutation(len(seen)) + len(order)).tolist()
 
 
+def token_counts(
+    datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase, sides: Sequence[str] = ("target",)
+) -> np.ndarray:
+    """How often each id occurs on these sides of tokenised pairs, (V,) int64; 0 for CLS and padding, SEP is counted.
+
+    Raises:
+        ValueError: the datasets stream: their tokens are known only after a whole pass.
+    """
+    counts = np.zeros(len(tokenizer), dtype=np.int64)  # (V,)
+    for language, dataset in datasets.items():
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                f"{language}: the tokens of a stream are unknown before it ends; take them from a map-style sample, "
+                "or do not stream"
+            )
+        columns = [f"{side}_input_ids" for side in sides]
+        for batch in dataset.select_columns(columns).with_format("arrow").iter(100_000):
+            for name in columns:
+                ids = batch[name].combine_chunks().flatten().to_numpy()
+                counts += np.bincount(ids, minlength=len(counts))
+    for token in {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id, None}:
+        counts[token] = 0
+    return counts
+
+
 def target_vocabulary(datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Sorted ids that occur on the target sides of tokenised pairs, SEP included, CLS and padding left out.
 
     These are the ids that RTL predicts, so its softmax need not run over any other.
 
     Raises:
-        ValueError: the datasets stream: their vocabulary is known only after a whole pass.
+        ValueError: as `token_counts`.
     """
-    seen = np.zeros(len(tokenizer), dtype=bool)  # (V,)
-    for language, dataset in datasets.items():
-        if isinstance(dataset, IterableDataset):
-            raise ValueError(
-                f"{language}: a stream's target vocabulary is unknown before it ends; take it from a map-style "
-                f"sample, or train on the whole vocabulary"
-            )
-        for batch in dataset.select_columns(["target_input_ids"]).with_format("arrow").iter(100_000):
-            seen[batch["target_input_ids"].combine_chunks().flatten().to_numpy()] = True
-    for token in {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id, None}:
-        seen[token] = False
-    return np.flatnonzero(seen).tolist()
+    return np.flatnonzero(token_counts(datasets, tokenizer)).tolist()
 
 
 def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:

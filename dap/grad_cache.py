@@ -1,8 +1,8 @@
-"""GradCache (Gao et al. 2021, arXiv 2101.06983): a batch of any size in the memory of a chunk, with RTL and TLM.
+"""GradCache (Gao et al. 2021, arXiv 2101.06983): a batch of any size in the memory of a chunk, with all objectives.
 
 The embeddings of all chunks are computed without a graph; the ranking loss of the whole batch gives the gradient of
 each embedding; then each chunk runs again, with the same dropout, from that gradient back to the weights. A prediction
-of RTL or TLM concerns one pair, so each chunk takes its share of their sum over the labels of the whole batch.
+of RTL, TLM or MLM concerns one pair, so each chunk takes its share of their sum over the labels of the whole batch.
 
 Shapes in the comments: `B` pairs of one process, `W` processes, `b` pairs of a chunk, `S` tokens, `D` hidden size.
 """
@@ -31,7 +31,7 @@ from pairs_dap import Chunk
 
 SIMILARITIES_AT_A_TIME = 2**21  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
 SIDES = ("source", "target")
-PREDICTED = ("rtl_loss", "tlm_loss", "ignored_tokens")  # what the chunks' shares add up to
+PREDICTED = ("rtl_loss", "tlm_loss", "mlm_loss", "ignored_tokens")  # what the chunks' shares add up to
 Embeddings = tuple[Tensor, Tensor]  # of the sources and of the targets, (B, D) each
 
 
@@ -45,7 +45,7 @@ class Part:
 
 
 class CachedBatch:
-    """A batch whose ranking loss is known; each of its `parts` is to `run` once, and its loss to go back.
+    """A batch whose ranking loss, if any, is known; each of its `parts` is to `run` once, and its loss to go back.
 
     The gradients of all parts together are those of a plain step on the batch, within rounding.
 
@@ -65,8 +65,10 @@ class CachedBatch:
     ) -> None:
         self.config, self.forward = model.config, forward
         self.parts, labels = split(model, inputs, size)
-        texts = text_hash(inputs["target_input_ids"], inputs["target_attention_mask"])  # (B,)
-        self.ranking, gradients = ranking_gradients(self.config, *self._embed(), texts)
+        self.ranking, gradients = None, ()
+        if self.config.uses_tr:
+            texts = text_hash(inputs["target_input_ids"], inputs["target_attention_mask"])  # (B,)
+            self.ranking, gradients = ranking_gradients(self.config, *self._embed(), texts)
         for part, *own in zip(self.parts, *(gradient.split(size) for gradient in gradients)):
             part.chunk = replace(part.chunk, gradients=tuple(own), labels=labels)
         self.sums: dict[str, Tensor] = {}
@@ -92,6 +94,8 @@ class CachedBatch:
 
     def output(self) -> DAPForPreTrainingOutput:
         """What a plain step gives, but for the embeddings and without a graph, once every part has run."""
+        if self.ranking is None:
+            return DAPForPreTrainingOutput(loss=self.sums["mlm_loss"], **self.sums)
         rtl, tlm = self.sums.get("rtl_loss", 0), self.sums.get("tlm_loss", 0)
         loss = self.ranking.loss + self.config.rtl_weight * rtl + self.config.tlm_weight * tlm
         measured = {"accuracy": self.ranking.accuracy, "negatives": self.ranking.negatives}

@@ -37,12 +37,13 @@ TASKS = {
 RECIPE = (
     "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
     "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size", "rtl_sampled_negatives",
-    "tlm_probability", "tlm_weight",
+    "tlm_probability", "tlm_weight", "mlm_probability",
     "pairs a step", "max_seq_length", "language_mix", "mix_alpha", "learning_rate", "lr_scheduler_type",
     "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "bf16", "fp16", "seed",
 )  # fmt: skip
-OF_OBJECTIVE = {"rtl_": "tr+rtl", "target_vocab": "tr+rtl", "tlm_": "tr+tlm"}
-CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "eval_mean_accuracy")
+#: What a field's name begins with -> the part of an objective that has a use for it.
+OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": "rtl", "tlm_": "tlm", "mlm_": "mlm"}
+CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
 HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
@@ -219,10 +220,9 @@ def _introduction(published: Published, sources: Sources) -> str:
         "across languages, bitext mining and similarity."
     )
     if sources.config:
-        text += (
-            f" It was trained with dap-transformers, objective `{sources.config['objective']}` of dual-alignment "
-            "pre-training (DAP)."
-        )
+        objective = sources.config["objective"]
+        made = "masked language modelling" if objective == "mlm" else "dual-alignment pre-training (DAP)"
+        text += f" It was trained with dap-transformers, objective `{objective}` of {made}."
     text += f" Languages: {', '.join(NAMES.get(code, code) for code in known) or NOT_STATED}."
     length = " The vectors of sentence-transformers have length 1." if published.normalize else ""
     prefix = f", after the prefix {published.prefix!r}" if published.prefix else ""
@@ -330,11 +330,15 @@ def _recipe(sources: Sources) -> str:
     if base := sources.run.get("model_name_or_path"):
         kind = "" if is_hub_id(base) else "a local folder, "
         rows.append(["started from", base_model(sources.run) or f"{kind}`{Path(base).name}`"])
+    if shape := sources.run.get("config_name"):
+        rows.append(
+            ["started from", f"random weights, configuration `{shape if is_hub_id(shape) else Path(shape).name}`"]
+        )
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
     for name in RECIPE:
-        needed = next((objective for start, objective in OF_OBJECTIVE.items() if name.startswith(start)), None)
-        if known.get(name) is not None and needed in (None, known.get("objective")):
+        needed = next((part for start, part in OF_OBJECTIVE.items() if name.startswith(start)), None)
+        if known.get(name) is not None and (needed is None or needed in known.get("objective", "").split("+")):
             rows.append([name.replace("_", " "), known[name]])
     if "mix_alpha" in known and known.get("language_mix") != "temperature":
         rows = [row for row in rows if row[0] != "mix alpha"]

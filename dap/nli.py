@@ -310,16 +310,18 @@ def prepare_nli(
     max_seq_length: int = 128,
     token_types: bool = False,
     max_train_pairs: int | None = None,
+    max_test_pairs: int | None = None,
 ) -> NLIData:
     """Everything read and tokenised, so that what is wrong with it shows before any training.
 
     Args:
         max_seq_length, token_types: as in `tokenize_nli`.
         max_train_pairs: take only the first pairs of the training text.
+        max_test_pairs: take only the first pairs of each test set.
     """
     texts = {"train": load_nli(train, max_train_pairs)}
     texts |= {f"dev {code}": load_nli(source) for code, source in dev.items()}
-    texts |= {f"test {code}": load_nli(source) for code, source in test.items()}
+    texts |= {f"test {code}": load_nli(source, max_test_pairs) for code, source in test.items()}
     tokens = {name: tokenize_nli(text, tokenizer, max_seq_length, token_types, name) for name, text in texts.items()}
     parts = {
         split: {code: longest_first(tokens[f"{split} {code}"]) for code in sources}

@@ -11,7 +11,7 @@ from transformers import PrinterCallback, ProgressCallback
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
 
-LOGGED = ("tr_loss", "rtl_loss", "tlm_loss", "accuracy", "negatives", "ignored_tokens")
+LOGGED = ("tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "accuracy", "negatives", "ignored_tokens")
 
 
 class StepMeter:

@@ -20,7 +20,6 @@ from torch.utils.data import Sampler
 from transformers import (
     PrinterCallback,
     ProgressCallback,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -31,6 +30,7 @@ from transformers.trainer_utils import HubStrategy
 
 from dap.encoding import SentenceEncoder
 from dap.grad_cache import CachedBatch
+from dap.head_warmup import HeadWarmupTrainer, check_head_warmup
 from dap.progress import BriefPrinter, BriefProgress, StepMeter
 from dap.publishing import explained
 from dap.retrieval import retrieval_accuracy
@@ -64,6 +64,9 @@ class DAPTrainingArguments(TrainingArguments):
     freeze_word_embeddings: bool = field(
         default=False, metadata={"help": "Do not train the word embeddings: less memory, faster steps."}
     )
+    head_warmup_steps: int = field(
+        default=0, metadata={"help": "First steps in which the heads learn alone; the encoder's schedule begins then."}
+    )
     learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate of AdamW."})
     max_steps: int = field(default=100_000, metadata={"help": "Number of optimizer steps."})
     per_device_train_batch_size: int = field(default=128, metadata={"help": "Pairs a process in one step."})
@@ -77,7 +80,6 @@ class DAPTrainingArguments(TrainingArguments):
     report_to: None | str | list[str] = field(
         default=None, metadata={"help": "Trackers; TensorBoard, when installed, if not given."}
     )
-
     hub_strategy: HubStrategy | str = field(
         default="end", metadata={"help": "The model is published once, when the run has ended: keep it."}
     )
@@ -101,12 +103,11 @@ class DAPTrainingArguments(TrainingArguments):
             self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
         self._check_processes()
         self._check_supported()
+        check_head_warmup(self, self.max_steps)
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
-        if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
-            raise ValueError(
-                f"early_stopping_patience={self.early_stopping_patience}: give 1 or more, or leave it out."
-            )
+        if (patience := self.early_stopping_patience) is not None and patience < 1:
+            raise ValueError(f"early_stopping_patience={patience}: give 1 or more, or leave it out.")
         if not self.dataloader_drop_last or self.remove_unused_columns:
             raise ValueError(
                 f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
@@ -180,7 +181,7 @@ class EpochOfSampler(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch))
 
 
-class DAPTrainer(Trainer):
+class DAPTrainer(HeadWarmupTrainer):
     """`Trainer` for `DAPForPreTraining`.
 
     Args:
@@ -286,7 +287,7 @@ class DAPTrainer(Trainer):
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
         """Raise `FloatingPointError` for a loss that is not finite; count a step of so many pairs, if any."""
         if not torch.isfinite(out.loss):
-            losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss")}
+            losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss", "mlm_loss")}
             listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items() if value is not None)
             raise FloatingPointError(self._describe_failure("loss", listed))
         if pairs:

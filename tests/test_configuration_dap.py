@@ -43,6 +43,7 @@ def test_defaults_are_the_papers() -> None:
     assert (config.tr_similarity, config.tr_temperature, config.tr_margin) == ("cosine", 0.05, 0.0)
     assert (config.rtl_direction, config.rtl_ratio, config.rtl_weight) == ("source-to-target", 1.0, 1.0)
     assert (config.tlm_probability, config.tlm_weight) == (0.2, 0.1)
+    assert config.mlm_probability == 0.15  # BERT's
     assert DAPConfig(tr_similarity="dot").tr_temperature == 1.0  # eq. L_TR as printed
 
 
@@ -60,6 +61,7 @@ WRONG = [
     ({"rtl_ratio": 1.5}, r"rtl_ratio=1.5.*\(0, 1\]"),
     ({"rtl_weight": "big"}, "rtl_weight='big'"),
     ({"tlm_probability": 0}, "tlm_probability=0"),
+    ({"mlm_probability": 1.1}, r"mlm_probability=1.1.*\(0, 1\]"),
     ({"mask_token_id": 10**6}, "mask_token_id=1000000.*0 to 30521"),
     ({"target_vocab_size": 10**6}, "target_vocab_size=1000000"),
     ({"rtl_direction": "sideways"}, "rtl_direction='sideways'"),

@@ -26,6 +26,7 @@ from dap.data import (
     normalise,
     split_validation,
     target_vocabulary,
+    token_counts,
     tokenize_bitext,
 )
 
@@ -154,8 +155,20 @@ def test_target_vocabulary_holds_every_label_and_nothing_else(
     assert tiny_tokenizer.sep_token_id in vocabulary
     few = target_vocabulary({"de": tokenized["de"].select([7])}, tiny_tokenizer)
     assert few == sorted(set(tokenized["de"][7]["target_input_ids"][1:]))  # rows that are not selected do not count
-    with pytest.raises(ValueError, match="de: a stream's target vocabulary"):
+    with pytest.raises(ValueError, match="de: the tokens of a stream are unknown"):
         target_vocabulary(streams(tokenized), tiny_tokenizer)
+
+
+def test_tokens_are_counted_as_by_a_loop(
+    tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    parts = {language: data.select(range(3, 40)) for language, data in tokenized.items()}
+    for sides in (("target",), ("source",), ("source", "target")):
+        naive = [0] * len(tiny_tokenizer)
+        for row in (row for data in parts.values() for row in data):
+            for token in (token for side in sides for token in row[f"{side}_input_ids"][1:]):  # without CLS
+                naive[token] += 1
+        assert token_counts(parts, tiny_tokenizer, sides).tolist() == naive
 
 
 # Split

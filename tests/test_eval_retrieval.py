@@ -63,6 +63,11 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
     assert (sw[2], sw[4:6], sw[7:]) == ("5", ["77.9", "77.2"], ["75.6", "78.5"])  # pairs, and the appendix's rows
     assert (mean[4:6], mean[7:]) == (["94.7", "94.7"], ["94.6", "95.2"])
     assert any(line[:2] == ["paper:", "XLM-R+TR+TLM"] and line[-1] == "92.4" for line in lines)
+    cut = run(["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path), "--max_pairs", "4"])
+    assert {each["pairs"] for each in cut["languages"].values()} == {4}
+    assert "paper" not in capsys.readouterr().out  # fewer candidates are not the paper's task
+    with pytest.raises(ValueError, match="--max_pairs 0: give 1 or more"):
+        run(["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path), "--max_pairs", "0"])
 
 
 def test_some_languages_of_tatoeba_stand_beside_the_papers(

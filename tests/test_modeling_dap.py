@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from datasets import Dataset
-from tiny_models import ENCODERS, MASK, OBJECTIVES, PAD, gradients, make_batch, tiny_model, tokens_of, widen
+from tiny_models import ENCODERS, MASK, PAD, WITH_MLM, gradients, make_batch, tiny_model, tokens_of, widen
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -139,10 +139,70 @@ def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -
     assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: str) -> None:
+    model = tiny_model(model_type, objective="mlm", mlm_probability=0.6, projection="mlp").double()
+    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
+    losses, kinds = [], set()
+    for side, row in itertools.product(("source", "target"), range(6)):
+        ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
+        masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
+        for i in chosen:
+            if noise[i] < 0.8 * 0.6:
+                masked[i] = MASK
+            elif noise[i] < 0.9 * 0.6:
+                masked[i] = int((noise[i] * 2**20) % 1 * 250)
+            kinds.add("masked" if noise[i] < 0.8 * 0.6 else "random" if noise[i] < 0.9 * 0.6 else "kept")
+        states = encoder(masked[None]).last_hidden_state[0]
+        for i in chosen:
+            hidden = prediction.norm(prediction.activation(prediction.dense(states[i])))
+            logits = hidden @ model.get_input_embeddings().weight.T + prediction.bias
+            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+    out = model(**batch)
+    assert len(kinds) == 3
+    assert out.mlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
+    assert out.loss is out.mlm_loss
+    assert (out.tr_loss, out.accuracy, out.negatives) == (None, None, None)
+    assert out.source_embeds.shape == out.target_embeds.shape == (6, 32)
+
+
+def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(objective="mlm", mlm_probability=0.5)
+    batch = {name: value for name, value in make_batch().items() if "noise" not in name}
+    ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
+    look_up, shown = model._look_up, []
+    monkeypatch.setattr(model, "_look_up", lambda own, *rest: shown.append(torch.cat(own)) or look_up(own, *rest))
+    for _ in range(20):
+        model(**batch)
+    assert len({tuple(step.flatten().tolist()) for step in shown}) == 20
+    special = (ids == 0) | (ids == 2) | (ids == PAD)
+    assert all(torch.equal(step[special], ids[special]) for step in shown)
+    share = sum((step == MASK).sum().item() for step in shown) / (20 * (~special).sum().item())
+    assert 0.35 < share < 0.45  # 80% of a half
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_type: str, tmp_path: Path) -> None:
+    options = {"objective": "mlm", "pooling": "mean", "mask_token_id": MASK}
+    made = DAPForPreTraining.from_scratch(tiny_config(model_type), **options)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    made.save_pretrained(tmp_path)
+    batch = make_batch()
+    for objective in ("tr", "tr+tlm", "tr+rtl"):
+        model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
+        assert (model.config.objective, model.config.pooling) == (objective, "mean")
+        shared = {name: value for name, value in made.state_dict().items() if name in model.state_dict()}
+        assert len(shared) == len(made.dap.state_dict()) + len(made.prediction_head.state_dict()) * (objective != "tr")
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in shared.items())
+        assert torch.isfinite(model(**batch).loss)
+    assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"
+
+
 # ----------------------------------------------------------------------------------------- what must not matter
 
 
-@pytest.mark.parametrize(("model_type", "objective"), itertools.product(ENCODERS, OBJECTIVES))
+@pytest.mark.parametrize(("model_type", "objective"), itertools.product(ENCODERS, WITH_MLM))
 def test_padding_and_order_change_nothing(model_type: str, objective: str) -> None:
     model = tiny_model(model_type, objective=objective, tlm_probability=0.5)
     batch = make_batch()
@@ -232,7 +292,7 @@ def test_projection_is_for_the_loss_only() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta", "modernbert"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WITH_MLM)
 def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
     model, batch = tiny_model(model_type, objective=objective), make_batch()
     losses = []
@@ -245,7 +305,7 @@ def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WITH_MLM)
 def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
     model, batch = tiny_model("xlm-roberta", objective=objective), make_batch()
     model(**batch).loss.backward()
@@ -256,7 +316,7 @@ def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
     torch.testing.assert_close(gradients(model), expected)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WITH_MLM)
 def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
@@ -284,7 +344,7 @@ def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch:
     assert torch.isfinite(gradients(model)).all()
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WITH_MLM)
 def test_every_parameter_gets_a_gradient(objective: str) -> None:
     for model_type in ENCODERS:
         model = tiny_model(model_type, objective=objective)
@@ -315,7 +375,7 @@ def test_labels_are_counted_exactly_in_half_precision() -> None:
     assert model(**batch).ignored_tokens.item() == 0
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WITH_MLM)
 def test_vocabulary_can_be_resized(objective: str) -> None:
     model, batch = tiny_model("bert", objective=objective), make_batch()
     model.resize_token_embeddings(260)

@@ -236,6 +236,8 @@ def test_data_is_prepared_by_split_and_language(tiny_tokenizer: PreTrainedTokeni
     assert data.test["sw"]["labels"][:] == [2, 0]  # the longer pair first
     assert len(data.missing) == 13
     assert data.digests["test sw"] == data.digests["dev en"] == digest(load_nli(source)) != data.digests["train"]
+    cut = prepare_nli(source, {"en": source}, {"sw": source}, tiny_tokenizer, max_test_pairs=1)
+    assert (len(cut.train), len(cut.dev["en"]), cut.test["sw"]["labels"][:]) == (2, 2, [0])
 
 
 def test_steps_are_drawn_at_random_and_sorted_within() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, synthetic_pairs
+from conftest import REPOSITORY, synthetic_pairs, tiny_config
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
@@ -21,6 +21,7 @@ from transformers import (
     TrainerState,
 )
 
+import modeling_dap
 from configuration_dap import DAPConfig
 from dap.arguments import given_fields, parse_arguments, recipe_flags
 from dap.resuming import FINISHED, RECORD, FindBestAgain, find_resumable
@@ -91,6 +92,23 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 
 
+def test_a_run_stopped_in_the_warmup_of_its_heads_resumes_to_the_same_weights(
+    flags: list[str], tmp_path: Path
+) -> None:
+    schedule = ["--max_steps", "8", "--save_strategy", "steps", "--save_steps", "3", "--head_warmup_steps", "5"]
+    out = [*flags, *schedule, "--rtl_ratio", "0.7", "--warmup_steps", "2", "--output_dir", str(tmp_path)]
+    run(out)
+    expected = load_file(tmp_path / "model.safetensors")
+    (tmp_path / FINISHED).unlink()
+    for step in (6, 8):
+        shutil.rmtree(tmp_path / f"checkpoint-{step}")
+    with pytest.raises(ValueError, match="head_warmup_steps=5, now 4"):
+        run([*out, "--head_warmup_steps", "4"])
+    run(out)
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+
 def state(folder: Path) -> dict:
     return json.loads((folder / "trainer_state.json").read_text())
 
@@ -140,6 +158,42 @@ def test_a_prepared_target_vocabulary_is_what_rtl_predicts(flags: list[str], tmp
         run([*flags, "--output_dir", str(tmp_path / "other")])
 
 
+@pytest.mark.parametrize("restricted", ["true", "false"])
+def test_the_bias_of_a_new_head_starts_from_token_frequencies(
+    restricted: str, flags: list[str], tmp_path: Path
+) -> None:
+    flags += ["--prediction_bias", "frequencies", "--restrict_target_vocabulary", restricted]
+    arguments = parse_arguments([*flags, "--output_dir", str(tmp_path)])
+    trainer, _ = build_trainer(*arguments)
+    train, _ = build_datasets(*arguments[1:], trainer.processing_class)
+    head = trainer.model.prediction_head
+    ids = head.token_ids.tolist() if restricted == "true" else range(len(trainer.processing_class))
+    targets = [token for part in train.values() for row in part["target_input_ids"] for token in row[1:]]
+    counts = torch.tensor([targets.count(token) + 1.0 for token in ids], dtype=torch.float64)
+    torch.testing.assert_close(head.bias, (counts / counts.sum()).log().float(), check_dtype=False)
+    assert torch.isfinite(head.bias).all()
+
+
+def test_a_bias_from_frequencies_is_refused_or_left_out_with_a_word(
+    flags: list[str], scratch: tuple[Path, list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [*flags, "--output_dir", str(tmp_path), "--prediction_bias"]
+    for more, message in (
+        (["frequencies", "--objective", "tr"], "does nothing, as objective 'tr' predicts no tokens"),
+        (["frequencies", "--streaming", "--language_mix", "uniform"], "does nothing, as a stream cannot be counted"),
+        (["uniform"], "prediction_bias='uniform': give 'zeros' or 'frequencies'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_trainer(*parse_arguments([*asked, *more]))
+    modeling_dap.logger.addHandler(caplog.handler)
+    made = load_file(scratch[0] / "mlm" / "model.safetensors")["prediction_head.bias"]
+    for objective, word in (("tr+tlm", "has a masked-LM head: its bias is taken"), ("mlm", "its bias stays")):
+        start = ["--model_name_or_path", str(scratch[0] / "mlm"), "--objective", objective, "--pooling", "mean"]
+        trainer, _ = build_trainer(*parse_arguments([*asked, "frequencies", *start]))
+        assert torch.equal(trainer.model.prediction_head.bias, made)
+        assert word in caplog.text
+
+
 def test_dap_checkpoints_keep_what_their_weights_are_made_for(flags: list[str], tmp_path: Path) -> None:
     run([*flags, "--max_steps", "1", "--objective", "tr", "--output_dir", str(tmp_path / "first")])
     flags[1] = str(tmp_path / "first")
@@ -160,6 +214,104 @@ def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path
     train, held = build_datasets(data, training, AutoTokenizer.from_pretrained(model.model_name_or_path))
     assert {language: len(part) for language, part in train.items()} == {"de": 170, "fr": 200, "sw": 200}
     assert len(held["sw"]) == 30
+
+
+# ----------------------------------------------------------------------------------------- from scratch
+
+
+@pytest.fixture(scope="module")
+def scratch(
+    tmp_path_factory: pytest.TempPathFactory, bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> tuple[Path, list[str]]:
+    """An encoder made by masked language modelling, and the flags that made it."""
+    folder = tmp_path_factory.mktemp("scratch")
+    tiny_config("bert").save_pretrained(folder / "shape")
+    tiny_tokenizer.save_pretrained(folder / "tokenizer")
+    flags = ["--tokenizer_name", str(folder / "tokenizer"), "--train_data", str(bitext_dir), "--max_seq_length", "24"]
+    flags += ["--per_device_train_batch_size", "32", "--dev_pairs", "20", "--report_to", "none", "--use_cpu"]
+    flags += ["--logging_steps", "10", "--learning_rate", "5e-3", "--max_steps", "50", "--disable_tqdm", "true"]
+    flags += ["--config_name", str(folder / "shape" / "config.json"), "--save_strategy", "no"]
+    run([*flags, "--objective", "mlm", "--pooling", "mean", "--output_dir", str(folder / "mlm")])
+    return folder, flags
+
+
+def without(flags: list[str], *names: str) -> list[str]:
+    """The flags but for some that have a value."""
+    places = {flags.index(name) + step for name in names for step in (0, 1)}
+    return [flag for place, flag in enumerate(flags) if place not in places]
+
+
+def test_an_encoder_learns_from_scratch(scratch: tuple[Path, list[str]]) -> None:
+    history = state(scratch[0] / "mlm")["log_history"]
+    losses = [line["mlm_loss"] for line in history if "mlm_loss" in line]
+    assert losses[0] < 5.52 + 0.1  # the log of the vocabulary of 250
+    assert losses[-1] < losses[0] - 0.4
+    assert {"tr_loss", "accuracy"} & {name for line in history for name in line} == set()
+    assert "eval_sw-en_accuracy" in results(scratch[0] / "mlm")
+
+
+@pytest.mark.parametrize("restricted", ["true", "false"])
+def test_an_encoder_made_here_starts_dual_alignment(
+    restricted: str, scratch: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    folder, flags = scratch
+    start = [*without(flags, "--config_name", "--tokenizer_name"), "--model_name_or_path", str(folder / "mlm")]
+    start += ["--objective", "tr+rtl", "--rtl_layers", "2", "--restrict_target_vocabulary", restricted]
+    trainer, _ = build_trainer(*parse_arguments([*start, "--output_dir", str(tmp_path)]))
+    found, made = trainer.model.state_dict(), load_file(folder / "mlm" / "model.safetensors")
+    assert (trainer.model.config.objective, trainer.model.config.pooling) == ("tr+rtl", "mean")
+    ids = found.pop("prediction_head.token_ids", torch.arange(250))
+    assert (len(ids) < 250) == (restricted == "true")
+    torch.testing.assert_close(found["prediction_head.bias"], made.pop("prediction_head.bias")[ids], rtol=0, atol=0)
+    assert all(torch.equal(found[name], value) for name, value in made.items())  # encoder and prediction head
+    blocks = {name: value for name, value in found.items() if name.startswith("rtl_head.")}
+    for name, value in blocks.items():
+        layer, rest = name.removeprefix("rtl_head.blocks.encoder.layer.").split(".", 1)
+        assert torch.equal(value, made[f"dap.encoder.encoder.layer.{int(layer) + 1}.{rest}"])
+    assert blocks
+
+
+def test_masked_language_modelling_goes_on(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, flags = scratch
+    more = [*without(flags, "--config_name", "--max_steps"), "--model_name_or_path", str(folder / "mlm")]
+    more += ["--max_steps", "1", "--mlm_probability", "0.3", "--output_dir", str(tmp_path / "more")]
+    run([*more, "--learning_rate", "0"])
+    config = json.loads((tmp_path / "more" / "config.json").read_text())
+    assert (config["objective"], config["mlm_probability"], config["pooling"]) == ("mlm", 0.3, "mean")
+    first, second = (load_file(path / "model.safetensors") for path in (folder / "mlm", tmp_path / "more"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_dual_alignment_starts_from_scratch_too(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+    trainer, _ = build_trainer(*parse_arguments([*scratch[1], "--output_dir", str(tmp_path)]))
+    config = trainer.model.config
+    assert (config.objective, config.mask_token_id, config.encoder_config.pad_token_id) == ("tr+rtl", 4, 1)
+    assert config.target_vocab_size == len(trainer.model.prediction_head.token_ids) < 250
+    assert trainer.model.prediction_head.token_ids[0] > 0  # CLS is not predicted
+
+
+def test_what_to_start_from_is_given_once(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, flags = scratch
+    out = ["--output_dir", str(tmp_path)]
+    with pytest.raises(ValueError, match="--model_name_or_path and --config_name say the same"):
+        parse_arguments([*flags, *out, "--model_name_or_path", str(folder / "mlm")])
+    with pytest.raises(ValueError, match="give --model_name_or_path, or --config_name to begin from scratch"):
+        parse_arguments([*without(flags, "--config_name"), *out])
+    recipe = str(REPOSITORY / "configs" / "mlm.yaml")
+    model, _, _ = parse_arguments([recipe, "--model_name_or_path", "a", *out])
+    assert (model.model_name_or_path, model.config_name) == ("a", None)
+
+
+def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
+    scratch: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    flags = [*without(scratch[1], "--config_name", "--tokenizer_name"), "--output_dir", str(tmp_path / "out")]
+    tiny_config("bert", vocab_size=99).save_pretrained(tmp_path / "small")
+    small, shape = ["--config_name", str(tmp_path / "small")], ["--config_name", str(scratch[0] / "shape")]
+    with pytest.raises(ValueError, match="small has vocab_size=99, the tokenizer .*tokenizer has 247 tokens"):
+        build_trainer(*parse_arguments([*flags, *small, "--tokenizer_name", str(scratch[0] / "tokenizer")]))
+    with pytest.raises(ValueError, match="shape holds no tokenizer: name one with --tokenizer_name"):
+        build_trainer(*parse_arguments([*flags, *shape]))
 
 
 # ----------------------------------------------------------------------------------------- resuming
@@ -350,6 +502,15 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     config = DAPConfig(**given_fields(model))
     assert (config.rtl_layers, config.rtl_weight, config.tlm_probability, config.tlm_weight) == (2, 1.0, 0.2, 0.1)
     assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+
+
+def test_the_recipe_from_scratch_is_complete(tmp_path: Path) -> None:
+    recipe = str(REPOSITORY / "configs" / "mlm.yaml")
+    model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
+    config = DAPConfig(**given_fields(model))
+    assert (config.objective, config.mlm_probability, data.max_seq_length) == ("mlm", 0.15, 64)
+    assert model.config_name
+    assert 0 < training.warmup_steps < training.max_steps
 
 
 def test_flags_override_the_recipe(tmp_path: Path) -> None:

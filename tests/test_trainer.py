@@ -1,3 +1,4 @@
+import itertools
 import os
 import pickle
 import time
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from dap.corpus import load_bitext
 from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize_bitext
@@ -41,22 +42,22 @@ def make_trainer(tmp_path: Path, bitext_dir: Path, tiny_bert_dir: Path, tiny_tok
     return make
 
 
-@pytest.mark.parametrize("objective", ["tr", "tr+tlm", "tr+rtl"])
+@pytest.mark.parametrize("objective", ["tr", "tr+tlm", "tr+rtl", "mlm"])
 def test_log_has_every_component_and_they_add_up(objective: str, make_trainer) -> None:  # noqa: ANN001
     trainer = make_trainer(objective)
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
     assert len(lines) == 4
     config = trainer.model.config
+    weights = {"tr_loss": 1, "rtl_loss": config.rtl_weight, "tlm_loss": config.tlm_weight, "mlm_loss": 1}
     for line in lines:
-        total = (
-            line["tr_loss"] + config.rtl_weight * line.get("rtl_loss", 0) + config.tlm_weight * line.get("tlm_loss", 0)
-        )
+        total = sum(weight * line[name] for name, weight in weights.items() if name in line)
         assert line["loss"] == pytest.approx(total, abs=2e-3)
-        assert ("rtl_loss" in line, "tlm_loss" in line) == (objective == "tr+rtl", objective == "tr+tlm")
-        assert 0 <= line["accuracy"] <= 1
-        assert line["negatives"] == 7
+        assert {name for name in weights if name in line} == {f"{part}_loss" for part in objective.split("+")}
         assert line["pairs_per_second"] > 0
+        if objective != "mlm":
+            assert 0 <= line["accuracy"] <= 1
+            assert line["negatives"] == 7
 
 
 def test_accumulated_loss_is_the_mean_of_its_batches(make_trainer) -> None:  # noqa: ANN001
@@ -78,6 +79,20 @@ def test_chunks_train_as_whole_batches(make_trainer) -> None:  # noqa: ANN001
         for name in ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens"):
             assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
             assert whole[name] == plain[name]
+
+
+def test_masked_language_modelling_takes_chunks_and_is_evaluated_by_retrieval(make_trainer) -> None:  # noqa: ANN001
+    logs = []
+    for size in (None, 3):
+        torch.manual_seed(0)
+        trainer = make_trainer("mlm", mini_batch_size=size, max_steps=1)
+        trainer.train()
+        logs.append([line for line in trainer.state.log_history if "loss" in line])
+    for plain, chunked in zip(*logs, strict=True):
+        for name in ("loss", "mlm_loss", "grad_norm"):
+            assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
+        assert not {"tr_loss", "accuracy", "negatives"} & set(chunked)
+    assert 0 <= trainer.evaluate()["eval_mean_accuracy"] <= 100
 
 
 def test_processes_wait_for_each_other_at_the_last_chunk_alone(make_trainer) -> None:  # noqa: ANN001
@@ -175,6 +190,67 @@ def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None: 
     trainer.train()
     changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
     assert set(before) - changed == {"dap.encoder.embeddings.word_embeddings.weight"}
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_the_encoder_waits_for_the_heads(size: int | None, make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(head_warmup_steps=3, max_steps=5, weight_decay=0.1, mini_batch_size=size)
+    states = [{name: value.clone() for name, value in trainer.model.state_dict().items()}]
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+
+    trainer.add_callback(Keep())
+    trainer.train()
+    learning = [name for name, value in trainer.model.named_parameters() if value.requires_grad]
+    for step, (before, after) in enumerate(itertools.pairwise(states)):
+        moved = {name for name in learning if not torch.equal(before[name], after[name])}
+        assert moved == {name for name in learning if step >= 3 or not name.startswith("dap.")}
+    moves = [(states[4][name] - states[3][name]).abs().max().item() for name in learning if name.startswith("dap.")]
+    assert max(moves) < 4 * 5e-5  # no step is larger than Adam's ever is
+    rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
+    assert rates == pytest.approx([5e-5 * (5 - step) / 5 for step in range(5)])  # those of the heads
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_encoder_follows_the_schedule_of_the_steps_that_are_left(schedule: str, make_trainer) -> None:  # noqa: ANN001
+    options = {"lr_scheduler_type": schedule, "warmup_steps": 4, "learning_rate": 1e-3}
+    warmed, plain = make_trainer(head_warmup_steps=10, max_steps=30, **options), make_trainer(max_steps=20, **options)
+    rates = []
+    for trainer, steps in ((warmed, 30), (plain, 20)):
+        trainer.create_optimizer_and_scheduler(steps)
+        rates.append([])
+        for _ in range(steps):
+            rates[-1].append([group["lr"] for group in trainer.optimizer.param_groups])
+            trainer.optimizer.step()
+            trainer.lr_scheduler.step()
+    encoder = [rate[-1] for rate in rates[0]]
+    assert encoder[:10] == [0.0] * 10
+    assert encoder[10:] == pytest.approx([rate[0] for rate in rates[1]])
+    heads = [rate[0] for rate in rates[0]]
+    assert heads[4] == max(heads) == 1e-3
+    assert min(heads[1:]) > 0
+    parts = {name.split(".")[0]: id(value) for name, value in warmed.model.named_parameters()}
+    groups = [{id(value) for value in group["params"]} for group in warmed.optimizer.param_groups]
+    assert [parts["dap"] in group for group in groups].index(True) >= warmed.head_groups
+    assert sum(map(len, groups)) == len(list(warmed.model.parameters()))
+
+
+def test_head_warmups_that_cannot_be_are_refused(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    for steps, allowed in ((4, "give 0 to 3, as the training has 4 steps"), (-1, "give 0 to 3")):
+        with pytest.raises(ValueError, match=f"head_warmup_steps={steps}: {allowed}"):
+            DAPTrainingArguments(output_dir=str(tmp_path), head_warmup_steps=steps, max_steps=4)
+    epochs = make_trainer(head_warmup_steps=75, max_steps=-1, num_train_epochs=1)
+    with pytest.raises(ValueError, match="head_warmup_steps=75: give 0 to 74, as the training has 75 steps"):
+        epochs.train()
+    with pytest.raises(ValueError, match="head_warmup_steps=2, but objective 'tr' has no heads: leave it out"):
+        make_trainer("tr", head_warmup_steps=2).train()
+    plateau = make_trainer(
+        head_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
+    )
+    with pytest.raises(ValueError, match="head_warmup_steps=2 does not go with lr_scheduler_type='reduce_lr_on_pla"):
+        plateau.train()
 
 
 @pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])

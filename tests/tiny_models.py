@@ -9,6 +9,7 @@ from modeling_dap import DAPConfig, DAPForPreTraining
 
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 OBJECTIVES = ("tr", "tr+tlm", "tr+rtl")
+WITH_MLM = (*OBJECTIVES, "mlm")
 MASK, PAD = 4, 1
 
 

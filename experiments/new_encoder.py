@@ -1,0 +1,104 @@
+"""A folder to train a small encoder from scratch with: a configuration, and a Unigram tokenizer cut to the text.
+
+    python -m experiments.new_encoder --tokenizer ENCODER --train_data corpus/ --output_dir mini
+    python train_dap.py configs/mlm.yaml --config_name mini --train_data corpus/ --output_dir mini-mlm
+
+The vocabulary is the special tokens, every single character of the text and the pieces that are most frequent in it,
+all with the scores they had.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerBase
+
+from dap.corpus import find_bitext, read_pairs
+
+
+def sentences(paths: Sequence[str], pairs: int) -> Iterator[str]:
+    """Both sides of the first so many pairs of each language."""
+    for files in find_bitext(paths).values():
+        for pair in islice((pair for file in files for pair in read_pairs(file)), pairs):
+            yield pair["source"]
+            yield pair["target"]
+
+
+def frequent_pieces(tokenizer: PreTrainedTokenizerBase, text: Iterator[str]) -> list[str]:
+    """The pieces of the text, its single characters first, each group by frequency."""
+    counts: Counter[str] = Counter()
+    while batch := list(islice(text, 10_000)):
+        for encoding in tokenizer(batch, add_special_tokens=False).encodings:
+            counts.update(encoding.tokens)
+    return sorted(counts, key=lambda piece: (len(piece) > 1, -counts[piece]))
+
+
+def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int) -> None:
+    """Keeps the special tokens and the first of the pieces in a tokenizer.json, which is changed in place.
+
+    Raises:
+        ValueError: the tokenizer is no Unigram model, or the size leaves no room for a piece.
+    """
+    model = definition["model"]
+    if model["type"] != "Unigram":
+        raise ValueError(f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)")
+    special = {token["content"] for token in definition["added_tokens"]}
+    if size <= len(special):
+        raise ValueError(f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it")
+    kept = special | set([piece for piece in pieces if piece not in special][: size - len(special)])
+    unknown = model["vocab"][model["unk_id"]][0]
+    model["vocab"] = [entry for entry in model["vocab"] if entry[0] in kept]
+    ids = {entry[0]: number for number, entry in enumerate(model["vocab"])}
+    model["unk_id"] = ids[unknown]
+    for token in definition["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    for token in definition["post_processor"]["special_tokens"].values():
+        token["ids"] = [ids[name] for name in token["tokens"]]
+
+
+def make(args: argparse.Namespace) -> None:
+    """Writes the tokenizer and the configuration of a BERT that fits it."""
+    folder, known = Path(args.output_dir), AutoTokenizer.from_pretrained(args.tokenizer)
+    pieces = frequent_pieces(known, sentences(args.train_data, args.pairs))
+    known.save_pretrained(folder)
+    definition = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    cut_vocabulary(definition, pieces, args.vocab_size)
+    (folder / "tokenizer.json").write_text(json.dumps(definition, ensure_ascii=False), encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden_size,
+        num_hidden_layers=args.num_hidden_layers,
+        num_attention_heads=max(1, args.hidden_size // 32),
+        intermediate_size=4 * args.hidden_size,
+        max_position_embeddings=args.max_position_embeddings,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config.save_pretrained(folder)
+    print(f"{folder}: {len(tokenizer)} ids, {args.num_hidden_layers} layers of {args.hidden_size}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer")
+    parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--pairs", type=int, default=2000, help="pairs a language that pieces are counted in")
+    parser.add_argument("--vocab_size", type=int, default=16000)
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--num_hidden_layers", type=int, default=4)
+    parser.add_argument("--max_position_embeddings", type=int, default=160)
+    try:
+        make(parser.parse_args(argv))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Trains and evaluates what a recipe says, run by run, and collects a JSON file a run.
+
+    python -m experiments.run experiments/recipes/e5.yaml --places encoder=e5 data=data --output_dir runs
+
+What is done is not done again: a stopped command goes on where it was, within a training too, and several such
+commands share the work. `--list` says how far a study is. A run's JSON file keeps its commands, configuration,
+versions, machine, seed, loss curve and results; it goes to `--results_dir`, models and logs stay in `--output_dir`.
+"""
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dap.results import machine, versions, write_json
+from dap.resuming import FINISHED
+from dap.run_folder import claimed, read_object
+from experiments.recipes import Recipe, Run, command, flags, read_recipe
+
+logger = logging.getLogger(__name__)
+
+ROOT = Path(__file__).resolve().parent.parent
+CHOSEN_BY = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
+
+
+class NotYet(Exception):
+    """A run needs another one's outcome, which is not there."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training of a recipe and its evaluations."""
+
+    run: Run
+    seed: int
+    learning_rate: float
+    evaluate: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.name}-lr{self.learning_rate:g}/seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A recipe, where its runs live and where their results go."""
+
+    recipe: Recipe
+    runs_dir: Path
+    results_dir: Path
+
+    def folder(self, job: Job) -> Path:
+        return self.runs_dir / self.recipe.name / job.name
+
+    def result(self, job: Job) -> Path:
+        return self.results_dir / self.recipe.name / f"{job.name}.json"
+
+    # ---------------------------------------------------------------------------------------- what to do
+
+    def jobs(self, run: Run) -> Iterator[Job]:
+        """The trainings of a run that can be named by now: the search's, then those of the chosen rate by seed."""
+        if run.is_searched:
+            for rate in self.recipe.learning_rates:
+                yield Job(run, run.seeds[0], rate, ())
+        try:
+            rate = self.learning_rate(run)
+        except NotYet:
+            return
+        for seed in run.seeds:
+            yield Job(run, seed, rate, run.evaluate)
+
+    def learning_rate(self, run: Run) -> float:
+        """The run's own, that of the run it is like, or the best of the search."""
+        if "learning_rate" in run.arguments:
+            return float(run.arguments["learning_rate"])
+        if run.like is not None:
+            return self.learning_rate(self.recipe.runs[run.like])
+        found = {rate: self.score(Job(run, run.seeds[0], rate, ())) for rate in self.recipe.learning_rates}
+        return max(found, key=found.get)
+
+    def score(self, job: Job) -> float:
+        """The accuracy on held-out pairs that chooses learning rates."""
+        path = self.folder(job) / "eval_results.json"
+        if not path.is_file():
+            raise NotYet(f"{job.name} has not ended")
+        return read_object(path)[CHOSEN_BY]
+
+    def arguments(self, job: Job) -> dict[str, Any]:
+        """The arguments of `train_dap.py`."""
+        own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
+        if job.run.same_time_as is not None:
+            own["max_steps"] = round(own["max_steps"] * self.relative_cost(job.run))
+        return own | {"output_dir": self.folder(job)}
+
+    def relative_cost(self, run: Run) -> float:
+        """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
+        path = self.runs_dir / self.recipe.name / "timing.json"
+        if not path.is_file():
+            raise NotYet(f"{path} is absent: python -m experiments.timing writes it")
+        seconds = {name: part["cpu"] for name, part in read_object(path)["steps"].items()}
+        return seconds[run.same_time_as] / seconds[run.like or run.name]
+
+    # ---------------------------------------------------------------------------------------- doing it
+
+    def carry_out(self, job: Job) -> None:
+        """Train, evaluate and collect, as far as that is not done."""
+        folder = self.folder(job)
+        with claimed(folder):
+            if not (folder / FINISHED).is_file():
+                execute(["train_dap.py", *flags(self.arguments(job))], folder / "train.log")
+            for name in job.evaluate:
+                result = folder / name / f"{name}.json"
+                if not result.is_file():
+                    result.parent.mkdir(exist_ok=True)
+                    execute(command(self.recipe.evaluate[name], result.parent, folder, result), folder / f"{name}.log")
+            write_json(self.collected(job), self.result(job))
+
+    def collected(self, job: Job) -> dict[str, Any]:
+        """Everything small that a run left behind."""
+        folder, evaluations = self.folder(job), {}
+        for name in self.recipe.evaluate:
+            if (path := folder / name / f"{name}.json").is_file():
+                evaluations[name] = read_object(path)
+        state = read_object(folder / "trainer_state.json")
+        dev = folder / "eval_results.json"
+        return {
+            "recipe": self.recipe.name,
+            "run": job.run.name,
+            "seed": job.seed,
+            "learning_rate": job.learning_rate,
+            "record": read_object(folder / "run.json"),
+            "config": read_object(folder / "config.json"),
+            "train": read_object(folder / FINISHED),
+            "dev": {CHOSEN_BY: read_object(dev)[CHOSEN_BY]} if dev.is_file() else {},
+            "curve": [line for line in state["log_history"] if "loss" in line],
+            "evaluations": evaluations,
+            "commit": commit(),
+            "machine": machine(),
+            "versions": versions(),
+        }
+
+
+def commit() -> str | None:
+    """The commit of this checkout; None outside of one."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def execute(arguments: Sequence[str], log: Path) -> None:
+    """Runs one of the project's commands and adds what it prints to a log.
+
+    Raises:
+        RuntimeError: it failed; names the log.
+    """
+    line = [sys.executable, *arguments]
+    if not (ROOT / arguments[0]).is_file():  # a module, such as `experiments.alignment`
+        line = [sys.executable, "-m", *arguments]
+    with log.open("a", encoding="utf-8") as file:
+        print("$", *line, file=file, flush=True)
+        outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=os.environ, check=False)
+    if outcome.returncode:
+        raise RuntimeError(f"{arguments[0]} ended with status {outcome.returncode}: see {log}")
+
+
+def state_of(study: Study, job: Job) -> str:
+    """One word on how far a training is.
+
+    Its result is collected anew whenever an evaluation is added to the recipe.
+    """
+    folder = study.folder(job)
+    if not (folder / FINISHED).is_file():
+        return "begun" if folder.is_dir() else "open"
+    left = [name for name in job.evaluate if not (folder / name / f"{name}.json").is_file()]
+    if left:
+        return "trained, without " + " ".join(left)
+    if not study.result(job).is_file():
+        return "not collected"
+    known = json.loads(study.result(job).read_text(encoding="utf-8"))["evaluations"]
+    return "done" if set(job.evaluate) <= set(known) else "not collected"
+
+
+def in_order(study: Study, only: Sequence[str] | None) -> Iterator[Job]:
+    """All jobs that can be named: searches first, then a seed of every run before the next seed."""
+    runs = [run for name, run in study.recipe.runs.items() if not only or name in only]
+    jobs = [job for run in runs for job in study.jobs(run)]
+    yield from sorted(jobs, key=lambda job: (bool(job.evaluate), job.seed if job.evaluate else 0))
+
+
+def work(study: Study, only: Sequence[str] | None) -> list[str]:
+    """Carries out everything that can be, and returns what failed."""
+    failed: dict[str, str] = {}
+    busy: set[str] = set()
+    while True:
+        open_jobs = [
+            job
+            for job in in_order(study, only)
+            if job.name not in failed and job.name not in busy and state_of(study, job) != "done"
+        ]
+        if not open_jobs:
+            return [f"{name}: {reason}" for name, reason in failed.items()]
+        job, started = open_jobs[0], time.perf_counter()
+        try:
+            study.carry_out(job)
+            logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
+        except NotYet as reason:
+            failed[job.name] = str(reason)
+        except RuntimeError as error:
+            failed[job.name] = str(error)
+        except ValueError as error:  # another command is at work on it
+            logger.info("%s", error)
+            busy.add(job.name)
+
+
+def parse_places(given: Sequence[str]) -> dict[str, str]:
+    """`["data=d"]` as absolute paths by name; raises `ValueError` for what is not NAME=PATH."""
+    if wrong := [place for place in given if "=" not in place]:
+        raise ValueError(f"--places {wrong[0]}: give NAME=PATH")
+    return {name: str(Path(path).absolute()) for name, path in (place.split("=", 1) for place in given)}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", help="YAML file; those of the project are in experiments/recipes/")
+    parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH", help="what the recipe has in braces")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs"), help="models, logs and checkpoints")
+    parser.add_argument("--results_dir", type=Path, default=ROOT / "experiments" / "results", help="a JSON file a run")
+    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--list", action="store_true", help="say how far each training is, and do nothing")
+    args = parser.parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        recipe = read_recipe(args.recipe, parse_places(args.places))
+        if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
+            raise ValueError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    study = Study(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+    if args.list:
+        for job in in_order(study, args.only):
+            print(f"{job.name}: {state_of(study, job)}")
+    elif failed := work(study, args.only):
+        sys.exit("\n".join(f"error: {each}" for each in failed))
+
+
+if __name__ == "__main__":
+    main()

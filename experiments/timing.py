@@ -1,0 +1,116 @@
+"""What a training step of each run of a recipe costs, for runs of the same time.
+
+    python -m experiments.timing experiments/recipes/e5.yaml --places encoder=e5 data=data --output_dir runs
+
+Takes the finished models (first seed) and batches of the recipe's own text, and lets them take turns: forward,
+backward and AdamW, in CPU seconds, which other work on the machine hardly changes. Writes `timing.json` beside the
+runs, where `experiments.run` looks for it.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+
+from benchmarks.timing import alternate
+from dap.corpus import load_bitext
+from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize_bitext
+from dap.results import machine, versions, write_json
+from dap.trainer import freeze_word_embeddings
+from experiments.recipes import Run, read_recipe
+from experiments.run import Job, NotYet, Study, parse_places
+from modeling_dap import DAPForPreTraining
+
+BATCHES = 8
+
+
+def compared(study: Study) -> dict[str, Run]:
+    """The runs whose steps are counted in each other's."""
+    wanted = {}
+    for run in study.recipe.runs.values():
+        if run.same_time_as is not None:
+            for name in (run.same_time_as, run.like or run.name):
+                wanted[name] = study.recipe.runs[name]
+    return wanted
+
+
+def model_folder(study: Study, run: Run) -> Path:
+    """The finished model of a run's first seed."""
+    return study.folder(Job(run, run.seeds[0], study.learning_rate(run), ()))
+
+
+def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str, Tensor]]:
+    """Some batches of the recipe's text."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    given = arguments["train_data"]
+    text = load_bitext([given] if isinstance(given, str) else given)
+    rows = tokenize_bitext(text, tokenizer, arguments.get("max_seq_length", 32))
+    mix = arguments.get("language_mix", "natural")
+    sampler = LanguageMixSampler([len(part) for part in rows.values()], mix, arguments.get("mix_alpha", 0.5), 0)
+    loader = DataLoader(
+        mix_languages(rows, "natural", 0.5, 0),
+        batch_size=arguments["total_train_batch_size"],
+        sampler=sampler,
+        collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows)),
+    )
+    return [{key: value for key, value in batch.items() if key != "pair_ids"} for batch in islice(loader, BATCHES)]
+
+
+def training_step(folder: Path, frozen: bool, data: Sequence[dict[str, Tensor]]) -> Callable[[], None]:
+    """A function that takes the next step of a model."""
+    model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
+    if frozen:
+        freeze_word_embeddings(model)
+    optimizer = torch.optim.AdamW([part for part in model.parameters() if part.requires_grad], lr=1e-6)
+    turns: Iterator[dict[str, Tensor]] = cycle(data)
+
+    def step() -> None:
+        model(**next(turns)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe")
+    parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs"))
+    parser.add_argument("--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns")
+    args = parser.parse_args(argv)
+    try:
+        recipe = read_recipe(args.recipe, parse_places(args.places))
+        study = Study(recipe, args.output_dir.absolute(), Path())
+        folders = {name: model_folder(study, run) for name, run in compared(study).items()}
+        if not folders:
+            raise ValueError(f"{args.recipe}: no run has same_time_as, so there is nothing to measure")
+        if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
+            raise ValueError(
+                f"{lacking[0]} has no finished model: run `python -m experiments.run {args.recipe}` first"
+            )
+    except (ValueError, OSError, NotYet) as error:
+        sys.exit(f"error: {error}")
+    arguments = dict(next(iter(recipe.runs.values())).arguments)
+    data = batches(arguments, next(iter(folders.values())))
+    frozen = bool(arguments.get("freeze_word_embeddings"))
+    steps = {name: training_step(folder, frozen, data) for name, folder in folders.items()}
+    found = alternate(steps, args.repeats, "cpu")
+    write_json(
+        {"steps": found, "pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()},
+        args.output_dir / recipe.name / "timing.json",
+    )
+    for name, part in found.items():
+        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")
+
+
+if __name__ == "__main__":
+    main()
