@@ -40,14 +40,14 @@ class Chunk:
     Args:
         first: row of the first pair in the batch of all processes.
         noise: for the source (B, S_x) and the target (B, S_y), or None where none is needed.
-        gradients: of L_TR of the whole batch for the compared embeddings of sources and targets, (B, D) each; without
-            them forward only gives these embeddings.
+        gradients: of L_TR of the whole batch for the compared embeddings of sources and targets, (B, D) each; `()`
+            where nothing is ranked. With None, forward only gives these embeddings.
         labels: (1,), or (2,) with two directions: labels of the whole batch.
     """
 
     first: int
     noise: tuple[Tensor | None, Tensor | None]
-    gradients: tuple[Tensor, Tensor] | None = None
+    gradients: tuple[Tensor, ...] | None = None
     labels: Tensor | None = None
 
 

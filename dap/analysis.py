@@ -1,8 +1,15 @@
-"""Token states of parallel sentences on the plane, before and after alignment (the paper's Figure 1)."""
+"""Pictures of token states: parallel sentences on the plane (the paper's Figure 1), and who aligns with whom.
 
+Legend: `N` tokens, `S` source tokens, `T` target tokens, `D` hidden size, `L` links.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from dap.alignment import align_tokens
 
 TokenStates = tuple[np.ndarray, np.ndarray]
 
@@ -88,3 +95,88 @@ def plot_token_states(
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return distances
+
+
+def plot_alignment(
+    states: Mapping[str, TokenStates],
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
+    path: str | Path,
+    font: str | Path | None = None,
+) -> dict[str, np.ndarray]:
+    """Writes a picture with a heat map a model: the cosines of the tokens, or words, of one sentence pair.
+
+    Tokens that are each other's nearest (`align_tokens`) are marked with a dot. Every panel has its own colour scale.
+    matplotlib before 3.11 draws the letters of Arabic unjoined and from left to right.
+
+    Args:
+        states: title of the panel -> (source states (S, D), target states (T, D)), each panel of another model.
+        source_tokens: S labels, from top to bottom.
+        target_tokens: T labels, from left to right.
+        path: .png, .pdf or .svg.
+        font: a font file; None takes matplotlib's own (DejaVu Sans), which has Latin, Greek, Cyrillic, Arabic, Hebrew.
+
+    Returns:
+        title -> links (L, 2).
+
+    Raises:
+        ValueError: no panel, another number of states than of labels, or a label with a character that the font lacks.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+
+    _require_labels(states, source_tokens, target_tokens)
+    properties = FontProperties(fname=font) if font else FontProperties(family="DejaVu Sans")
+    _require_glyphs(properties, [*source_tokens, *target_tokens])
+    width, height = 1.9 + 0.36 * len(target_tokens), 1.5 + 0.3 * len(source_tokens)  # inches of a panel
+    figure = Figure(figsize=(len(states) * width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels, links = figure.subplots(1, len(states), squeeze=False)[0], {}
+    for axes, (title, pair) in zip(panels, states.items(), strict=True):
+        links[title] = draw_alignment(axes, pair, source_tokens, target_tokens)
+        axes.set_title(title)
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            label.set(fontproperties=properties, fontsize=9, parse_math=False)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    return links
+
+
+def draw_alignment(
+    axes: Any, states: TokenStates, source_tokens: Sequence[str], target_tokens: Sequence[str]
+) -> np.ndarray:
+    """One heat map of `plot_alignment` on matplotlib axes, with its colour bar; returns the links (L, 2)."""
+    links, similarity = align_tokens(*states)
+    axes.figure.colorbar(axes.imshow(similarity, cmap="Blues"), ax=axes, shrink=0.8)
+    columns, rows = links[:, 1], links[:, 0]
+    axes.scatter(columns, rows, s=40, color="#d1495b", edgecolors="white", linewidths=0.8)
+    axes.set_xticks(range(len(target_tokens)), target_tokens, rotation=55, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(source_tokens)), source_tokens)
+    return links
+
+
+def _require_labels(
+    states: Mapping[str, TokenStates], source_tokens: Sequence[str], target_tokens: Sequence[str]
+) -> None:
+    if not states:
+        raise ValueError("there is no panel to draw: give the states of one model or more")
+    labels = len(source_tokens), len(target_tokens)
+    if not all(labels):
+        raise ValueError(f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens on both sides")
+    for title, (source, target) in states.items():
+        if (len(source), len(target)) != labels:
+            raise ValueError(
+                f"{title}: {len(source)} and {len(target)} states for {labels[0]} and {labels[1]} labels: "
+                "give one label a state"
+            )
+
+
+def _require_glyphs(properties: Any, labels: Sequence[str]) -> None:
+    """Raises where the font has no picture of a character, of which matplotlib would draw a box."""
+    from matplotlib.font_manager import findfont, get_font
+
+    name = findfont(properties)
+    known = get_font(name).get_charmap()
+    if missing := sorted({character for label in labels for character in label if ord(character) not in known}):
+        raise ValueError(f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that has")

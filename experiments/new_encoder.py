@@ -3,8 +3,8 @@
     python -m experiments.new_encoder --tokenizer ENCODER --train_data corpus/ --output_dir mini
     python train_dap.py configs/mlm.yaml --config_name mini --train_data corpus/ --output_dir mini-mlm
 
-The vocabulary is the special tokens, every single character of the text and the pieces that are most frequent in it,
-all with the scores they had.
+The vocabulary is the special tokens and what the given tokenizer cuts the text into: first the pieces of one character,
+then longer ones, by frequency, all with the scores they had.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def sentences(paths: Sequence[str], pairs: int) -> Iterator[str]:
 
 
 def frequent_pieces(tokenizer: PreTrainedTokenizerBase, text: Iterator[str]) -> list[str]:
-    """The pieces of the text, its single characters first, each group by frequency."""
+    """The pieces that the text is cut into, those of one character first, each group by frequency."""
     counts: Counter[str] = Counter()
     while batch := list(islice(text, 10_000)):
         for encoding in tokenizer(batch, add_special_tokens=False).encodings:
@@ -42,12 +42,15 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
     """Keeps the special tokens and the first of the pieces in a tokenizer.json, which is changed in place.
 
     Raises:
-        ValueError: the tokenizer is no Unigram model, or the size leaves no room for a piece.
+        ValueError: the tokenizer is no Unigram model as those of XLM-R and E5 are, or the size leaves no room for a
+            piece.
     """
-    model = definition["model"]
-    if model["type"] != "Unigram":
+    model, template = definition["model"], (definition["post_processor"] or {}).get("special_tokens")
+    if model["type"] != "Unigram" or template is None:
         raise ValueError(f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)")
     special = {token["content"] for token in definition["added_tokens"]}
+    if outside := sorted(special - {piece for piece, _ in model["vocab"]}):
+        raise ValueError(f"the token {outside[0]} is not in the Unigram model: give a tokenizer as XLM-R's or E5's")
     if size <= len(special):
         raise ValueError(f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it")
     kept = special | set([piece for piece in pieces if piece not in special][: size - len(special)])
@@ -57,7 +60,7 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
     model["unk_id"] = ids[unknown]
     for token in definition["added_tokens"]:
         token["id"] = ids[token["content"]]
-    for token in definition["post_processor"]["special_tokens"].values():
+    for token in template.values():
         token["ids"] = [ids[name] for name in token["tokens"]]
 
 

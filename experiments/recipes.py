@@ -9,23 +9,26 @@
       tr: {objective: tr}
       dap: {objective: tr+rtl}
       tr-same-time: {like: tr, same_time_as: dap}  # as many steps as the other's time is worth
+      released: {command: experiments.release, released_processes: 8, objective: tr+rtl}
 
-`like` takes over another run's arguments and its chosen learning rate. Words in braces are places that the command
-line gives (`--places data=... encoder=...`), or `{model}`, `{result}` and `{folder}` of the run itself.
+`like` takes over another run's arguments and its chosen learning rate; `command` names a script or module that trains
+in place of train_dap.py and takes its arguments. Words in braces are places that the command line gives (`--places
+data=... encoder=...`), or in an evaluation `{model}`, `{result}` and `{folder}` of the run itself.
 """
 
 import shlex
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-OWN = ("model", "result", "folder")  # places that a run fills in itself
+OWN = ("model", "result", "folder")  # places of an evaluation that a run fills in itself
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
-SPECIAL = ("like", "same_time_as", "seeds", "evaluate")  # of a run; everything else goes to train_dap.py
+SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command")  # of a run; the rest are the command's arguments
+TRAIN = "train_dap.py"
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,12 @@ class Run:
     """One line of a recipe's `runs`: a model to train, once a seed."""
 
     name: str
-    arguments: Mapping[str, Any]  # of train_dap.py
+    arguments: Mapping[str, Any]  # of the command
     seeds: tuple[int, ...]
     evaluate: tuple[str, ...]
     like: str | None = None
     same_time_as: str | None = None
+    command: str = TRAIN
 
     @property
     def is_searched(self) -> bool:
@@ -53,28 +57,44 @@ class Recipe:
     runs: Mapping[str, Run]
     evaluate: Mapping[str, str] = field(default_factory=dict)  # name -> command with places
     learning_rates: tuple[float, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)  # what the command line gives
 
 
 def read_recipe(path: str | Path, places: Mapping[str, str]) -> Recipe:
-    """A recipe with its places filled in.
+    """A recipe with its places filled in, but for those of evaluations, which `command` fills in.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: an unknown key, a place that is not given, a run that refers to one that comes later or not at all,
-            or a run without a learning rate where none are searched.
+        ValueError: no YAML of this form, an unknown key, a place that is not given, a run that refers to one that
+            comes later or not at all, or a run without a learning rate where none are searched.
     """
     path = Path(path)
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if unknown := sorted(set(content) - set(KEYS)):
-        raise ValueError(f"{path}: unknown key {', '.join(unknown)}; a recipe has {', '.join(KEYS)}")
-    content = _filled(content, places, str(path))
+    if own := sorted(set(places) & set(OWN)):
+        raise ValueError(f"--places {own[0]}=...: each run fills that in itself; take another name")
+    content = _content(path)
+    evaluate = content.get("evaluate", {})
+    for text in evaluate.values():
+        _check_places(text, {*places, *OWN}, path)
+    content = {key: value if key == "evaluate" else _filled(value, places, path) for key, value in content.items()}
     runs: dict[str, Run] = {}
     for name, own in content["runs"].items():
         runs[name] = _run(name, own or {}, content, runs, path)
     rates = tuple(map(float, content.get("learning_rates", ())))
     if not rates and (lacking := [name for name, run in runs.items() if run.is_searched]):
         raise ValueError(f"{path}: {lacking[0]} has no learning_rate, and the recipe no learning_rates to search")
-    return Recipe(content.get("name", path.stem), runs, content.get("evaluate", {}), rates)
+    return Recipe(content.get("name", path.stem), runs, evaluate, rates, dict(places))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: no YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict) or not isinstance(content.get("runs"), dict):
+        raise ValueError(f"{path}: no recipe; it has {', '.join(KEYS)}, of which `runs` maps names to arguments")
+    if unknown := sorted(set(content) - set(KEYS)):
+        raise ValueError(f"{path}: unknown key {', '.join(unknown)}; a recipe has {', '.join(KEYS)}")
+    return content
 
 
 def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Mapping[str, Run], path: Path) -> Run:
@@ -84,25 +104,40 @@ def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Map
     model = before.get(own.get("like"))
     arguments = dict(model.arguments if model else content.get("train", {}))
     arguments |= {key: value for key, value in own.items() if key not in SPECIAL}
+    if own.get("same_time_as") and (model is None or "max_steps" not in arguments):
+        needed = "max_steps" if model else "like, the run whose step is timed"  # its own would have to come first
+        raise ValueError(f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it")
     evaluate = own.get("evaluate", list(content.get("evaluate", {})))
     if unknown := sorted(set(evaluate) - set(content.get("evaluate", {}))):
         raise ValueError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
     seeds = tuple(own.get("seeds", content.get("seeds", [0])))
-    return Run(name, arguments, seeds, tuple(evaluate), own.get("like"), own.get("same_time_as"))
+    command = own.get("command", model.command if model else TRAIN)
+    return Run(name, arguments, seeds, tuple(evaluate), own.get("like"), own.get("same_time_as"), command)
 
 
-def _filled(value: Any, places: Mapping[str, str], where: str) -> Any:
-    """The value with the given places in its strings; those of a run stay."""
+def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
+    """The value with the given places in its strings."""
     if isinstance(value, dict):
-        return {key: _filled(item, places, where) for key, item in value.items()}
+        return {key: _filled(item, places, path) for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, places, where) for item in value]
+        return [_filled(item, places, path) for item in value]
     if not isinstance(value, str):
         return value
-    wanted = {name for _, name, _, _ in string.Formatter().parse(value) if name}
-    if lacking := sorted(wanted - set(places) - set(OWN)):
-        raise ValueError(f"{where}: {value!r} needs --places {lacking[0]}=...")
-    return value.format(**places, **{name: f"{{{name}}}" for name in OWN})
+    _check_places(value, set(places), path)
+    return value.format(**places)
+
+
+def _check_places(text: str, known: set[str], path: Path) -> None:
+    try:
+        lacking = sorted(set(_places_in(text)) - known)
+    except ValueError as error:
+        raise ValueError(f"{path}: {text!r} has a brace alone ({error}): write it twice") from error
+    if lacking:
+        raise ValueError(f"{path}: {text!r} needs --places {lacking[0]}=...")
+
+
+def _places_in(text: str) -> Iterator[str]:
+    return (name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -118,10 +153,10 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def command(text: str, folder: Path, model: Path, result: Path) -> list[str]:
-    """An evaluation's command, split as a shell does.
+def command(text: str, places: Mapping[str, object]) -> list[str]:
+    """An evaluation's command, split as a shell does before its places are filled in: a path stays in one piece.
 
-    >>> command("eval.py --model {model} --out {result}", Path("r"), Path("m"), Path("r/x.json"))
-    ['eval.py', '--model', 'm', '--out', 'r/x.json']
+    >>> command("eval.py --model {model} --data {data}/tatoeba", {"model": "m", "data": "my data"})
+    ['eval.py', '--model', 'm', '--data', 'my data/tatoeba']
     """
-    return [part.format(model=model, result=result, folder=folder) for part in shlex.split(text)]
+    return [part.format(**places) for part in shlex.split(text)]

@@ -3,21 +3,22 @@
     python -m experiments.run experiments/recipes/e5.yaml --places encoder=e5 data=data --output_dir runs
 
 What is done is not done again: a stopped command goes on where it was, within a training too, and several such
-commands share the work. `--list` says how far a study is. A run's JSON file keeps its commands, configuration,
+commands share the work. `--list` says how far a study is. A run's JSON file keeps its command, configuration,
 versions, machine, seed, loss curve and results; it goes to `--results_dir`, models and logs stay in `--output_dir`.
 """
 
 import argparse
-import json
+import fcntl
 import logging
-import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dap.results import machine, versions, write_json
 from dap.resuming import FINISHED
@@ -32,6 +33,10 @@ CHOSEN_BY = "eval_mean_accuracy"  # retrieval on held-out pairs of the training 
 
 class NotYet(Exception):
     """A run needs another one's outcome, which is not there."""
+
+
+class Busy(Exception):
+    """Another process is at work on a run."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,16 @@ class Study:
 
     def score(self, job: Job) -> float:
         """The accuracy on held-out pairs that chooses learning rates."""
-        path = self.folder(job) / "eval_results.json"
-        if not path.is_file():
+        folder = self.folder(job)
+        if not (folder / FINISHED).is_file():
             raise NotYet(f"{job.name} has not ended")
+        path = folder / "eval_results.json"
+        if not path.is_file():
+            raise ValueError(f"{job.name} has no {CHOSEN_BY}, which chooses learning rates: give dev_pairs above 0")
         return read_object(path)[CHOSEN_BY]
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """The arguments of `train_dap.py`."""
+        """The arguments of the training command."""
         own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
         if job.run.same_time_as is not None:
             own["max_steps"] = round(own["max_steps"] * self.relative_cost(job.run))
@@ -109,24 +117,48 @@ class Study:
 
     # ---------------------------------------------------------------------------------------- doing it
 
-    def carry_out(self, job: Job) -> None:
-        """Train, evaluate and collect, as far as that is not done."""
+    def state(self, job: Job) -> str:
+        """How far a training is: "open", "begun", "trained, without ..." evaluations, "not collected", "done".
+
+        A training is "begun" for good where it failed, and "not collected" again once the recipe has an evaluation
+        more that the folder holds and the result does not.
+        """
         folder = self.folder(job)
-        with claimed(folder):
+        if not (folder / FINISHED).is_file():
+            return "begun" if folder.is_dir() else "open"
+        if left := [name for name in job.evaluate if not evaluation(folder, name).is_file()]:
+            return "trained, without " + " ".join(left)
+        result = self.result(job)
+        known = read_object(result)["evaluations"] if result.is_file() else None
+        return "not collected" if known is None or not set(job.evaluate) <= set(known) else "done"
+
+    def carry_out(self, job: Job) -> None:
+        """Train, evaluate and collect, as far as that is not done.
+
+        Raises:
+            Busy: another process is at work on it.
+            NotYet: it depends on what is not there yet.
+            RuntimeError: a command failed.
+        """
+        folder = self.folder(job)
+        with taken(folder):
             if not (folder / FINISHED).is_file():
-                execute(["train_dap.py", *flags(self.arguments(job))], folder / "train.log")
+                execute([job.run.command, *flags(self.arguments(job))], folder / "train.log")
             for name in job.evaluate:
-                result = folder / name / f"{name}.json"
+                result = evaluation(folder, name)
                 if not result.is_file():
                     result.parent.mkdir(exist_ok=True)
-                    execute(command(self.recipe.evaluate[name], result.parent, folder, result), folder / f"{name}.log")
-            write_json(self.collected(job), self.result(job))
+                    places = {"model": folder, "result": result, "folder": result.parent}
+                    line = command(self.recipe.evaluate[name], {**self.recipe.places, **places})
+                    execute(line, folder / f"{name}.log")
+            if self.state(job) != "done":  # another process may have done it all meanwhile
+                write_json(self.collected(job), self.result(job))
 
     def collected(self, job: Job) -> dict[str, Any]:
         """Everything small that a run left behind."""
         folder, evaluations = self.folder(job), {}
         for name in self.recipe.evaluate:
-            if (path := folder / name / f"{name}.json").is_file():
+            if (path := evaluation(folder, name)).is_file():
                 evaluations[name] = read_object(path)
         state = read_object(folder / "trainer_state.json")
         dev = folder / "eval_results.json"
@@ -135,6 +167,7 @@ class Study:
             "run": job.run.name,
             "seed": job.seed,
             "learning_rate": job.learning_rate,
+            "command": [job.run.command, *flags(job.run.arguments)],
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
@@ -147,75 +180,88 @@ class Study:
         }
 
 
-def commit() -> str | None:
-    """The commit of this checkout; None outside of one."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+def evaluation(folder: Path, name: str) -> Path:
+    """Where the result of an evaluation lies in a training's folder."""
+    return folder / name / f"{name}.json"
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """`claimed`, with an error of its own; raises `Busy` where another process has the folder."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(folder))
+        except ValueError as error:
+            raise Busy(str(error)) from error
+        yield
+
+
+def commit(checkout: Path = ROOT) -> str | None:
+    """The commit of a checkout, by default this one; None for a folder that is none, or where there is no git."""
+    line = ["git", "rev-parse", "--show-toplevel", "HEAD"]
+    try:
+        found = subprocess.run(line, cwd=checkout, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    top, _, name = found.stdout.strip().partition("\n")
+    is_own = found.returncode == 0 and Path(top).resolve() == checkout.resolve()
+    return name if is_own else None  # a copy within another project's checkout has not that one's commit
 
 
 def execute(arguments: Sequence[str], log: Path) -> None:
-    """Runs one of the project's commands and adds what it prints to a log.
+    """Runs one of the project's scripts or modules and adds what it prints to a log.
 
     Raises:
+        Busy: a command that was left behind when its parent was killed is still writing to the log.
         RuntimeError: it failed; names the log.
     """
     line = [sys.executable, *arguments]
     if not (ROOT / arguments[0]).is_file():  # a module, such as `experiments.alignment`
         line = [sys.executable, "-m", *arguments]
     with log.open("a", encoding="utf-8") as file:
-        print("$", *line, file=file, flush=True)
-        outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=os.environ, check=False)
+        lock(file, log)
+        print("$", shlex.join(line), file=file, flush=True)
+        outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False)
     if outcome.returncode:
         raise RuntimeError(f"{arguments[0]} ended with status {outcome.returncode}: see {log}")
 
 
-def state_of(study: Study, job: Job) -> str:
-    """One word on how far a training is.
-
-    Its result is collected anew whenever an evaluation is added to the recipe.
-    """
-    folder = study.folder(job)
-    if not (folder / FINISHED).is_file():
-        return "begun" if folder.is_dir() else "open"
-    left = [name for name in job.evaluate if not (folder / name / f"{name}.json").is_file()]
-    if left:
-        return "trained, without " + " ".join(left)
-    if not study.result(job).is_file():
-        return "not collected"
-    known = json.loads(study.result(job).read_text(encoding="utf-8"))["evaluations"]
-    return "done" if set(job.evaluate) <= set(known) else "not collected"
+def lock(file: TextIO, log: Path) -> None:
+    """Locks a log until it is closed here and in every command that has it for its output."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(f"{log}: a command of a runner that was killed still runs and writes it") from None
+    except OSError as error:  # some network file systems know no locks
+        logger.warning("%s cannot be locked (%s): start no second command", log, error.strerror)
 
 
-def in_order(study: Study, only: Sequence[str] | None) -> Iterator[Job]:
+def in_order(study: Study, only: Sequence[str] | None) -> list[Job]:
     """All jobs that can be named: searches first, then a seed of every run before the next seed."""
     runs = [run for name, run in study.recipe.runs.items() if not only or name in only]
     jobs = [job for run in runs for job in study.jobs(run)]
-    yield from sorted(jobs, key=lambda job: (bool(job.evaluate), job.seed if job.evaluate else 0))
+    return sorted(jobs, key=lambda job: (bool(job.evaluate), job.seed if job.evaluate else 0))
 
 
 def work(study: Study, only: Sequence[str] | None) -> list[str]:
-    """Carries out everything that can be, and returns what failed."""
+    """Carries out everything that can be and that no other process is at work on; returns what failed."""
     failed: dict[str, str] = {}
     busy: set[str] = set()
-    while True:
-        open_jobs = [
-            job
-            for job in in_order(study, only)
-            if job.name not in failed and job.name not in busy and state_of(study, job) != "done"
-        ]
-        if not open_jobs:
-            return [f"{name}: {reason}" for name, reason in failed.items()]
-        job, started = open_jobs[0], time.perf_counter()
+
+    def is_open(job: Job) -> bool:
+        return job.name not in failed and job.name not in busy and study.state(job) != "done"
+
+    while job := next(filter(is_open, in_order(study, only)), None):  # anew each time: a search names more jobs
+        started = time.perf_counter()
         try:
             study.carry_out(job)
             logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
-        except NotYet as reason:
-            failed[job.name] = str(reason)
-        except RuntimeError as error:
-            failed[job.name] = str(error)
-        except ValueError as error:  # another command is at work on it
-            logger.info("%s", error)
+        except Busy as reason:
+            logger.info("%s is left to another process: %s", job.name, reason)
             busy.add(job.name)
+        except (NotYet, RuntimeError, ValueError, OSError) as reason:
+            failed[job.name] = str(reason)
+    return [f"{name}: {reason}" for name, reason in failed.items()]
 
 
 def parse_places(given: Sequence[str]) -> dict[str, str]:
@@ -240,13 +286,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         recipe = read_recipe(args.recipe, parse_places(args.places))
         if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
             raise ValueError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
+        study = Study(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+        failed = [] if args.list else work(study, args.only)
+        if args.list:
+            for job in in_order(study, args.only):
+                print(f"{job.name}: {study.state(job)}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    study = Study(recipe, args.output_dir.absolute(), args.results_dir.absolute())
-    if args.list:
-        for job in in_order(study, args.only):
-            print(f"{job.name}: {state_of(study, job)}")
-    elif failed := work(study, args.only):
+    if failed:
         sys.exit("\n".join(f"error: {each}" for each in failed))
 
 

@@ -25,6 +25,7 @@ CASES = [
     {"objective": "tr+rtl", "target_vocab_size": 140},
     {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
     {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
+    {"objective": "mlm", "mlm_probability": 0.5},
 ]
 # accumulation steps, activation checkpointing, pairs of a chunk (GradCache)
 VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dap.analysis import cloud_distance, plot_token_states, principal_plane
+from dap.alignment import align_tokens
+from dap.analysis import cloud_distance, draw_alignment, plot_alignment, plot_token_states, principal_plane
 
 
 def clouds(shift: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -55,3 +56,44 @@ def test_clouds_without_points_or_spread() -> None:
         cloud_distance(np.zeros((3, 2)), np.ones((3, 2)))
     with pytest.raises(ValueError, match=r"shape \(1, 5\)"):
         principal_plane(np.ones((1, 5)))
+
+
+def translations(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(source)
+    return rng.normal(size=(source, 6)), rng.normal(size=(target, 6))
+
+
+def test_heat_map_has_a_row_a_source_word_and_a_dot_a_link() -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    states, axes = translations(3, 5), figure.Figure().subplots()
+    links = draw_alignment(axes, states, list("abc"), list("vwxyz"))
+    expected, similarity = align_tokens(*states)
+    np.testing.assert_array_equal(links, expected)
+    np.testing.assert_array_equal(axes.images[0].get_array(), similarity)
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), expected[:, ::-1])  # x: target, y: source
+    assert [label.get_text() for label in axes.get_yticklabels()] == list("abc")
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("vwxyz")
+
+
+def test_heat_maps_of_two_models_are_written_in_one_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    states = {"TR": translations(3, 4), "DAP": translations(3, 4)}
+    path = tmp_path / "new" / "pair.png"
+    links = plot_alignment(states, ["كتاب", "$a_b$", "ş"], list("wxyz"), path)
+    assert list(links) == ["TR", "DAP"]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert 5_000 < path.stat().st_size < 200_000
+
+
+def test_heat_map_refuses_labels_that_do_not_fit_or_would_be_boxes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    states, path = translations(2, 1), tmp_path / "pair.png"
+    with pytest.raises(ValueError, match="DejaVuSans.ttf has no 学 校: give `font`"):
+        plot_alignment({"TR": states}, ["学校", "a"], ["b"], path)
+    with pytest.raises(ValueError, match="TR: 2 and 1 states for 1 and 1 labels"):
+        plot_alignment({"TR": states}, ["a"], ["b"], path)
+    with pytest.raises(ValueError, match="0 source and 1 target labels"):
+        plot_alignment({"TR": states}, [], ["b"], path)
+    with pytest.raises(ValueError, match="no panel"):
+        plot_alignment({}, ["a"], ["b"], path)
+    assert not path.exists()

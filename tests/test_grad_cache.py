@@ -11,11 +11,9 @@ from dap.trainer import DAPTrainingArguments
 from losses_dap import text_hash
 from modeling_dap import DAPForPreTraining
 
-MLM = {"objective": "mlm", "mlm_probability": 0.5}
-
 
 @pytest.mark.parametrize("size", [1, 5])
-@pytest.mark.parametrize("case", [*CASES, MLM], ids=lambda case: "-".join(str(value) for value in case.values()))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
 def test_chunks_give_the_gradients_of_the_batch(case: dict, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grad_cache, "SIMILARITIES_AT_A_TIME", 2 * PAIRS)  # blocks of two queries
     expected, found = (step_gradients(case, 2, False, chunk) for chunk in (None, size))
@@ -23,7 +21,7 @@ def test_chunks_give_the_gradients_of_the_batch(case: dict, size: int, monkeypat
 
 
 def test_losses_are_those_of_the_batch() -> None:
-    for case in [*CASES, MLM]:
+    for case in CASES:
         model, batch = tiny_model("bert", **case), micro_batch(0)
         expected, cached = model(**batch), CachedBatch(model, model, batch, 5)
         for part in cached.parts:

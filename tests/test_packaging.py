@@ -20,7 +20,8 @@ ARROWS = {
     "heads_dap": 2,
     "modeling_dap": 3,
 }
-ARROWS |= {"dap": 4, "scripts": 5, "quickstart": 6}
+ARROWS |= {"dap": 4, "scripts": 5, "quickstart": 6, "experiments": 6}
+PACKAGES = ("dap", "quickstart", "experiments")
 NO_MODEL = (
     "dap.corpus",
     "dap.data",
@@ -58,7 +59,7 @@ NO_MODEL = (
 
 def own_modules() -> dict[str, Path]:
     files = [REPOSITORY / f"{name}.py" for name in (*SCRIPTS, *MODEL)]
-    files += [*(REPOSITORY / "dap").glob("*.py"), *(REPOSITORY / "quickstart").glob("*.py")]
+    files += [path for package in PACKAGES for path in (REPOSITORY / package).glob("*.py")]
     return {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
 
 
@@ -82,7 +83,7 @@ def test_imports_point_one_way() -> None:
     graph = {name: imports_of(path) - {name} for name, path in own_modules().items()}
     for name, wanted in graph.items():
         for other in wanted:
-            same_package = name.split(".")[0] == other.split(".")[0] in ("dap", "quickstart")
+            same_package = name.split(".")[0] == other.split(".")[0] in PACKAGES
             below = layer(other) < layer(name)
             assert below or same_package, f"{name} imports {other}"
     for name in NO_MODEL:
@@ -109,4 +110,4 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
         str(path.relative_to(REPOSITORY)) for name, path in own_modules().items() if layer(name) < layer("quickstart")
     }
     assert expected <= names
-    assert not {name for name in names if name.startswith(("tests", "quickstart", "benchmarks"))}
+    assert not {name for name in names if name.startswith(("tests", "quickstart", "benchmarks", "experiments"))}

@@ -1,0 +1,46 @@
+"""Takes the encoder out of a checkpoint of `train_dap.py`: what is left has no heads, as most encoders on the Hub.
+
+    python -m experiments.plain_encoder mini-mlm --output_dir mini-encoder
+
+Training from it builds every head from random weights: that is what the ablations of the prediction head start from.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from configuration_dap import DAPConfig
+from modeling_dap import DAPModel
+
+
+def save_encoder(checkpoint: str, folder: str) -> None:
+    """Writes encoder and tokenizer in the form that `AutoModel` and `from_encoder` read.
+
+    Raises:
+        ValueError: no DAP checkpoint.
+        OSError: no checkpoint at all.
+    """
+    kind = AutoConfig.from_pretrained(checkpoint).model_type
+    if kind != DAPConfig.model_type:
+        raise ValueError(f"{checkpoint} is a plain {kind!r} already: give a checkpoint of train_dap.py")
+    DAPModel.from_pretrained(checkpoint, dtype=torch.float32).encoder.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", help="folder or Hub id, such as one trained with configs/mlm.yaml")
+    parser.add_argument("--output_dir", required=True)
+    args = parser.parse_args(argv)
+    try:
+        save_encoder(args.checkpoint, args.output_dir)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""What the result files of a study say: numbers by run and seed, their means and spreads, and what is missing.
+
+A study is a recipe and the JSON files that `experiments.run` wrote for it. All numbers are in percent unless they say
+otherwise; a spread is the standard deviation of the sample (n - 1), and one seed has none.
+"""
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dap.paper import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
+from experiments.recipes import OWN, Recipe, Run, read_recipe
+
+KEYS = ("recipe", "run", "seed", "learning_rate", "record", "train", "dev", "curve", "evaluations")
+DEV = "eval_mean_accuracy"
+#: What runs are called, in the order of the tables.
+START = "encoder as it is"  # a run at learning rate 0
+LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
+ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
+#: Settings of an evaluation that may differ between models that are compared: places, and what the model itself is.
+FREE = ("recipe", "data", "bucc", "train_data", "pooling")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of an outcome: the mean of what stands at `paths` of its evaluations.
+
+    Attributes:
+        label: its name in tables.
+        paper: the paper's model -> its number; empty where it has none.
+    """
+
+    label: str
+    paths: tuple[tuple[str, ...], ...]
+    lower_is_better: bool = False
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One result file: a model trained with one seed, and what was measured of it."""
+
+    recipe: str
+    run: str
+    seed: int
+    learning_rate: float
+    content: Mapping[str, Any]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the model that was measured; none at learning rate 0, which is the encoder as it is."""
+        return self.content["train"]["model_step"] if self.learning_rate else 0
+
+    @property
+    def pairs_a_step(self) -> int:
+        return self.content["record"]["pairs a step"]
+
+    @property
+    def dev(self) -> float | None:
+        """Accuracy on held-out pairs of the training text, which chooses the learning rate."""
+        return self.content["dev"].get(DEV)
+
+    def value(self, measure: Measure) -> float | None:
+        """The number, or None where it was not measured."""
+        found = [_at(self.content["evaluations"], path) for path in measure.paths]
+        return None if None in found else statistics.fmean(found)
+
+
+def _at(tree: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return None
+        tree = tree[key]
+    return tree
+
+
+# --------------------------------------------------------------------------------------------------- spreads
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; `sd` is None for one seed."""
+
+    mean: float
+    sd: float | None
+    count: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Of the values that are there; None if none is.
+
+    >>> spread([1.0, None, 3.0])
+    Spread(mean=2.0, sd=1.4142135623730951, count=2)
+    """
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    return Spread(statistics.fmean(present), statistics.stdev(present) if len(present) > 1 else None, len(present))
+
+
+def pooled_sd(spreads: Sequence[Spread]) -> float | None:
+    """The standard deviation within the groups, each weighed by its n - 1; None if a group has one seed only.
+
+    >>> pooled_sd([Spread(0.0, 3.0, 2), Spread(9.0, 4.0, 2)]) ** 2
+    12.5
+    """
+    if any(each.sd is None for each in spreads):
+        return None
+    freedom = sum(each.count - 1 for each in spreads)
+    return math.sqrt(sum((each.count - 1) * each.sd**2 for each in spreads) / freedom)
+
+
+def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = False) -> str | None:
+    """The run whose mean is ahead of the next by more than their pooled standard deviation, or None.
+
+    >>> clear_best({"a": Spread(5.0, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
+    'a'
+    """
+    present = {name: each for name, each in spreads.items() if each is not None}
+    ranked = sorted(present, key=lambda name: present[name].mean, reverse=not lower_is_better)[:2]
+    if len(ranked) < 2:
+        return None
+    best, following = (present[name] for name in ranked)
+    within = pooled_sd([best, following])
+    return ranked[0] if within is not None and abs(best.mean - following.mean) > within else None
+
+
+# --------------------------------------------------------------------------------------------------- studies
+
+
+@dataclass(frozen=True)
+class Study:
+    """A recipe and its outcomes so far."""
+
+    recipe: Recipe
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def is_ablation(self) -> bool:
+        return self.name.startswith("ablations")
+
+    def main_runs(self) -> dict[str, str]:
+        """Label -> run, of those that see the same number of pairs: the encoder as it is, TR, TR+TLM, DAP."""
+        return self._labelled([name for name, run in self.recipe.runs.items() if run.same_time_as is None])
+
+    def same_time_runs(self) -> dict[str, str]:
+        """Label -> run, of those that take the same time and the one whose time it is."""
+        measured = {name: run.same_time_as for name, run in self.recipe.runs.items() if run.same_time_as is not None}
+        return self._labelled(dict.fromkeys([*measured, *measured.values()]))
+
+    def _labelled(self, names: Iterable[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name in names:
+            label = label_of(self.recipe.runs[name])
+            found[name if label in found else label] = name
+        order = [START, *LABELS.values()]
+        return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+
+    def find(self, run: str, rate: float, seed: int) -> Outcome | None:
+        """The outcome of one training; None if it has not ended."""
+        wanted = (run, rate, seed)
+        return next((each for each in self.outcomes if (each.run, each.learning_rate, each.seed) == wanted), None)
+
+    def search(self, run: Run) -> dict[float, float | None]:
+        """Learning rate -> accuracy on held-out pairs (None: not run), for a run whose rate is searched."""
+        found = {rate: self.find(run.name, rate, run.seeds[0]) for rate in self.recipe.learning_rates}
+        return {rate: each.dev if each else None for rate, each in found.items()}
+
+    def rate(self, run: Run) -> float | None:
+        """The learning rate of a run, as `experiments.run` chooses it; None while the search is not complete."""
+        if "learning_rate" in run.arguments:
+            return float(run.arguments["learning_rate"])
+        if run.like is not None:
+            return self.rate(self.recipe.runs[run.like])
+        found = self.search(run)
+        return None if None in found.values() else max(found, key=found.get)
+
+    def final(self, name: str) -> list[Outcome]:
+        """A run's outcomes at its chosen learning rate, by seed."""
+        run = self.recipe.runs[name]
+        rate = self.rate(run)
+        found = [] if rate is None else [self.find(name, rate, seed) for seed in run.seeds]
+        return [each for each in found if each is not None]
+
+    def values(self, name: str, measure: Measure) -> dict[int, float]:
+        """Seed -> number."""
+        found = {each.seed: each.value(measure) for each in self.final(name)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def spread(self, name: str, measure: Measure) -> Spread | None:
+        """Mean and standard deviation of a run over its seeds; None where nothing was measured."""
+        return spread(self.values(name, measure).values())
+
+    def differences(self, name: str, base: str, measure: Measure) -> dict[int, float]:
+        """Seed -> a run minus another, of the seeds that both have."""
+        ours, theirs = self.values(name, measure), self.values(base, measure)
+        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+
+    def missing(self) -> dict[str, str]:
+        """Run -> which of its trainings and evaluations have no result, of those that lack one."""
+        found = {name: self._missing(run) for name, run in self.recipe.runs.items()}
+        return {name: "; ".join(parts) for name, parts in found.items() if parts}
+
+    def _missing(self, run: Run) -> list[str]:
+        if run.is_searched and (rates := [rate for rate, dev in self.search(run).items() if dev is None]):
+            return [f"search at {', '.join(f'{rate:g}' for rate in rates)}", f"training of {seeds(run.seeds)}"]
+        done = {each.seed: each for each in self.final(run.name)}
+        parts = []
+        if left := [seed for seed in run.seeds if seed not in done]:
+            parts.append(f"training of {seeds(left)}")
+        for name in run.evaluate:
+            if left := [seed for seed, each in done.items() if name not in each.content["evaluations"]]:
+                parts.append(f"{name} of {seeds(left)}")
+        return parts
+
+
+def label_of(run: Run) -> str:
+    """What a run is called: by its objective, or as the encoder that it starts from."""
+    if run.arguments.get("learning_rate") == 0:
+        return START
+    return LABELS.get(run.arguments.get("objective"), run.name)
+
+
+def seeds(numbers: Sequence[int]) -> str:
+    """`seed 0` or `seeds 0, 1`."""
+    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
+    """Every recipe of a folder with its outcomes, by name, those of ablations last.
+
+    Raises:
+        ValueError: a result file that is none, one of a run that no recipe has, two of one training, or evaluations of
+            a study that were made in different ways.
+    """
+    recipes = [read_recipe(path, _any_places(path)) for path in sorted(recipes_dir.glob("*.yaml"))]
+    outcomes = read_outcomes(results_dir)
+    known = {(recipe.name, run) for recipe in recipes for run in recipe.runs}
+    for path, outcome in outcomes.items():
+        if (outcome.recipe, outcome.run) not in known:
+            raise ValueError(f"{path}: no recipe of {recipes_dir} has {outcome.recipe}/{outcome.run}: move it away")
+    studies = [Study(each, tuple(o for o in outcomes.values() if o.recipe == each.name)) for each in recipes]
+    for study in studies:
+        require_comparable({path: each for path, each in outcomes.items() if each.recipe == study.name})
+    return sorted(studies, key=lambda study: (study.is_ablation, study.name))
+
+
+def _any_places(path: Path) -> dict[str, str]:
+    """A recipe is read for its runs; its places may stay as they are."""
+    names = set(re.findall(r"{(\w+)}", path.read_text(encoding="utf-8"))) - set(OWN)
+    return {name: f"{{{name}}}" for name in names}
+
+
+def read_outcomes(results_dir: Path) -> dict[Path, Outcome]:
+    """Every `RECIPE/RUN/seed-N.json` of a folder, in the order of their names.
+
+    Raises:
+        ValueError: a file that is not a result, or two of one training.
+    """
+    found: dict[tuple[Any, ...], Path] = {}
+    outcomes = {}
+    for path in sorted(results_dir.glob("*/*/seed-*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from error
+        if lacking := [key for key in KEYS if key not in content]:
+            raise ValueError(f"{path} has no {', '.join(lacking)}: it is no result of experiments.run")
+        identity = tuple(content[key] for key in KEYS[:4])
+        if identity in found:
+            raise ValueError(f"{path} and {found[identity]} are both of {identity}: move one away")
+        found[identity] = path
+        outcomes[path] = Outcome(*identity, content)
+    return outcomes
+
+
+def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:
+    """Raises `ValueError`, with both files, where an evaluation was made in two ways."""
+    first: dict[str, tuple[Path, dict[str, Any]]] = {}
+    for path, outcome in outcomes.items():
+        for name, report in outcome.content["evaluations"].items():
+            made = {"protocol": report.get("protocol")} | report.get("settings", {})
+            made = {key: value for key, value in made.items() if key not in FREE}
+            other, theirs = first.setdefault(name, (path, made))
+            if differing := sorted(key for key in made | theirs if made.get(key) != theirs.get(key)):
+                key = differing[0]
+                values = f"{key} {theirs.get(key)!r} and {made.get(key)!r}"
+                raise ValueError(f"{name} of {other} and {path} cannot be compared ({values}): evaluate one anew")
+
+
+# -------------------------------------------------------------------------------------------------- measures
+
+
+def measures(study: Study) -> list[Measure]:
+    """What was measured of any of a study's models, in the order of the tables."""
+    reports = [each.content["evaluations"] for each in study.outcomes]
+    groups = dict.fromkeys(name for report in reports for name in report.get("tatoeba", {}).get("averages", {}))
+    pairs = dict.fromkeys(pair for report in reports for pair in report.get("bucc", {}).get("pairs", {}))
+    found = [_tatoeba(group, direction) for direction in DIRECTIONS for group in groups]
+    found += [_bucc(pair, name) for pair in pairs for name in ("f1", "precision", "recall")]
+    if any("xnli" in report for report in reports):
+        paper = {model: row["average"] for model, row in PAPER_XNLI.items()}
+        found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=paper))
+    if any("alignment" in report for report in reports):
+        found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
+    return found
+
+
+def alignment_measures() -> list[Measure]:
+    """Everything that `experiments.alignment` measures, each by itself."""
+    return [_alignment(name, name) for name in ALIGNMENT]
+
+
+def largest_group(study: Study) -> str | None:
+    """The largest group of Tatoeba's languages that was measured, such as "36 languages"; None where none was."""
+    averages = [_at(each.content["evaluations"], ("tatoeba", "averages")) or () for each in study.outcomes]
+    groups = [name for names in averages for name in names]
+    return max(groups, key=lambda name: int(re.search(r"\d+", name)[0]), default=None)
+
+
+def both_directions(study: Study) -> Measure | None:
+    """Mean of Tatoeba's two directions over the largest group of languages; None where it was not measured."""
+    group = largest_group(study)
+    paths = tuple(("tatoeba", "averages", group, direction) for direction in DIRECTIONS)
+    return Measure(f"Tatoeba, {group}, mean of both directions", paths) if group else None
+
+
+def _tatoeba(group: str, direction: str) -> Measure:
+    paper = {}
+    if group in TATOEBA_GROUPS:
+        printed = {model: row[direction][TATOEBA_GROUPS.index(group)] for model, row in PAPER_TATOEBA.items()}
+        paper = {model: number for model, number in printed.items() if number is not None}
+    label = f"Tatoeba {DIRECTIONS[direction]}, {group}"
+    return Measure(label, (("tatoeba", "averages", group, direction),), paper=paper)
+
+
+def _bucc(pair: str, name: str) -> Measure:
+    column = ("precision", "recall", "f1").index(name)
+    paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items() if pair in BUCC_PAIRS}
+    label = f"BUCC {pair} sample, {'F1' if name == 'f1' else name}"
+    return Measure(label, (("bucc", "pairs", pair, name),), paper=paper)
+
+
+def _alignment(label: str, *names: str) -> Measure:
+    return Measure(label, tuple(("alignment", "mean", name) for name in names), lower_is_better="AER" in names)
