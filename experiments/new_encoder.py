@@ -3,8 +3,8 @@
     python -m experiments.new_encoder --tokenizer ENCODER --train_data corpus/ --output_dir mini
     python train_dap.py configs/mlm.yaml --config_name mini --train_data corpus/ --output_dir mini-mlm
 
-The vocabulary is the special tokens and what the given tokenizer cuts the text into: first the pieces of one character,
-then longer ones, by frequency, all with the scores they had.
+The vocabulary is the special tokens and what the given tokenizer cuts the text into: first the pieces of one
+character, then longer ones, by frequency, all with the scores they had.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.statistics import START, Measure, Outcome, Study, both_directions, label_of, measures, spread
+from experiments.statistics import START, Measure, Outcome, Study, both_directions, headline, spread
 
 #: Of Okabe and Ito's palette for all kinds of colour vision; line style and marker say the same again.
 STYLES = {"TR": ("#0072B2", "-", "o"), "TR+TLM": ("#E69F00", "--", "s"), "DAP": ("#D55E00", "-.", "^")}
@@ -42,16 +42,14 @@ def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
         caption = "Accuracy on held-out pairs of the training text by learning rate"
         found["learning-rates.svg"] = Picture(data, caption, draw_search)
     for study in studies:
-        if study.is_ablation:
-            if data := ablation_data(study):
-                caption = f"{study.name}: difference to `base` in {both_directions(study).label}"
-                found[f"{study.name}.svg"] = Picture(data, caption, draw_ablations)
-            continue
-        if data := loss_data(study):
+        if study.is_ablation and (data := ablation_data(study)):
+            caption = f"{study.name}: difference to `base` in {both_directions(study).label}"
+            found[f"{study.name}.svg"] = Picture(data, caption, draw_ablations)
+        if study.is_comparison and (data := loss_data(study)):
             found[f"loss-{study.name}.svg"] = Picture(
                 data, f"{study.name}: training losses by pairs seen", draw_losses
             )
-        if data := comparison_data(study):
+        if study.is_comparison and (data := comparison_data(study)):
             caption = f"{study.name}: means, standard deviations and every seed"
             found[f"comparison-{study.name}.svg"] = Picture(data, caption, draw_comparison)
     return found
@@ -63,7 +61,8 @@ def save(picture: Picture, path: Path) -> None:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": path.name, "font.family": "DejaVu Sans", "font.size": 9}):
+    settings = {"svg.hashsalt": path.name, "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9}
+    with rc_context(settings):
         figure = Figure(layout="constrained")
         FigureCanvasSVG(figure)
         picture.draw(figure, picture.data)
@@ -108,22 +107,24 @@ def search_data(studies: Sequence[Study]) -> dict[str, Any]:
     """Study -> label -> points (learning rate, accuracy)."""
     found: dict[str, Any] = {}
     for study in studies:
-        for run in study.recipe.runs.values():
-            if run.is_searched:
+        for label, name in study.main_runs().items():
+            if (run := study.recipe.runs[name]).is_searched:
                 points = [(rate, round(dev, 4)) for rate, dev in study.search(run).items() if dev is not None]
                 if points:
-                    found.setdefault(study.name, {})[label_of(run)] = points
+                    found.setdefault(study.name, {})[label] = points
     return found
 
 
 def comparison_data(study: Study) -> dict[str, Any]:
     """Measure -> "same pairs" or "same time" -> label -> the seeds' numbers."""
-    sets = {"same pairs": study.main_runs(), "same time": study.same_time_runs()}
-    return {
-        measure.label: {title: values for title, runs in sets.items() if (values := _values(study, runs, measure))}
-        for measure in measures(study)
-        if _values(study, study.main_runs(), measure)
-    }
+    main = study.main_runs()
+    same_time = {label: name for label, name in study.same_time_runs().items() if name not in main.values()}
+    found: dict[str, Any] = {}
+    for measure in headline(study).values():
+        for title, runs in {"same pairs": main, "same time": same_time}.items():
+            if values := _values(study, runs, measure):
+                found.setdefault(measure.label, {})[title] = values
+    return found
 
 
 def _values(study: Study, runs: Mapping[str, str], measure: Measure) -> dict[str, list[float]]:
@@ -156,14 +157,19 @@ def _lines(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]], marked
 
 
 def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
-    """A panel a loss."""
+    """A panel a loss, logarithmic where it falls to a tenth."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     figure.set_size_inches(3.4 * len(data), 2.8)
     for axes, (title, lines) in zip(figure.subplots(1, len(data), squeeze=False)[0], data.items(), strict=True):
         _lines(axes, lines, False)
-        axes.set(title=title, xlabel="pairs seen", yscale="log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
-        axes.tick_params(which="minor", labelsize=7)
+        axes.set(title=title, xlabel="pairs seen")
+        losses = [loss for points in lines.values() for _, loss in points]
+        if max(losses) > 10 * min(losses) > 0:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter("{x:g}")
 
 
 def draw_search(figure: Any, data: Mapping[str, Any]) -> None:
@@ -180,14 +186,14 @@ def draw_search(figure: Any, data: Mapping[str, Any]) -> None:
 
 def draw_comparison(figure: Any, data: Mapping[str, Any]) -> None:
     """A panel a measure: means with whiskers of one standard deviation, every seed, the encoder as a dashed line."""
-    columns = min(4, len(data))
+    columns = min(3, len(data))
     rows = -(-len(data) // columns)
     figure.set_size_inches(2.9 * columns, 2.5 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (title, sets) in zip(panels, data.items(), strict=False):
         _draw_measure(axes, sets)
         axes.set_title(title, fontsize=8.5)
-    for axes in list(panels)[len(data) :]:
+    for axes in panels[len(data) :]:
         axes.remove()
 
 

@@ -67,6 +67,11 @@ class Study:
     def result(self, job: Job) -> Path:
         return self.results_dir / self.recipe.name / f"{job.name}.json"
 
+    @property
+    def timing(self) -> Path:
+        """Where `experiments.timing` says what a step costs."""
+        return self.runs_dir / self.recipe.name / "timing.json"
+
     # ---------------------------------------------------------------------------------------- what to do
 
     def jobs(self, run: Run) -> Iterator[Job]:
@@ -109,19 +114,18 @@ class Study:
 
     def relative_cost(self, run: Run) -> float:
         """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
-        path = self.runs_dir / self.recipe.name / "timing.json"
-        if not path.is_file():
-            raise NotYet(f"{path} is absent: python -m experiments.timing writes it")
-        seconds = {name: part["cpu"] for name, part in read_object(path)["steps"].items()}
-        return seconds[run.same_time_as] / seconds[run.like or run.name]
+        steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
+        if lacking := {run.same_time_as, run.like} - set(steps):
+            raise NotYet(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
+        return steps[run.same_time_as]["cpu"] / steps[run.like]["cpu"]
 
     # ---------------------------------------------------------------------------------------- doing it
 
     def state(self, job: Job) -> str:
         """How far a training is: "open", "begun", "trained, without ..." evaluations, "not collected", "done".
 
-        A training is "begun" for good where it failed, and "not collected" again once the recipe has an evaluation
-        more that the folder holds and the result does not.
+        One that failed is "begun", too, and one whose result lacks an evaluation that the recipe has got since is
+        "not collected".
         """
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():

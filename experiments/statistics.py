@@ -106,8 +106,8 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 def pooled_sd(spreads: Sequence[Spread]) -> float | None:
     """The standard deviation within the groups, each weighed by its n - 1; None if a group has one seed only.
 
-    >>> pooled_sd([Spread(0.0, 3.0, 2), Spread(9.0, 4.0, 2)]) ** 2
-    12.5
+    >>> pooled_sd([Spread(0.0, 1.0, 2), Spread(9.0, 7.0, 2)])
+    5.0
     """
     if any(each.sd is None for each in spreads):
         return None
@@ -147,6 +147,11 @@ class Study:
     @property
     def is_ablation(self) -> bool:
         return self.name.startswith("ablations")
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether it evaluates models of different objectives; a recipe may also be for learning rates alone."""
+        return not self.is_ablation and any(run.evaluate for run in self.recipe.runs.values())
 
     def main_runs(self) -> dict[str, str]:
         """Label -> run, of those that see the same number of pairs: the encoder as it is, TR, TR+TLM, DAP."""
@@ -212,7 +217,9 @@ class Study:
 
     def _missing(self, run: Run) -> list[str]:
         if run.is_searched and (rates := [rate for rate, dev in self.search(run).items() if dev is None]):
-            return [f"search at {', '.join(f'{rate:g}' for rate in rates)}", f"training of {seeds(run.seeds)}"]
+            others = run.seeds[1:]  # the first is one of the search's
+            search = f"search at {', '.join(f'{rate:g}' for rate in rates)}"
+            return [search, *([f"training of {seeds(others)}"] if others else [])]
         done = {each.seed: each for each in self.final(run.name)}
         parts = []
         if left := [seed for seed in run.seeds if seed not in done]:
@@ -239,15 +246,16 @@ def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
     """Every recipe of a folder with its outcomes, by name, those of ablations last.
 
     Raises:
-        ValueError: a result file that is none, one of a run that no recipe has, two of one training, or evaluations of
-            a study that were made in different ways.
+        ValueError: a result file that is none, one of a run that no recipe has or has otherwise, two of one training,
+            or evaluations of a study that were made in different ways.
     """
     recipes = [read_recipe(path, _any_places(path)) for path in sorted(recipes_dir.glob("*.yaml"))]
     outcomes = read_outcomes(results_dir)
-    known = {(recipe.name, run) for recipe in recipes for run in recipe.runs}
+    known = {(recipe.name, name): run for recipe in recipes for name, run in recipe.runs.items()}
     for path, outcome in outcomes.items():
         if (outcome.recipe, outcome.run) not in known:
             raise ValueError(f"{path}: no recipe of {recipes_dir} has {outcome.recipe}/{outcome.run}: move it away")
+        require_as_told(path, outcome, known[outcome.recipe, outcome.run])
     studies = [Study(each, tuple(o for o in outcomes.values() if o.recipe == each.name)) for each in recipes]
     for study in studies:
         require_comparable({path: each for path, each in outcomes.items() if each.recipe == study.name})
@@ -283,6 +291,16 @@ def read_outcomes(results_dir: Path) -> dict[Path, Outcome]:
     return outcomes
 
 
+def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
+    """Raises `ValueError` where a result was trained with other arguments than its recipe has by now."""
+    own = {"learning_rate", *(["max_steps"] if run.same_time_as else [])}  # which the runner fills in
+    record = outcome.content["record"]
+    for key, told in run.arguments.items():
+        is_place = isinstance(told, str) and "{" in told
+        if key in record and key not in own and not is_place and record[key] != told:
+            raise ValueError(f"{path}: trained with {key} {record[key]}, but {run.name} has {told}: train it anew")
+
+
 def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:
     """Raises `ValueError`, with both files, where an evaluation was made in two ways."""
     first: dict[str, tuple[Path, dict[str, Any]]] = {}
@@ -307,17 +325,20 @@ def measures(study: Study) -> list[Measure]:
     pairs = dict.fromkeys(pair for report in reports for pair in report.get("bucc", {}).get("pairs", {}))
     found = [_tatoeba(group, direction) for direction in DIRECTIONS for group in groups]
     found += [_bucc(pair, name) for pair in pairs for name in ("f1", "precision", "recall")]
-    if any("xnli" in report for report in reports):
-        paper = {model: row["average"] for model, row in PAPER_XNLI.items()}
-        found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=paper))
-    if any("alignment" in report for report in reports):
-        found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
-    return found
+    xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
+    found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli))
+    found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
+    return measured(study, found)
 
 
-def alignment_measures() -> list[Measure]:
-    """Everything that `experiments.alignment` measures, each by itself."""
-    return [_alignment(name, name) for name in ALIGNMENT]
+def alignment_measures(study: Study) -> list[Measure]:
+    """Everything that `experiments.alignment` measured, each by itself."""
+    return measured(study, [_alignment(name, name) for name in ALIGNMENT])
+
+
+def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
+    """Those that any of the study's models has."""
+    return [measure for measure in among if any(each.value(measure) is not None for each in study.outcomes)]
 
 
 def largest_group(study: Study) -> str | None:
@@ -325,6 +346,19 @@ def largest_group(study: Study) -> str | None:
     averages = [_at(each.content["evaluations"], ("tatoeba", "averages")) or () for each in study.outcomes]
     groups = [name for names in averages for name in names]
     return max(groups, key=lambda name: int(re.search(r"\d+", name)[0]), default=None)
+
+
+def headline(study: Study) -> dict[str, Measure]:
+    """Short name -> measure, of the few that plots and README show; Tatoeba's largest group of languages."""
+    group = largest_group(study)
+    names = {
+        ("tatoeba", "averages", group, "xx-en"): "Tatoeba xx→en",
+        ("tatoeba", "averages", group, "en-xx"): "en→xx",
+    }
+    names |= {("bucc", "pairs", "zh-en", "f1"): "BUCC zh-en F1", ("xnli", "mean", "accuracy"): "XNLI"}
+    names |= {("alignment", "mean", "pool xx-en"): "token retrieval", ("alignment", "mean", "AER"): "AER"}
+    found = {measure.paths[0]: measure for measure in measures(study)}
+    return {short: found[path] for path, short in names.items() if path in found}
 
 
 def both_directions(study: Study) -> Measure | None:

@@ -4,12 +4,12 @@
 
 Takes the finished models (first seed) and batches of the recipe's own text, and lets them take turns: forward,
 backward and AdamW, in CPU seconds, which other work on the machine hardly changes. Writes `timing.json` beside the
-runs, where `experiments.run` looks for it. Only the objective may differ between the runs that are compared.
+runs, where `experiments.run` looks for it.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from experiments.run import Job, NotYet, Study, parse_places
 from modeling_dap import DAPForPreTraining
 
 BATCHES = 8
+# Arguments that runs must share for their steps to be compared on the same batches, and their defaults.
+SHARED = {"train_data": None, "total_train_batch_size": None, "max_seq_length": 32, "language_mix": "natural"}
+SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False}
 
 
 def compared(study: Study) -> dict[str, Run]:
@@ -36,7 +39,7 @@ def compared(study: Study) -> dict[str, Run]:
     wanted = {}
     for run in study.recipe.runs.values():
         if run.same_time_as is not None:
-            for name in (run.same_time_as, run.like or run.name):
+            for name in (run.same_time_as, run.like):
                 wanted[name] = study.recipe.runs[name]
     return wanted
 
@@ -46,18 +49,36 @@ def model_folder(study: Study, run: Run) -> Path:
     return study.folder(Job(run, run.seeds[0], study.learning_rate(run), ()))
 
 
+def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """What `SHARED` names, as all runs have it.
+
+    Raises:
+        ValueError: there is nothing to compare, or they differ in it, or lack what has no default.
+    """
+    found = {name: {key: run.arguments.get(key, SHARED[key]) for key in SHARED} for name, run in runs.items()}
+    if not found:
+        raise ValueError("no run of the recipe has same_time_as, so there is nothing to measure")
+    first, arguments = next(iter(found.items()))
+    if lacking := [key for key, value in arguments.items() if value is None]:
+        raise ValueError(f"{first} has no {lacking[0]}: give it, in `train` for one")
+    for name, other in found.items():
+        if differing := [key for key in SHARED if other[key] != arguments[key]]:
+            key = differing[0]
+            raise ValueError(f"{first} has {key}={arguments[key]!r}, {name} {other[key]!r}: give both the same")
+    return arguments
+
+
 def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str, Tensor]]:
-    """Some batches of the recipe's text."""
+    """Some batches of the runs' text."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     given = arguments["train_data"]
     text = load_bitext([given] if isinstance(given, str) else given)
-    rows = tokenize_bitext(text, tokenizer, arguments.get("max_seq_length", 32))
-    mix = arguments.get("language_mix", "natural")
-    sampler = LanguageMixSampler([len(part) for part in rows.values()], mix, arguments.get("mix_alpha", 0.5), 0)
+    rows = tokenize_bitext(text, tokenizer, arguments["max_seq_length"])
+    mix, alpha = arguments["language_mix"], arguments["mix_alpha"]
     loader = DataLoader(
-        mix_languages(rows, "natural", 0.5, 0),
+        mix_languages(rows, "natural", alpha, 0),  # all rows; the sampler draws the mix from them
         batch_size=arguments["total_train_batch_size"],
-        sampler=sampler,
+        sampler=LanguageMixSampler([len(part) for part in rows.values()], mix, alpha, 0),
         collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows)),
     )
     return [{key: value for key, value in batch.items() if key != "pair_ids"} for batch in islice(loader, BATCHES)]
@@ -80,6 +101,28 @@ def training_step(folder: Path, frozen: bool, data: Sequence[dict[str, Tensor]])
     return step
 
 
+def measure(study: Study, repeats: int) -> None:
+    """Writes and prints what a step of each compared run costs.
+
+    Raises:
+        NotYet: a search for a learning rate has not ended.
+        ValueError: nothing to measure, runs that cannot be compared, or a model that is not there.
+    """
+    runs = compared(study)
+    arguments = shared_arguments(runs)
+    folders = {name: model_folder(study, run) for name, run in runs.items()}
+    if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
+        raise ValueError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
+    data = batches(arguments, next(iter(folders.values())))
+    frozen = bool(arguments["freeze_word_embeddings"])
+    steps = {name: training_step(folder, frozen, data) for name, folder in folders.items()}
+    found = alternate(steps, repeats, "cpu")
+    about = {"pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()}
+    write_json({"steps": found, **about}, study.timing)
+    for name, part in found.items():
+        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {repeats})")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -90,27 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         recipe = read_recipe(args.recipe, parse_places(args.places))
-        study = Study(recipe, args.output_dir.absolute(), Path())
-        folders = {name: model_folder(study, run) for name, run in compared(study).items()}
-        if not folders:
-            raise ValueError(f"{args.recipe}: no run has same_time_as, so there is nothing to measure")
-        if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
-            raise ValueError(
-                f"{lacking[0]} has no finished model: run `python -m experiments.run {args.recipe}` first"
-            )
+        measure(Study(recipe, args.output_dir.absolute(), Path()), args.repeats)
     except (ValueError, OSError, NotYet) as error:
         sys.exit(f"error: {error}")
-    arguments = dict(next(iter(recipe.runs.values())).arguments)
-    data = batches(arguments, next(iter(folders.values())))
-    frozen = bool(arguments.get("freeze_word_embeddings"))
-    steps = {name: training_step(folder, frozen, data) for name, folder in folders.items()}
-    found = alternate(steps, args.repeats, "cpu")
-    write_json(
-        {"steps": found, "pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()},
-        args.output_dir / recipe.name / "timing.json",
-    )
-    for name, part in found.items():
-        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")
 
 
 if __name__ == "__main__":

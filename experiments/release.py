@@ -1,0 +1,98 @@
+"""Trains as several processes of the released code (github.com/ChillingDream/DAP) do, in one process.
+
+    python -m experiments.release --released_processes 8 --objective tr+rtl --rtl_weight 0.1 ...
+
+Every other argument is one of `train_dap.py`, and so is what is written: the checkpoint is a `DAPForPreTraining`. Only
+the gather and the mean of the RTL loss are the released ones; similarity, negatives and heads are as configured.
+
+Shapes in the comments: `B` pairs of a batch, `W` processes that share it, `Q` query tokens.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import train_dap
+from dap.arguments import parse_arguments
+from dap.trainer import DAPTrainingArguments
+from losses_dap import RankingResult
+from modeling_dap import DAPForPreTraining
+
+
+class ReleasedDAP(DAPForPreTraining):
+    """`DAPForPreTraining` whose gradients are those of W processes of the released code with B/W pairs each.
+
+    There, every process gathers the sources and the targets of all, of which its own rows alone carry gradients, and
+    takes L_TR over all B pairs, not only its own. So L_TR is the same number everywhere, no embedding has a gradient
+    on more than one process, and the mean that DDP takes of the processes' gradients leaves 1/W of that of L_TR, on
+    both sides and wherever the negatives come from. L_RTL is a mean over each process's own tokens and keeps its
+    scale: RTL counts W·`rtl_weight` times as much as L_TR, 0.8 times with the released 0.1 and 8 processes. A step of
+    AdamW depends on that proportion, and on the scale itself only where `max_grad_norm` cuts.
+    """
+
+    processes = 8  # W; those of the released training scripts
+
+    def _translation_ranking(self, queries: Tensor, answers: Tensor, texts: Tensor) -> RankingResult:
+        ranking = super()._translation_ranking(queries, answers, texts)
+        share = ranking.loss / self.processes
+        return ranking._replace(loss=share + (ranking.loss - share).detach())  # the whole value, 1/W of the gradient
+
+    def _directions(self, chosen: Tensor, first: int) -> list[Tensor]:
+        """Tokens (B, Q) of each process and direction apart: the loss is the mean of their means."""
+        rows = torch.arange(len(chosen), device=chosen.device)  # (B,)
+        process = (rows * self.processes // len(chosen)).unsqueeze(-1)  # (B, 1)
+        whole = super()._directions(chosen, first)
+        return [part & (process == number) for part in whole for number in range(self.processes)]
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Saves what any `DAPForPreTraining` does: neither this class's name nor its file belongs to a checkpoint."""
+        own, self.__class__ = type(self), DAPForPreTraining
+        try:
+            self.save_pretrained(*args, **kwargs)
+        finally:
+            self.__class__ = own
+
+
+def released(processes: int) -> type[ReleasedDAP]:
+    """The class for so many processes."""
+    return type("ReleasedDAP", (ReleasedDAP,), {"processes": processes})
+
+
+def check(training: DAPTrainingArguments, processes: int) -> None:
+    """Raise `ValueError` for a batch that W processes cannot share, or that is not taken whole by one."""
+    given, pairs = f"--released_processes {processes}", training.per_device_train_batch_size
+    if processes < 1 or pairs % processes:
+        raise ValueError(f"{given} do not share a batch of {pairs} pairs evenly: give a divisor of it")
+    if training.world_size > 1:
+        raise ValueError(f"{given} are simulated in one process, not in {training.world_size}: start one")
+    if training.mini_batch_size is not None:
+        raise ValueError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
+
+
+def run(argv: Sequence[str]) -> None:
+    """Trains as `train_dap.run` does, with the same errors and those of `check`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--released_processes", type=int, default=ReleasedDAP.processes)
+    args, others = parser.parse_known_args(argv)
+    check(parse_arguments(others)[2], args.released_processes)
+    usual, train_dap.DAPForPreTraining = train_dap.DAPForPreTraining, released(args.released_processes)
+    try:
+        train_dap.run(others)
+    finally:
+        train_dap.DAPForPreTraining = usual
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; what `run` reports ends it with status 1 and the message alone."""
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
