@@ -17,10 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Workload, add_workload_arguments
-from dap.paper import text_table
+from dap.paper import PAPER_COST, text_table
 
-PAPER_GFLOPS = {"TR": 11.0, "TLM": 33.7, "DAP": 16.5}  # Table 6: 32 tokens a sentence
-PAPER_LATENCY = {"TR": 0.51, "TLM": 1.34, "DAP": 0.88}  # ms a pair, 8 V100
 # Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))
 
@@ -106,19 +104,20 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
     """Ours beside the paper's."""
     header = ["", "GFLOPs", "paper's", "/ TR", "paper's", "wall ms / pair", "CPU ms / pair", "CPU / TR", "paper's"]
-    base, lines = found["TR"], []
+    base, paper_base, lines = found["TR"], PAPER_COST["TR"], []
     for name, part in found.items():
+        gflops, latency = PAPER_COST[name]
         lines.append(
             [
                 name,
                 f"{part['flops'] / 1e9:.2f}",
-                PAPER_GFLOPS[name],
+                gflops,
                 f"{part['flops'] / base['flops']:.2f}",
-                f"{PAPER_GFLOPS[name] / PAPER_GFLOPS['TR']:.2f}",
+                f"{gflops / paper_base[0]:.2f}",
                 f"{1e3 * part[WALL] / pairs:.1f}",
                 f"{1e3 * part[CPU] / pairs:.1f}",
                 f"{part[CPU] / base[CPU]:.2f}",
-                f"{PAPER_LATENCY[name] / PAPER_LATENCY['TR']:.2f}",
+                f"{latency / paper_base[1]:.2f}",
             ]
         )
     return text_table(header, lines)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.cost import cost_block
 from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
 from experiments.statistics import (
@@ -330,7 +331,11 @@ def run(args: argparse.Namespace) -> list[str]:
     place = os.path.relpath(args.figures, args.docs.parent)
     images = {name: f"![{picture.caption}]({Path(place, name).as_posix()})" for name, picture in drawn.items()}
     link = Path(os.path.relpath(args.docs, args.readme.parent)).as_posix()
-    made = {args.docs: blocks(studies, images), args.readme: {"results-comparison": readme_block(studies, link)}}
+    cost = {"cost": cost_block(args.results_dir / "cost.json")}
+    made = {
+        args.docs: blocks(studies, images) | cost,
+        args.readme: {"results-comparison": readme_block(studies, link)},
+    }
     found = {path: filled(path.read_text(encoding="utf-8"), each, path) for path, each in made.items()}
     changes = [f"{path}: {', '.join(stale)}" for path, (_, stale) in found.items() if stale]
     redrawn = stale_pictures(drawn, args.figures)

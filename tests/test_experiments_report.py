@@ -12,6 +12,7 @@ import pytest
 from conftest import REPOSITORY
 
 from dap.paper import PAPER_TATOEBA
+from experiments.cost import cost_block
 from experiments.markdown import filled
 from experiments.plots import digest_of, pictures, save
 from experiments.report import blocks, main, readme_block
@@ -41,7 +42,7 @@ name: rates
 learning_rates: [1.0e-4, 1.0e-3]
 runs: {tr: {objective: tr}}
 """
-BLOCKS = ("comparison-small", "learning-rates", "ablations", "alignment", "missing", "machine")
+BLOCKS = ("comparison-small", "learning-rates", "ablations", "alignment", "cost", "missing", "machine")
 
 
 def marks(names: Sequence[str]) -> str:
@@ -311,6 +312,19 @@ def test_results_that_do_not_fit_are_named(project: Project) -> None:
     project.add("old", 1e-3, 0, 80.0)
     with pytest.raises(SystemExit, match="has small/old: move it away"):
         project.report()
+
+
+def test_cost_stands_beside_table_6(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    assert cost_block(path) == "Not run yet."
+    part = {"TR": {"flops": 2e9, "cpu": 0.5}, "TLM": {"flops": 6e9, "cpu": 1.25}, "DAP": {"flops": 3e9, "cpu": 0.75}}
+    arguments = {"tokens": 32, "size": "base", "batch_size": 5, "repeats": 3}
+    path.write_text(json.dumps({"pair": part, "arguments": arguments, "machine": {"cpu": "a CPU", "threads": 1}}))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in cost_block(path).splitlines() if "|" in line]
+    assert rows[3] == ["TR+TLM", "6.00", "3.00", "33.7", "3.06", "250", "2.50", "1.34", "2.63"]
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="cost.json: not written by"):
+        cost_block(path)
 
 
 def test_measures_are_those_that_some_model_has(project: Project) -> None:
