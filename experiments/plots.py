@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.statistics import START, Measure, Outcome, Study, both_directions, headline, spread
+from experiments.statistics import START, Measure, Outcome, Study, ablated, headline, spread
 
 #: Of Okabe and Ito's palette for all kinds of colour vision; line style and marker say the same again.
 STYLES = {"TR": ("#0072B2", "-", "o"), "TR+TLM": ("#E69F00", "--", "s"), "DAP": ("#D55E00", "-.", "^")}
@@ -43,7 +43,7 @@ def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
         found["learning-rates.svg"] = Picture(data, caption, draw_search)
     for study in studies:
         if study.is_ablation and (data := ablation_data(study)):
-            caption = f"{study.name}: difference to `base` in {both_directions(study).label}"
+            caption = f"{study.name}: differences to `base`"
             found[f"{study.name}.svg"] = Picture(data, caption, draw_ablations)
         if study.is_comparison and (data := loss_data(study)):
             found[f"loss-{study.name}.svg"] = Picture(
@@ -133,12 +133,15 @@ def _values(study: Study, runs: Mapping[str, str], measure: Measure) -> dict[str
 
 
 def ablation_data(study: Study) -> dict[str, Any]:
-    """Run -> differences to `base` by seed; empty without `base`."""
-    measure = both_directions(study)
-    if measure is None or "base" not in study.recipe.runs:
+    """Measure -> run -> differences to `base` by seed; empty without `base`."""
+    if "base" not in study.recipe.runs:
         return {}
-    found = {name: list(study.differences(name, "base", measure).values()) for name in study.recipe.runs}
-    return {name: values for name, values in found.items() if values and name != "base"}
+    others = [name for name in study.recipe.runs if name != "base"]
+    found = {}
+    for measure in ablated(study):
+        differences = {name: list(study.differences(name, "base", measure).values()) for name in others}
+        found[measure.label] = {name: values for name, values in differences.items() if values}
+    return {label: runs for label, runs in found.items() if runs}
 
 
 # ---------------------------------------------------------------------------------------------- drawing
@@ -220,16 +223,20 @@ def _draw_spread(axes: Any, x: float, values: Sequence[float], colour: str, mark
 
 
 def draw_ablations(figure: Any, data: Mapping[str, Any]) -> None:
-    """A line a run: mean difference to the base with a whisker of one standard deviation."""
-    figure.set_size_inches(6, 1 + 0.22 * len(data))
-    axes = figure.subplots()
-    groups = list(dict.fromkeys(name.partition("-")[0] for name in data))
-    for row, (name, values) in enumerate(data.items()):
-        found = spread(values)
-        colour = ("#0072B2", "#D55E00")[groups.index(name.partition("-")[0]) % 2]
-        axes.errorbar(found.mean, row, xerr=found.sd, fmt="o", color=colour, markersize=4, capsize=2)
-    axes.axvline(0, color="#777777", linewidth=1)
-    axes.set_yticks(range(len(data)), list(data), fontsize=8)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel("difference to base, percentage points")
+    """A panel a measure, a line a run: mean difference to the base with a whisker of one standard deviation."""
+    names = list(dict.fromkeys(name for runs in data.values() for name in runs))
+    groups = list(dict.fromkeys(name.partition("-")[0] for name in names))
+    figure.set_size_inches(2 + 3.2 * len(data), 1 + 0.22 * len(names))
+    panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
+    for axes, (title, runs) in zip(panels, data.items(), strict=True):
+        for name, values in runs.items():
+            found = spread(values)
+            colour = ("#0072B2", "#D55E00")[groups.index(name.partition("-")[0]) % 2]
+            row = names.index(name)
+            axes.errorbar(found.mean, row, xerr=found.sd, fmt="o", color=colour, markersize=4, capsize=2)
+        axes.axvline(0, color="#777777", linewidth=1)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_title(title, fontsize=8)
+        axes.set_xlabel("difference to base, percentage points", fontsize=8)
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].invert_yaxis()

@@ -24,8 +24,8 @@ from experiments.statistics import (
     Measure,
     Spread,
     Study,
+    ablated,
     alignment_measures,
-    both_directions,
     clear_best,
     headline,
     measures,
@@ -189,30 +189,32 @@ def ablation_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
 def ablation_note(study: Study) -> str:
     """What a difference is worth, as far as the seeds of `base` can tell."""
     note = "Percent; differences are of equal seeds."
-    measure = both_directions(study)
-    found = study.spread("base", measure) if measure and "base" in study.recipe.runs else None
-    if found is None or found.sd is None:
+    if "base" not in study.recipe.runs:
+        return note
+    found = {measure.label: study.spread("base", measure) for measure in ablated(study)}
+    deviations = [f"{each.sd:.2f} ({label})" for label, each in found.items() if each and each.sd is not None]
+    if not deviations:
         return f"{note} `base` has no second seed, so that it is not known how much of a difference is chance."
-    return f"{note} The deviation of `base` over its seeds is {found.sd:.2f}: a smaller difference says nothing."
+    return (
+        f"{note} The deviation of `base` over its seeds is {', '.join(deviations)}: smaller differences say nothing."
+    )
 
 
 def ablation_table(study: Study) -> str:
     """A row a run, whose name is GROUP-VALUE; the group stands on its first row."""
-    columns = [each for each in (both_directions(study), *measures(study)) if each is not None]
+    columns, has_base = ablated(study), "base" in study.recipe.runs
     rows, before = [], None
-    has_base = "base" in study.recipe.runs
     for name in sorted(study.recipe.runs, key=lambda name: name != "base"):
         group, _, value = name.partition("-")
-        seeds = len(study.final(name))
-        cells = [number(study.spread(name, measure), seeds) for measure in columns]
-        if has_base and columns:
-            found = spread(study.differences(name, "base", columns[0]).values()) if name != "base" else None
-            cells.insert(1, number(found, found.count if found else 0, "+"))
+        seeds, cells = len(study.final(name)), []
+        for measure in columns:
+            cells.append(number(study.spread(name, measure), seeds))
+            if has_base:
+                found = spread(study.differences(name, "base", measure).values()) if name != "base" else None
+                cells.append(number(found, found.count if found else 0, "+"))
         rows.append([group if group != before else "", value, seeds or "not run", *cells])
         before = group
-    titles = [measure.label for measure in columns]
-    if has_base and titles:
-        titles.insert(1, "minus base")
+    titles = [title for measure in columns for title in (measure.label, "minus base")[: 1 + has_base]]
     return table(["", "", "seeds", *titles], rows)
 
 

@@ -28,7 +28,7 @@ FREE = ("recipe", "data", "bucc", "train_data", "pooling")
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of an outcome: the mean of what stands at `paths` of its evaluations.
+    """A number of an outcome: the mean of what stands at `paths` of its evaluations, or of `dev`.
 
     Attributes:
         label: its name in tables.
@@ -67,7 +67,8 @@ class Outcome:
 
     def value(self, measure: Measure) -> float | None:
         """The number, or None where it was not measured."""
-        found = [_at(self.content["evaluations"], path) for path in measure.paths]
+        numbers = {**self.content["evaluations"], "dev": self.content.get("dev", {})}
+        found = [_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
 
 
@@ -318,12 +319,16 @@ def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:
 # -------------------------------------------------------------------------------------------------- measures
 
 
+#: What chose the learning rates; of the text's own domain, and far from 0 where Tatoeba is not.
+HELD_OUT = Measure("held-out training pairs", (("dev", DEV),))
+
+
 def measures(study: Study) -> list[Measure]:
     """What was measured of any of a study's models, in the order of the tables."""
     reports = [each.content["evaluations"] for each in study.outcomes]
     groups = dict.fromkeys(name for report in reports for name in report.get("tatoeba", {}).get("averages", {}))
     pairs = dict.fromkeys(pair for report in reports for pair in report.get("bucc", {}).get("pairs", {}))
-    found = [_tatoeba(group, direction) for direction in DIRECTIONS for group in groups]
+    found = [HELD_OUT, *(_tatoeba(group, direction) for direction in DIRECTIONS for group in groups)]
     found += [_bucc(pair, name) for pair in pairs for name in ("f1", "precision", "recall")]
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli))
@@ -366,6 +371,11 @@ def both_directions(study: Study) -> Measure | None:
     group = largest_group(study)
     paths = tuple(("tatoeba", "averages", group, direction) for direction in DIRECTIONS)
     return Measure(f"Tatoeba, {group}, mean of both directions", paths) if group else None
+
+
+def ablated(study: Study) -> list[Measure]:
+    """What ablations are compared in."""
+    return measured(study, [each for each in (HELD_OUT, both_directions(study)) if each is not None])
 
 
 def _tatoeba(group: str, direction: str) -> Measure:

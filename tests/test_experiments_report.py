@@ -16,7 +16,7 @@ from experiments.cost import cost_block
 from experiments.markdown import filled
 from experiments.plots import digest_of, pictures, save
 from experiments.report import blocks, main, readme_block
-from experiments.statistics import Spread, Study, clear_best, measures, pooled_sd, read_studies, spread
+from experiments.statistics import HELD_OUT, Spread, Study, clear_best, measures, pooled_sd, read_studies, spread
 
 RECIPE = """
 name: small
@@ -197,9 +197,9 @@ def test_ablations_are_beside_their_base(project: Project) -> None:
         project.add("layers-1", 1e-3, seed, accuracy + 1 + seed, "ablations")
     (project.recipes / "ablations.yaml").write_text(ABLATIONS + "seeds: [0, 1]\n")
     lines = project.tables().splitlines()
-    assert any(line.startswith("| base |  | 2 | 80.00 ± 1.41 | – |") for line in lines)
-    assert any(line.startswith("| layers | 1 | 2 | 81.50 ± 2.12 | +1.50 ± 0.71 |") for line in lines)
-    assert any(line.startswith("|  | 3 | not run | – | – |") for line in lines)
+    assert any(line.startswith("| base |  | 2 | 90.00 ± 0.00 | – | 80.00 ± 1.41 | – |") for line in lines)
+    assert any(line.endswith("| 81.50 ± 2.12 | +1.50 ± 0.71 |") and "| layers | 1 | 2 |" in line for line in lines)
+    assert any(line.startswith("|  | 3 | not run | – | – | – | – |") for line in lines)
 
 
 def test_what_was_not_run_is_listed(project: Project) -> None:
@@ -264,11 +264,13 @@ def test_ablations_are_drawn(project: Project) -> None:
     for run, accuracy in (("base", 80.0), ("layers-1", 81.0), ("bidirectional", 79.0)):
         project.add(run, 1e-3, 0, accuracy, "ablations")
     picture = pictures(project.studies())["ablations.svg"]
-    assert picture.data == {"layers-1": [1.0], "bidirectional": [-1.0]}
+    same = {"layers-1": [0.0], "bidirectional": [0.0]}
+    tatoeba = "Tatoeba, 36 languages, mean of both directions"
+    assert picture.data == {HELD_OUT.label: same, tatoeba: {"layers-1": [1.0], "bidirectional": [-1.0]}}
     path = project.figures / "ablations.svg"
     save(picture, path)
     assert digest_of(path) == picture.digest
-    assert all(name in path.read_text() for name in picture.data)
+    assert all(name in path.read_text() for name in same)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ def test_measures_are_those_that_some_model_has(project: Project) -> None:
     project.add("tr", 1e-3, 0, 80.0, bucc=85.0)
     study = next(study for study in project.studies() if study.name == "small")
     labels = [measure.label for measure in measures(study)]
-    assert labels[:3] == ["Tatoeba xx→en, 36 languages", "Tatoeba en→xx, 36 languages", "BUCC zh-en sample, F1"]
+    assert labels[:4] == [HELD_OUT.label, "Tatoeba xx→en, 36 languages", "Tatoeba en→xx, 36 languages", "BUCC zh-en sample, F1"]
     assert not any("XNLI" in label for label in labels)
 
 
