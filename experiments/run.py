@@ -28,6 +28,7 @@ from experiments.recipes import Recipe, Run, command, flags, read_recipe
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "experiments" / "results"
 CHOSEN_BY = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 
 
@@ -70,7 +71,7 @@ class Study:
     @property
     def timing(self) -> Path:
         """Where `experiments.timing` says what a step costs."""
-        return self.runs_dir / self.recipe.name / "timing.json"
+        return self.results_dir / self.recipe.name / "timing.json"
 
     # ---------------------------------------------------------------------------------------- what to do
 
@@ -281,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("recipe", help="YAML file; those of the project are in experiments/recipes/")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH", help="what the recipe has in braces")
     parser.add_argument("--output_dir", type=Path, default=Path("runs"), help="models, logs and checkpoints")
-    parser.add_argument("--results_dir", type=Path, default=ROOT / "experiments" / "results", help="a JSON file a run")
+    parser.add_argument("--results_dir", type=Path, default=RESULTS, help="a JSON file a run")
     parser.add_argument("--only", nargs="+", help="names of runs")
     parser.add_argument("--list", action="store_true", help="say how far each training is, and do nothing")
     args = parser.parse_args(argv)

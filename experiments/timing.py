@@ -3,8 +3,8 @@
     python -m experiments.timing experiments/recipes/e5.yaml --places encoder=e5 data=data --output_dir runs
 
 Takes the finished models (first seed) and batches of the recipe's own text, and lets them take turns: forward,
-backward and AdamW, in CPU seconds, which other work on the machine hardly changes. Writes `timing.json` beside the
-runs, where `experiments.run` looks for it.
+backward and AdamW, in CPU seconds, which other work on the machine hardly changes. Writes `timing.json` beside
+the results, where `experiments.run` looks for it.
 """
 
 import argparse
@@ -25,10 +25,11 @@ from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize
 from dap.results import machine, versions, write_json
 from dap.trainer import freeze_word_embeddings
 from experiments.recipes import Run, read_recipe
-from experiments.run import Job, NotYet, Study, parse_places
+from experiments.run import RESULTS, Job, NotYet, Study, parse_places
 from modeling_dap import DAPForPreTraining
 
 BATCHES = 8
+SAMPLE = 50_000  # pairs that batches are drawn from
 # Arguments that runs must share for their steps to be compared on the same batches, and their defaults.
 SHARED = {"train_data": None, "total_train_batch_size": None, "max_seq_length": 32, "language_mix": "natural"}
 SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False}
@@ -69,11 +70,13 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 
 def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str, Tensor]]:
-    """Some batches of the runs' text."""
+    """Some batches of the runs' text, of which every language gives the same share."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     given = arguments["train_data"]
     text = load_bitext([given] if isinstance(given, str) else given)
-    rows = tokenize_bitext(text, tokenizer, arguments["max_seq_length"])
+    every = max(1, sum(map(len, text.values())) // SAMPLE)
+    sample = {language: part.select(range(0, len(part), every)) for language, part in text.items()}
+    rows = tokenize_bitext(sample, tokenizer, arguments["max_seq_length"])
     mix, alpha = arguments["language_mix"], arguments["mix_alpha"]
     loader = DataLoader(
         mix_languages(rows, "natural", alpha, 0),  # all rows; the sampler draws the mix from them
@@ -128,12 +131,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs"), help="where the models are")
+    parser.add_argument("--results_dir", type=Path, default=RESULTS, help="where timing.json goes")
     parser.add_argument("--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns")
     args = parser.parse_args(argv)
     try:
         recipe = read_recipe(args.recipe, parse_places(args.places))
-        measure(Study(recipe, args.output_dir.absolute(), Path()), args.repeats)
+        measure(Study(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
     except (ValueError, OSError, NotYet) as error:
         sys.exit(f"error: {error}")
 

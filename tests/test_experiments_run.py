@@ -87,7 +87,7 @@ def test_a_study_is_carried_out_once(
     argv = [*places, "--results_dir", str(tmp_path / "results")]
     with pytest.raises(SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.timing writes it$"):
         runner.main(argv)
-    timing.main([*places, "--repeats", "1"])
+    timing.main([*argv, "--repeats", "1"])
     runner.main(argv)
     assert [line[0] for line in in_process] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
 
