@@ -1,10 +1,14 @@
 """Tiny but real models, tokenizers and parallel text, built on the spot: no test needs a network."""
 
+from __future__ import annotations
+
+import gc
 import lzma
 import os
 import random
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -15,24 +19,28 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes with more threads than core
 _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
 os.environ["HF_DATASETS_CACHE"] = _cache.name
 
+import forked
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from transformers import (
-    BertConfig,
-    BertModel,
-    DebertaV2Config,
-    DistilBertConfig,
-    ModernBertConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LANGUAGES = ("de", "fr", "sw")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        return  # this process runs no test: the workers need not wait until it has imported what tests need
+    from transformers import BertModel, PreTrainedTokenizerFast  # noqa: F401
+
+    gc.freeze()  # the forks would copy the pages that a collection touches
+    forked.serve(_cache.name)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # of half a million objects: each training collects, and would look at all that was imported
 
 
 def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tuple[str, str]]:
@@ -48,6 +56,9 @@ def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tupl
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     text = [side for language in LANGUAGES for pair in synthetic_pairs(language) for side in pair]
@@ -71,6 +82,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     """A three-layer configuration of one of the supported encoder classes, without dropout."""
+    from transformers import (
+        BertConfig,
+        DebertaV2Config,
+        DistilBertConfig,
+        ModernBertConfig,
+        RobertaConfig,
+        XLMRobertaConfig,
+    )
+
     shape = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     shape |= {"intermediate_size": 48, "max_position_embeddings": 80, "pad_token_id": 1}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -96,6 +116,9 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
 
 @pytest.fixture(scope="session")
 def tiny_bert_dir(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import BertModel
+
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny_bert")
     BertModel(tiny_config("bert", len(tiny_tokenizer)), add_pooling_layer=False).save_pretrained(folder)
@@ -117,4 +140,6 @@ def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> None:
+    import torch
+
     torch.manual_seed(0)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import REPOSITORY
+from forked import write_command
 from torch import nn
 
 import losses_dap
@@ -187,8 +187,9 @@ def test_turns_alternate_and_medians_are_taken() -> None:
     assert timing.medians([{"wall": 3.0}, {"wall": 1.0}, {"wall": 2.0}]) == {"wall": 2.0}
 
 
-def test_gpu_dry_run() -> None:
-    own = {"DEVICE": "cpu", "TINY": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+def test_gpu_dry_run(tmp_path: Path) -> None:
+    write_command(tmp_path / "python")
+    own = {"DEVICE": "cpu", "TINY": "1", "PYTHON": str(tmp_path / "python"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", str(REPOSITORY / "benchmarks" / "gpu.sh")], env=os.environ | own, capture_output=True, text=True
     )

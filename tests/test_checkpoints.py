@@ -1,13 +1,12 @@
 """From plain encoders to DAP models, to disk and back."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
+from forked import run_python
 from tiny_models import ENCODERS, MASK, OBJECTIVES, make_batch, tiny_model
 from transformers import (
     AlbertConfig,
@@ -200,12 +199,7 @@ torch.testing.assert_close(model(ids, mask).pooler_output, expected)
 assert AutoModelForPreTraining.from_pretrained("checkpoint", trust_remote_code=True).rtl_head is not None
 print("loaded", type(model).__name__)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
+    done = run_python(["-c", script], environment, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "loaded DAPModel" in done.stdout

@@ -1,10 +1,9 @@
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from distributed_worker import CASES, VARIANTS, step_gradients
+from forked import run_python
 
 import losses_dap
 
@@ -17,9 +16,8 @@ def free_port() -> str:
 
 def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) -> None:
     worker = Path(__file__).with_name("distributed_worker.py")
-    command = [sys.executable, str(worker), "2", free_port(), str(tmp_path)]
     paths = {"PYTHONPATH": f"{worker.parent.parent}:{worker.parent}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=paths, capture_output=True, text=True, timeout=110)
+    done = run_python([str(worker), "2", free_port(), str(tmp_path)], paths, tmp_path, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(tmp_path / "gradients.pt")
     runs = [(case, variant) for case in CASES for variant in VARIANTS]

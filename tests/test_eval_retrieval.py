@@ -1,8 +1,8 @@
 """The retrieval command from files to JSON, with a tiny real model."""
 
 import json
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
+from forked import run_python
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
@@ -215,9 +216,9 @@ def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
         part.save_pretrained(tmp_path / "dap")
     (tmp_path / "de-en.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in synthetic_pairs("de", 5)))
     script = shutil.which("eval-retrieval", path=str(Path(sys.executable).parent))
-    same = [sys.executable, "-c", "import sys; from eval_retrieval import main; sys.exit(main())"]
+    same = ["-c", "import sys; from eval_retrieval import main; sys.exit(main())"]
     argv = ["--model_name_or_path", str(tmp_path / "dap"), "--data_dir", str(tmp_path), "--pooling", "mean"]
-    done = subprocess.run([*([script] if script else same), *argv], cwd=REPOSITORY, capture_output=True, text=True)
+    done = run_python([*([script] if script else same), *argv], dict(os.environ), REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert "{" not in done.stderr  # the report
     assert "German" in done.stdout

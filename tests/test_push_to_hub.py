@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs
+from forked import run_python
 from hub_server import Fault, HubServer, Repo, serve
 from huggingface_hub import ModelCard
 from tiny_models import tiny_model
@@ -165,7 +165,7 @@ class Played:
         own = {"HF_ENDPOINT": self.server.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
         own |= {"HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         cwd.mkdir()
-        done = subprocess.run([sys.executable, *command], cwd=cwd, env=blank | own, capture_output=True, text=True)
+        done = run_python(list(command), blank | own, cwd)
         self.printed += done.stdout + done.stderr
         assert done.returncode == 0, done.stderr[-3000:]
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env
 from conftest import REPOSITORY
+from forked import run_python
 from safetensors.torch import load_file
 from scale_out_worker import launch_environment
 
@@ -49,8 +48,7 @@ def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file.write_text(json.dumps(rows))
     worker = Path(__file__).with_name("scale_out_worker.py")
     paths = {"PYTHONPATH": f"{REPOSITORY}:{worker.parent}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(worker), str(file)]
-    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=110)
+    done = run_python([str(worker), str(file)], os.environ | paths, folder, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

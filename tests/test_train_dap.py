@@ -1,15 +1,13 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs, tiny_config
+from forked import start_python
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
@@ -73,14 +71,15 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], 
 def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
     schedule = ["--max_steps", "60", "--save_strategy", "steps", "--save_steps", "20", "--rtl_ratio", "0.7"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, str(REPOSITORY / "train_dap.py"), *flags, *schedule, "--output_dir", str(killed)]
-    process = subprocess.Popen(command, env=one_thread(), stderr=subprocess.DEVNULL)
+    command = [str(REPOSITORY / "train_dap.py"), *flags, *schedule, "--output_dir", str(killed)]
+    with open(os.devnull, "r+") as nothing:
+        process = start_python(command, one_thread(), tmp_path, (nothing.fileno(),) * 3)
     deadline = time.monotonic() + 100
     while not (killed / "checkpoint-20" / "trainer_state.json").exists():
         assert process.poll() is None, "the run ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     assert not (killed / FINISHED).exists()
     threads = torch.get_num_threads()
