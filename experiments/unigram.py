@@ -1,0 +1,45 @@
+"""Entropy of the target tokens: the RTL loss of a head that has learned how frequent tokens are, and nothing else.
+
+    python -m experiments.unigram --tokenizer ENCODER --train_data corpus/
+
+A sample of every language counts; tokens are those that RTL predicts: all but CLS, of sentences cut like training's.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from dap.corpus import load_bitext
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Of the shares that counts (V,) have of their sum, in nats.
+
+    >>> round(entropy(np.array([2, 1, 1, 0])) / np.log(2), 6)
+    1.5
+    """
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", required=True, help="folder or Hub id")
+    parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
+    parser.add_argument("--pairs", type=int, default=700, help="pairs of each language, spread over its text")
+    parser.add_argument("--max_seq_length", type=int, default=32)
+    args = parser.parse_args(argv)
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    counts = np.zeros(len(tokenizer), np.int64)  # (V,)
+    for part in load_bitext(args.train_data).values():
+        rows = part.select(range(0, len(part), max(1, len(part) // args.pairs)))["target"][:]
+        for ids in tokenizer(list(rows), truncation=True, max_length=args.max_seq_length)["input_ids"]:
+            np.add.at(counts, ids[1:], 1)
+    print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
+
+
+if __name__ == "__main__":
+    main()
