@@ -17,7 +17,7 @@ from dap.corpus import load_bitext
 def entropy(counts: np.ndarray) -> float:
     """Of the shares that counts (V,) have of their sum, in nats.
 
-    >>> round(entropy(np.array([2, 1, 1, 0])) / np.log(2), 6)
+    >>> round(entropy(np.array([2, 1, 1, 0])) / float(np.log(2)), 6)
     1.5
     """
     shares = counts[counts > 0] / counts.sum()
