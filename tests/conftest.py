@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import lzma
 import os
 import random
@@ -143,3 +144,32 @@ def _repeatable() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
+    """Arguments of a small training with train_dap.py."""
+    return [
+        *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
+        *(
+            "--per_device_train_batch_size",
+            "16",
+            "--learning_rate",
+            "1e-3",
+            "--dev_pairs",
+            "20",
+            "--report_to",
+            "none",
+        ),
+        *("--disable_tqdm", "true", "--logging_steps", "5"),
+    ]
+
+
+def results(folder: Path, name: str = "eval") -> dict[str, float]:
+    """What a training wrote of its end."""
+    return json.loads((folder / f"{name}_results.json").read_text())
+
+
+def state(folder: Path) -> dict:
+    """The Trainer's state as a training left it."""
+    return json.loads((folder / "trainer_state.json").read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, synthetic_pairs, tiny_config
+from conftest import REPOSITORY, results, state, synthetic_pairs, tiny_config
 from forked import start_python
 from safetensors.torch import load_file
 from transformers import (
@@ -15,42 +15,16 @@ from transformers import (
     BertConfig,
     BertModel,
     PreTrainedTokenizerFast,
-    TrainerControl,
-    TrainerState,
 )
 
 import modeling_dap
-from configuration_dap import DAPConfig
-from dap.arguments import given_fields, parse_arguments, recipe_flags
-from dap.resuming import FINISHED, RECORD, FindBestAgain, find_resumable
-from dap.trainer import DAPTrainingArguments
+from dap.arguments import parse_arguments
+from dap.resuming import FINISHED
 from train_dap import build_datasets, build_trainer, main, run
-
-
-@pytest.fixture
-def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
-    return [
-        *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
-        *(
-            "--per_device_train_batch_size",
-            "16",
-            "--learning_rate",
-            "1e-3",
-            "--dev_pairs",
-            "20",
-            "--report_to",
-            "none",
-        ),
-        *("--disable_tqdm", "true", "--logging_steps", "5"),
-    ]
 
 
 def one_thread() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def results(folder: Path, name: str = "eval") -> dict[str, float]:
-    return json.loads((folder / f"{name}_results.json").read_text())
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], tmp_path: Path) -> None:
@@ -106,10 +80,6 @@ def test_a_run_stopped_in_the_warmup_of_its_heads_resumes_to_the_same_weights(
     run(out)
     resumed = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(resumed[name], expected[name]) for name in expected)
-
-
-def state(folder: Path) -> dict:
-    return json.loads((folder / "trainer_state.json").read_text())
 
 
 def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
@@ -311,257 +281,6 @@ def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
         build_trainer(*parse_arguments([*flags, *small, "--tokenizer_name", str(scratch[0] / "tokenizer")]))
     with pytest.raises(ValueError, match="shape holds no tokenizer: name one with --tokenizer_name"):
         build_trainer(*parse_arguments([*flags, *shape]))
-
-
-# ----------------------------------------------------------------------------------------- resuming
-
-
-def saved_checkpoint(folder: Path, without: str = "") -> Path:
-    """A folder with the files of a checkpoint."""
-    folder.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        (folder / name).touch()
-    (folder / "training_args.bin").touch()
-    (folder / "trainer_state.json").write_text("{}")
-    if without:
-        (folder / without).unlink()
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("without", "named"),
-    [("trainer_state.json", "trainer_state.json"), ("model.safetensors", "weights"), ("optimizer.pt", "optimizer")],
-)
-def test_half_saved_and_half_deleted_checkpoints_are_left_out(
-    without: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved_checkpoint(tmp_path / "checkpoint-20")
-    broken = saved_checkpoint(tmp_path / "checkpoint-100", without)
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
-    assert find_resumable(args) == str(tmp_path / "checkpoint-20")
-    assert f"checkpoint-100 is left out, as of a run killed at a save: it lacks {named}" in caplog.text
-    args.resume_from_checkpoint = "false"
-    assert find_resumable(args) is None
-    args.resume_from_checkpoint = str(broken)
-    with pytest.raises(ValueError, match=f"checkpoint-100: it lacks its {named}"):
-        find_resumable(args)
-
-
-def test_torn_state_is_no_checkpoint_and_models_alone_do_not_resume(tmp_path: Path) -> None:
-    (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text("{")
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
-    assert find_resumable(args) is None
-    args.save_only_model = True
-    with pytest.raises(ValueError, match="--save_only_model, which cannot be resumed"):
-        find_resumable(args)
-
-
-def test_run_killed_after_its_last_step_is_finished_without_another(flags: list[str], tmp_path: Path) -> None:
-    schedule = ["--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3", "--lr_scheduler_type", "constant"]
-    out = tmp_path / "out"
-    run([*flags, *schedule, "--output_dir", str(out)])
-    expected = load_file(out / "model.safetensors")
-    for name in (FINISHED, "model.safetensors", "eval_results.json"):
-        (out / name).unlink()
-    run([*flags, *schedule, "--output_dir", str(out)])
-    found = load_file(out / "model.safetensors")
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert state(out)["global_step"] == 6
-    assert results(out, "train")["steps"] == 6
-    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
-    """The command of a run that was stopped after two of its four steps."""
-    folder = tmp_path_factory.mktemp("stopped")
-    command = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
-    command += ["--per_device_train_batch_size", "16", "--dev_pairs", "20", "--report_to", "none", "--max_steps", "4"]
-    command += [
-        "--use_cpu",
-        "--save_strategy",
-        "steps",
-        "--save_steps",
-        "2",
-        "--disable_tqdm",
-        "true",
-        "--output_dir",
-        str(folder),
-    ]
-    run(command)
-    (folder / FINISHED).unlink()
-    shutil.rmtree(folder / "checkpoint-4")
-    return command
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "named"),
-    [
-        ("--rtl_weight", "0.5", "rtl_weight=1.0, now 0.5"),
-        ("--learning_rate", "1e-4", "learning_rate=5e-05, now 0.0001"),
-        ("--language_mix", "uniform", "language_mix='natural', now 'uniform'"),
-        ("--max_steps", "8", "max_steps=4, now 8"),
-        ("--max_grad_norm", "0.5", "max_grad_norm=1.0, now 0.5"),
-        ("--adam_beta2", "0.98", "adam_beta2=0.999, now 0.98"),
-        ("--bf16", "true", "bf16=False, now True"),
-        ("--lr_scheduler_type", "cosine", "lr_scheduler_type='linear', now 'cosine'"),
-        ("--per_device_train_batch_size", "32", "pairs a step=16, now 32"),
-    ],
-)
-def test_another_run_does_not_resume(stopped: list[str], flag: str, value: str, named: str) -> None:
-    message = f"checkpoint-2 is of a run with {named}: give the same arguments; or another --output_dir, with --model"
-    with pytest.raises(ValueError, match=message):
-        run([*stopped, flag, value])
-
-
-def test_epochs_in_place_of_steps_do_not_resume(stopped: list[str]) -> None:
-    place = stopped.index("--max_steps")
-    with pytest.raises(ValueError, match="num_train_epochs=3.0, now 1.0; max_steps=4, now -1"):
-        run([*stopped[:place], *stopped[place + 2 :], "--num_train_epochs", "1"])
-
-
-def test_another_start_model_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
-    shutil.copytree(stopped[1], tmp_path / "other")
-    with pytest.raises(ValueError, match="of a run with model_name_or_path='.*', now '.*other': give"):
-        run([stopped[0], str(tmp_path / "other"), *stopped[2:]])
-
-
-def test_another_text_with_as_many_pairs_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
-    shutil.copytree(stopped[3], tmp_path / "text")
-    file = tmp_path / "text" / "de-en.tsv"
-    lines = file.read_text().splitlines()
-    file.write_text("".join(f"{lines[row]}\n" for row in [1, 0, *range(2, len(lines))]))  # two lines change places
-    message = r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}: give"
-    with pytest.raises(ValueError, match=message):
-        run([*stopped[:3], str(tmp_path / "text"), *stopped[4:]])
-    with pytest.raises(ValueError, match="training text={'fr'.*'sw'.*}, now {}"):
-        run([*stopped[:3], str(Path(stopped[3]) / "de-en.tsv"), *stopped[4:], "--no_restrict_target_vocabulary"])
-
-
-def test_what_does_not_change_the_weights_may_differ(stopped: list[str], tmp_path: Path) -> None:
-    for source, name in ((stopped[-1], "run"), (stopped[3], "text")):
-        shutil.copytree(source, tmp_path / name)  # both were moved
-    free = ["--logging_steps", "1", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1"]
-    free += [
-        "--save_total_limit",
-        "2",
-        "--early_stopping_patience",
-        "9",
-        "--load_best_model_at_end",
-        "--run_name",
-        "x",
-    ]
-    free += ["--dataloader_num_workers", "1", "--attn_implementation", "eager", "--max_bad_lines", "0.1"]
-    text, out = str(tmp_path / "text"), str(tmp_path / "run")
-    record = json.loads((tmp_path / "run" / RECORD).read_text()) | {"of an older version": 1}
-    del record["max_grad_norm"]  # as of a version that did not keep it
-    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
-    run([*stopped[:3], text, *stopped[4:-1], out, *free])
-    assert state(tmp_path / "run")["global_step"] == 4
-
-
-def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> None:
-    streamed = [*flags, "--streaming", "--max_steps", "4", "--save_steps", "2", "--output_dir", str(tmp_path / "out")]
-    run(streamed)
-    (tmp_path / "out" / FINISHED).unlink()
-    shutil.copytree(flags[3], tmp_path / "text")
-    with pytest.raises(ValueError, match="train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_work"):
-        run(
-            [
-                *streamed,
-                "--train_data",
-                str(tmp_path / "text"),
-                "--shuffle_buffer",
-                "5",
-                "--dataloader_num_workers",
-                "1",
-            ]
-        )
-
-
-def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
-    best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
-    for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
-        remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
-        FindBestAgain().on_train_begin(args, remembering, TrainerControl())
-        assert remembering.best_model_checkpoint == str(best)
-
-
-# ----------------------------------------------------------------------------------------- recipes
-
-
-@pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
-def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
-    argv = [str(REPOSITORY / "configs" / f"{name}.yaml"), "--output_dir", str(tmp_path)]
-    model, data, training = parse_arguments(argv)
-    assert (data.max_seq_length, training.learning_rate, training.max_steps) == (32, 5e-5, 100_000)
-    assert data.train_data == ["corpus"]
-    assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
-    config = DAPConfig(**given_fields(model))
-    assert (config.rtl_layers, config.rtl_weight, config.tlm_probability, config.tlm_weight) == (2, 1.0, 0.2, 0.1)
-    assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
-
-
-def test_the_recipe_from_scratch_is_complete(tmp_path: Path) -> None:
-    recipe = str(REPOSITORY / "configs" / "mlm.yaml")
-    model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
-    config = DAPConfig(**given_fields(model))
-    assert (config.objective, config.mlm_probability, data.max_seq_length) == ("mlm", 0.15, 64)
-    assert model.config_name
-    assert 0 < training.warmup_steps < training.max_steps
-
-
-def test_flags_override_the_recipe(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\ntr_bidirectional: true\nrevision: null\n"
-    )
-    model, data, training = parse_arguments([str(recipe), "--learning_rate", "2e-4", "--output_dir", str(tmp_path)])
-    assert (model.model_name_or_path, model.tr_bidirectional, model.revision) == ("a", True, None)
-    assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
-
-
-def test_a_batch_size_flag_overrides_the_other_one_in_the_recipe(tmp_path: Path) -> None:
-    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
-    _, _, training = parse_arguments([*recipe, "--per-device-train-batch-size=16"])
-    assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
-    with pytest.raises(ValueError, match="say the same"):
-        parse_arguments([*recipe, "--per_device_train_batch_size", "8", "--total_train_batch_size", "16"])
-
-
-def test_epochs_take_the_place_of_steps(tmp_path: Path) -> None:
-    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
-    _, _, training = parse_arguments([*recipe, "--num_train_epochs", "2"])
-    assert (training.num_train_epochs, training.max_steps) == (2, -1)
-    with pytest.raises(ValueError, match="--max_steps and --num_train_epochs say the same"):
-        parse_arguments([*recipe, "--num_train_epochs", "2", "--max_steps", "5"])
-
-
-def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
-        parse_arguments([str(tmp_path / "absent.yaml")])
-
-
-def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("save_strategy: no\ntr_bidirectional: no\n")
-    assert recipe_flags(recipe) == ["--save_strategy", "no", "--tr_bidirectional", "False"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("learnign_rate: 1", "unknown argument learnign_rate"),
-        ("- a", "found list"),
-        ("train_data: []", "train_data is an empty list"),
-    ],
-)
-def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(text)
-    with pytest.raises(ValueError, match=rf"recipe\.yaml: .*{message}"):
-        recipe_flags(recipe)
 
 
 # ----------------------------------------------------------------------------------------- bad input
