@@ -213,14 +213,16 @@ def is_hub_id(name: str) -> bool:
 
 
 def _introduction(published: Published, sources: Sources) -> str:
-    known = languages(sources)
-    text = (
-        f"A sentence encoder (`{published.model_type}`, {published.layers} layers) that gives a vector of "
-        f"{published.hidden_size} values for a sentence, so that translations lie next to each other: for retrieval "
-        "across languages, bitext mining and similarity."
-    )
-    if sources.config:
-        objective = sources.config["objective"]
+    known, objective = languages(sources), sources.config["objective"] if sources.config else None
+    kind = f"(`{published.model_type}`, {published.layers} layers)"
+    if objective == "mlm":
+        text = f"An encoder {kind} to start training from: its vectors of translations have not been aligned."
+    else:
+        text = (
+            f"A sentence encoder {kind} that gives a vector of {published.hidden_size} values for a sentence, so that "
+            "translations lie next to each other: for retrieval across languages, bitext mining and similarity."
+        )
+    if objective:
         made = "masked language modelling" if objective == "mlm" else "dual-alignment pre-training (DAP)"
         text += f" It was trained with dap-transformers, objective `{objective}` of {made}."
     text += f" Languages: {', '.join(NAMES.get(code, code) for code in known) or NOT_STATED}."

@@ -178,6 +178,13 @@ def test_what_is_not_known_is_absent() -> None:
     assert "### Loss" not in trained
 
 
+def test_an_encoder_of_masked_language_modelling_is_not_called_aligned() -> None:
+    made = model_card("user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})).text
+    assert "An encoder (`bert`, 12 layers) to start training from" in made
+    assert "objective `mlm` of masked language modelling" in made
+    assert "lie next to each other" not in made
+
+
 def test_loss_curve_keeps_ends_and_evaluations() -> None:
     rows = [line.split(" | ") for line in loss_curve(HISTORY).splitlines() if re.match(r"\| \d", line)]
     steps = [int(row[0].strip("| ")) for row in rows]
