@@ -28,18 +28,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
 from dap.corpus import count_pairs, find_bitext, load_bitext
-from dap.data import (
-    BitextCollator,
-    LanguageMixSampler,
-    drop_targets,
-    mix_languages,
-    read_target_vocabulary,
-    split_validation,
-    target_vocabulary,
-    token_counts,
-    tokenize_bitext,
-)
+from dap.data import BitextCollator, read_target_vocabulary, target_vocabulary, token_counts, tokenize_bitext
 from dap.encoding import hub_commit, longest_input
+from dap.mixing import LanguageMixSampler, mix_languages
 from dap.publishing import Options, publish
 from dap.resuming import (
     FindBestAgain,
@@ -50,6 +41,7 @@ from dap.resuming import (
     keep_record,
     load_ended,
 )
+from dap.splitting import drop_targets, split_validation
 from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, leave_together
 from modeling_dap import DAPConfig, DAPForPreTraining
 

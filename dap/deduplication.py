@@ -1,6 +1,6 @@
 """Which texts are the same, and which pairs to keep: normalised keys, a seeded sample, repeated values (arrays only).
 
-Everything is decided by 64-bit keys (xxh3 of what `dap.data.normalise` leaves of a text), so memory does not hold
+Everything is decided by 64-bit keys (xxh3 of what `dap.splitting.normalise` leaves of a text), so memory does not hold
 text. Keys lie in files on disk and are gone through in ranges of their value of about `PART` keys, one range at a
 time: a few hundred MB however many there are. That two different texts get the same key by chance is expected
 0.0003 times in 100 million pairs.
@@ -50,7 +50,7 @@ class Letters:
 
 
 def normalise_all(texts: Sequence[str]) -> Letters:
-    """`dap.data.normalise` of many texts at once: the letters and digits of each, case folded.
+    """`dap.splitting.normalise` of many texts at once: the letters and digits of each, case folded.
 
     A text without a letter or digit stands for itself.
 

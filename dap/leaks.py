@@ -1,6 +1,6 @@
 """Find training text that equals, or nearly equals, a sentence of the evaluation sets (arrays and text only).
 
-Texts are compared as `dap.data.normalise` leaves them: letters and digits, case folded. Two texts are *near* when
+Texts are compared as `dap.splitting.normalise` leaves them: letters and digits, case folded. Two texts are *near* when
 both hold at least `threshold` of the other's character n-grams, counted with repetitions: |A ∩ B| ≥ threshold ·
 max(|A|, |B|). n is that of the evaluation sentence's `BANDS`: smaller for a short one, where a single changed word
 spoils most of the longer n-grams, and for one mostly in Chinese characters, kana or hangul, where a character says

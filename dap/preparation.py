@@ -78,8 +78,9 @@ def _counts(plan: Plan, language: str, parts: Sequence[Source]) -> dict[str, Any
 def select_language(plan: Plan, language: str, parts: Sequence[Source]) -> None:
     """Which cleaned pairs of a language to keep, and which of these are its dev set.
 
-    Of equal pairs (as normalised) the first of the first file is kept; of what is left the `max_pairs` whose seeded
-    hash is smallest; of these, as `dap.data.split_validation`, those whose English sentence's is smallest for dev.
+    Of equal pairs (as normalised) the first of the first file is kept; of what is left the `max_pairs` whose
+    seeded hash is smallest; of these, as `dap.splitting.split_validation`, those whose English sentence's is smallest
+    for dev.
 
     Counts `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
     """

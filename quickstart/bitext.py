@@ -9,8 +9,8 @@ from pathlib import Path
 
 import polib
 
-from dap.data import normalise
 from dap.languages import ISO3, TATOEBA_36
+from dap.splitting import normalise
 
 Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # by language

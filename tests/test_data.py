@@ -17,18 +17,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from dap.corpus import find_bitext, load_bitext, read_pairs
-from dap.data import (
-    BitextCollator,
-    LanguageMixSampler,
-    drop_targets,
-    mix_indices,
-    mix_languages,
-    normalise,
-    split_validation,
-    target_vocabulary,
-    token_counts,
-    tokenize_bitext,
-)
+from dap.data import BitextCollator, target_vocabulary, token_counts, tokenize_bitext
+from dap.mixing import LanguageMixSampler, mix_indices, mix_languages
+from dap.splitting import drop_targets, normalise, split_validation
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
@@ -265,7 +256,7 @@ def test_streamed_ids_name_the_row_whatever_is_held_out_and_shuffled(
 def test_dev_targets_are_dropped(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = leaky()
     given = streams(data) if streaming else data
-    with caplog.at_level(logging.INFO, "dap.data"):
+    with caplog.at_level(logging.INFO, "dap.splitting"):
         left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
     for language in data:
         naive = [row for row in data[language]["source"] if int(row.split()[1]) not in DROPPED[language]]

@@ -7,7 +7,6 @@ import pytest
 import xxhash
 
 from dap import deduplication
-from dap.data import normalise
 from dap.deduplication import (
     Admission,
     contains,
@@ -18,6 +17,7 @@ from dap.deduplication import (
     repeated_values,
     sample,
 )
+from dap.splitting import normalise
 
 
 def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:

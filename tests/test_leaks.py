@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 
 from dap.cleaning import repair
-from dap.data import normalise
 from dap.deduplication import normalise_all
 from dap.evaluation_sets import read_evaluation
 from dap.leaks import BANDS, LeakIndex
+from dap.splitting import normalise
 
 LATIN = "the train leaves station at eight old birds sing over harbour Straße où élève mañana".split()  # noqa: SIM905
 WORDS = {

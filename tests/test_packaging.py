@@ -25,6 +25,8 @@ PACKAGES = ("dap", "quickstart", "experiments")
 NO_MODEL = (
     "dap.corpus",
     "dap.data",
+    "dap.mixing",
+    "dap.splitting",
     "dap.languages",
     "dap.results",
     "dap.retrieval",

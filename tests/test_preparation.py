@@ -22,12 +22,12 @@ from conftest import REPOSITORY, synthetic_pairs
 
 from dap.cleaning import REASONS, CleaningOptions
 from dap.corpus import find_bitext, load_bitext
-from dap.data import normalise, split_validation
 from dap.leaks import LeakIndex
 from dap.plan import Plan, Source
 from dap.preparation import prepare
 from dap.processes import workers
 from dap.shards import SCHEMA, ShardWriter, full_device, new_folder
+from dap.splitting import normalise, split_validation
 
 LANGUAGES = ("de", "fr", "sw")
 

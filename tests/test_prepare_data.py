@@ -21,8 +21,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from dap.corpus import load_bitext
-from dap.data import normalise, target_vocabulary, tokenize_bitext
+from dap.data import target_vocabulary, tokenize_bitext
 from dap.formats import BitextFile
+from dap.splitting import normalise
 from prepare_data import DataArguments, find_sources, main, run
 
 SHARED = REPOSITORY.parent / "shared"

@@ -13,7 +13,8 @@ from conftest import LANGUAGES, synthetic_pairs
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from dap.corpus import load_bitext
-from dap.data import BitextCollator, LanguageMixSampler, mix_languages, tokenize_bitext
+from dap.data import BitextCollator, tokenize_bitext
+from dap.mixing import LanguageMixSampler, mix_languages
 from dap.progress import StepMeter
 from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, share_of_batch
 from losses_dap import pool
