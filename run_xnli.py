@@ -391,6 +391,7 @@ def make_report(
     settings = {"learning_rate": result["learning_rate"]} | {name: getattr(training, name) for name in names}
     settings |= {"pooling": task.encoder.pooling, "max_seq_length": data.max_seq_length, "data": data.data_dir}
     settings |= {"train_data": data.train_data, "train_pairs": len(task.data.train)}
+    settings |= {"max_test_pairs": data.max_test_pairs}
     settings |= {"selection": training.selection if tried else None, "search": tried, "missing": task.data.missing}
     tested = {code: result["test"][code] for code in task.data.test}
     languages = {code: {"pairs": len(task.data.test[code]), "accuracy": tested[code]["accuracy"]} for code in tested}
