@@ -157,7 +157,8 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     """Seed and recipe of a local checkpoint that train_dap.py made, from the `run.json` that it left; else None twice.
 
     The recipe is a digest of all arguments that can change the weights but the seeds, of the languages, and of the
-    step for one of a run's checkpoints. The text is not part of it, since the seed draws the dev set.
+    step for one of a run's checkpoints. The text is not part of it, since the seed draws the dev set; nor is the size
+    of a target vocabulary that comes from the text.
     """
     folder = Path(name_or_path)
     places = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
@@ -165,7 +166,8 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     if path is None:
         return None, None
     run = json.loads(path.read_text(encoding="utf-8"))
-    recipe = {name: value for name, value in run.items() if name not in ("seed", "data_seed")}
+    by_seed = {"seed", "data_seed"} | ({"target_vocab_size"} if run.get("target_vocabulary_file") is None else set())
+    recipe = {name: value for name, value in run.items() if name not in by_seed}
     recipe |= {name: sorted(recipe.get(name, {})) for name in ("training text", "dev text")}
     recipe |= {"checkpoint": folder.name if len(places) > 1 else None}
     return run.get("seed"), hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]

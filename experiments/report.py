@@ -30,6 +30,7 @@ from experiments.statistics import (
     headline,
     measures,
     read_studies,
+    sd_of_a_difference,
     spread,
 )
 
@@ -38,7 +39,8 @@ ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
 RULE = """Percent, mean ± standard deviation (n − 1) over the seeds; (n=1) marks what fewer seeds have than the run,
 and a single seed has no deviation. **Bold**: the best mean of the trained models, if it is ahead of the next by more
-than the pooled standard deviation of the two. Differences are of equal seeds. AER: lower is better."""
+than the pooled standard deviation of the two, and both have three seeds or more, not all equal. Differences are of
+equal seeds. AER: lower is better."""
 PAPER = """The paper's columns are its own numbers, of encoders of base size, 36 languages and 100,000 steps on 8 GPUs;
 its BUCC is the training split, and its XNLI is fine-tuned on MultiNLI."""
 
@@ -187,17 +189,17 @@ def ablation_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
 
 
 def ablation_note(study: Study) -> str:
-    """What a difference is worth, as far as the seeds of `base` can tell."""
+    """What a difference is worth, as far as the runs with several seeds can tell."""
     note = "Percent; differences are of equal seeds."
-    if "base" not in study.recipe.runs:
-        return note
-    found = {measure.label: study.spread("base", measure) for measure in ablated(study)}
-    deviations = [f"{each.sd:.2f} ({label})" for label, each in found.items() if each and each.sd is not None]
+    found = {
+        measure.label: sd_of_a_difference(study.spread(name, measure) for name in study.recipe.runs)
+        for measure in ablated(study)
+    }
+    deviations = [f"{each[0]:.2f} ({label}; {each[1]} degrees of freedom)" for label, each in found.items() if each]
     if not deviations:
-        return f"{note} `base` has no second seed, so that it is not known how much of a difference is chance."
-    return (
-        f"{note} The deviation of `base` over its seeds is {', '.join(deviations)}: smaller differences say nothing."
-    )
+        return f"{note} No run has a second seed, so that it is not known how much of a difference is chance."
+    return f"""{note} By the runs with several seeds, the difference of two single runs of one recipe has a standard
+    deviation of {", ".join(deviations)}."""
 
 
 def ablation_table(study: Study) -> str:
@@ -241,12 +243,17 @@ def machine_block(studies: Sequence[Study]) -> str:
     versions = [
         " ".join(f"{name} {found}" for name, found in (each.get("versions") or {}).items()) for each in contents
     ]
-    commits = [(each.get("commit") or "")[:7] or "a commit that was not recorded" for each in contents]
+    commits = [_short_commit(each.get("commit")) for each in contents]
     return f"{len(contents)} trainings. {machines}. {_counted(versions)}. From {_counted(commits)}."
 
 
 def _machine(found: Mapping[str, Any]) -> str:
     return f"{found.get('gpu') or found.get('cpu', 'unknown')}, threads: {found.get('threads', 'unknown')}"
+
+
+def _short_commit(name: str | None) -> str:
+    commit, *mark = (name or "a commit that was not recorded").split("-", 1)
+    return "-".join([commit[:7] if name else commit, *mark])
 
 
 def _counted(words: Sequence[str]) -> str:

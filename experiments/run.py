@@ -1,6 +1,6 @@
 """Trains and evaluates what a recipe says, run by run, and collects a JSON file a run.
 
-    python -m experiments.run experiments/recipes/e5.yaml --places encoder=e5 data=data --output_dir runs
+    python -m experiments.run experiments/recipes/e5.yaml --places encoder=e5 data=data links=links --output_dir runs
 
 What is done is not done again: a stopped command goes on where it was, within a training too, and several such
 commands share the work. `--list` says how far a study is. A run's JSON file keeps its command, configuration,
@@ -9,12 +9,13 @@ versions, machine, seed, loss curve and results; it goes to `--results_dir`, mod
 
 import argparse
 import fcntl
+import hashlib
 import logging
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
+BEGUN = "begun.json"  # in a run's folder: what trained it, on what machine
+TOLD = ("command", "commit", "machine", "versions", "encoder")  # what it holds
 CHOSEN_BY = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 
 
@@ -107,11 +110,11 @@ class Study:
         return read_object(path)[CHOSEN_BY]
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """The arguments of the training command."""
+        """The arguments of the training command, but for its folder."""
         own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
         if job.run.same_time_as is not None:
             own["max_steps"] = round(own["max_steps"] * self.relative_cost(job.run))
-        return own | {"output_dir": self.folder(job)}
+        return own
 
     def relative_cost(self, run: Run) -> float:
         """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
@@ -125,17 +128,16 @@ class Study:
     def state(self, job: Job) -> str:
         """How far a training is: "open", "begun", "trained, without ..." evaluations, "not collected", "done".
 
-        One that failed is "begun", too, and one whose result lacks an evaluation that the recipe has got since is
-        "not collected".
+        One that failed is "begun", too, and "not collected" is also one whose result is of other trainings or
+        evaluations than those that lie in its folder.
         """
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
             return "begun" if folder.is_dir() else "open"
         if left := [name for name in job.evaluate if not evaluation(folder, name).is_file()]:
             return "trained, without " + " ".join(left)
-        result = self.result(job)
-        known = read_object(result)["evaluations"] if result.is_file() else None
-        return "not collected" if known is None or not set(job.evaluate) <= set(known) else "done"
+        known, found = self.known(job), self.measured(job)
+        return "done" if {key: known.get(key) for key in found} == found else "not collected"
 
     def carry_out(self, job: Job) -> None:
         """Train, evaluate and collect, as far as that is not done.
@@ -148,7 +150,9 @@ class Study:
         folder = self.folder(job)
         with taken(folder):
             if not (folder / FINISHED).is_file():
-                execute([job.run.command, *flags(self.arguments(job))], folder / "train.log")
+                arguments = self.arguments(job)
+                self.begin(job, arguments)
+                execute([job.run.command, *flags(arguments | {"output_dir": folder})], folder / "train.log")
             for name in job.evaluate:
                 result = evaluation(folder, name)
                 if not result.is_file():
@@ -159,29 +163,45 @@ class Study:
             if self.state(job) != "done":  # another process may have done it all meanwhile
                 write_json(self.collected(job), self.result(job))
 
+    def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
+        """Writes down what trains a model, unless a stopped command has done so."""
+        path = self.folder(job) / BEGUN
+        if not path.is_file():
+            line = [job.run.command, *flags(arguments)]
+            told = (line, commit(), machine(), versions(), digest_of_weights(arguments.get("model_name_or_path")))
+            write_json(dict(zip(TOLD, told, strict=True)), path)
+
+    # ---------------------------------------------------------------------------------------- results
+
     def collected(self, job: Job) -> dict[str, Any]:
         """Everything small that a run left behind."""
-        folder, evaluations = self.folder(job), {}
-        for name in self.recipe.evaluate:
-            if (path := evaluation(folder, name)).is_file():
-                evaluations[name] = read_object(path)
-        state = read_object(folder / "trainer_state.json")
+        measured, known = self.measured(job), self.known(job)
+        path = self.folder(job) / BEGUN
+        if path.is_file():
+            told = read_object(path)
+        else:  # trained before this was written down, if it is known at all
+            is_same = all(known.get(key) == measured[key] for key in ("record", "train"))
+            told = {key: known.get(key) if is_same else None for key in TOLD}
+        about = {"recipe": self.recipe.name, "run": job.run.name, "seed": job.seed}
+        return about | {"learning_rate": job.learning_rate} | told | measured
+
+    def known(self, job: Job) -> dict[str, Any]:
+        """The run's JSON file as it is; empty where there is none."""
+        path = self.result(job)
+        return read_object(path) if path.is_file() else {}
+
+    def measured(self, job: Job) -> dict[str, Any]:
+        """What a finished training and its evaluations left in their folder."""
+        folder = self.folder(job)
+        found = {name: evaluation(folder, name) for name in self.recipe.evaluate}
         dev = folder / "eval_results.json"
         return {
-            "recipe": self.recipe.name,
-            "run": job.run.name,
-            "seed": job.seed,
-            "learning_rate": job.learning_rate,
-            "command": [job.run.command, *flags(job.run.arguments)],
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
             "dev": {CHOSEN_BY: read_object(dev)[CHOSEN_BY]} if dev.is_file() else {},
-            "curve": [line for line in state["log_history"] if "loss" in line],
-            "evaluations": evaluations,
-            "commit": commit(),
-            "machine": machine(),
-            "versions": versions(),
+            "curve": [line for line in read_object(folder / "trainer_state.json")["log_history"] if "loss" in line],
+            "evaluations": {name: read_object(path) for name, path in found.items() if path.is_file()},
         }
 
 
@@ -202,15 +222,34 @@ def taken(folder: Path) -> Iterator[None]:
 
 
 def commit(checkout: Path = ROOT) -> str | None:
-    """The commit of a checkout, by default this one; None for a folder that is none, or where there is no git."""
-    line = ["git", "rev-parse", "--show-toplevel", "HEAD"]
-    try:
-        found = subprocess.run(line, cwd=checkout, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+    """The commit of a checkout, by default this one, with "-dirty" where its code or recipes are others by now.
+
+    None for a folder that is no checkout, or where there is no git.
+    """
+
+    def git(*arguments: str) -> str | None:
+        try:
+            found = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return None
+        return found.stdout.strip() if found.returncode == 0 else None
+
+    top, _, name = (git("rev-parse", "--show-toplevel", "HEAD") or "").partition("\n")
+    if not name or Path(top).resolve() != checkout.resolve():
+        return None  # a copy within another project's checkout has not that one's commit
+    return name + ("-dirty" if git("status", "--porcelain", "--", "*.py", "*.yaml") else "")
+
+
+def digest_of_weights(encoder: str | None) -> str | None:
+    """What tells two encoders apart that lay in one folder; None for one that is no folder with safetensors."""
+    path = Path(encoder or "", "model.safetensors")
+    if not path.is_file():
         return None
-    top, _, name = found.stdout.strip().partition("\n")
-    is_own = found.returncode == 0 and Path(top).resolve() == checkout.resolve()
-    return name if is_own else None  # a copy within another project's checkout has not that one's commit
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:12]
 
 
 def execute(arguments: Sequence[str], log: Path) -> None:

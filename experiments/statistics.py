@@ -24,6 +24,11 @@ LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
 #: Settings of an evaluation that may differ between models that are compared: places, and what the model itself is.
 FREE = ("recipe", "data", "bucc", "train_data", "pooling")
+#: Arguments of a training that its record has by another name.
+RECORDED = {"total_train_batch_size": "pairs a step"}
+#: What a record tells of the seed, and what follows from other arguments, from the text or from where things lie.
+OF_THE_SEED = ("seed", "data_seed", "training text", "dev text")
+FOLLOWS = ("target_vocab_size", "rtl_languages", "tr_temperature", "learning_rate", "model_name_or_path")
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ def pooled_sd(spreads: Sequence[Spread]) -> float | None:
 def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = False) -> str | None:
     """The run whose mean is ahead of the next by more than their pooled standard deviation, or None.
 
+    Both must have three seeds that differ: two may be close by chance, and equal ones are at a floor or ceiling.
+
     >>> clear_best({"a": Spread(5.0, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
     'a'
     """
@@ -127,8 +134,21 @@ def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = Fal
     if len(ranked) < 2:
         return None
     best, following = (present[name] for name in ranked)
-    within = pooled_sd([best, following])
-    return ranked[0] if within is not None and abs(best.mean - following.mean) > within else None
+    if min(best.count, following.count) < 3 or not (best.sd and following.sd):
+        return None
+    return ranked[0] if abs(best.mean - following.mean) > pooled_sd([best, following]) else None
+
+
+def sd_of_a_difference(spreads: Iterable[Spread | None]) -> tuple[float, int] | None:
+    """Standard deviation of the difference of two single runs, by groups with several seeds; their n - 1 added up.
+
+    >>> sd_of_a_difference([Spread(0.0, 3.0, 2), Spread(5.0, 3.0, 3), Spread(1.0, None, 1)])
+    (4.242640687119285, 3)
+    """
+    several = [each for each in spreads if each is not None and each.sd is not None]
+    if not several:
+        return None
+    return math.sqrt(2) * pooled_sd(several), sum(each.count - 1 for each in several)
 
 
 # --------------------------------------------------------------------------------------------------- studies
@@ -259,7 +279,9 @@ def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
         require_as_told(path, outcome, known[outcome.recipe, outcome.run])
     studies = [Study(each, tuple(o for o in outcomes.values() if o.recipe == each.name)) for each in recipes]
     for study in studies:
-        require_comparable({path: each for path, each in outcomes.items() if each.recipe == study.name})
+        own = {path: each for path, each in outcomes.items() if each.recipe == study.name}
+        require_alike(own, study.recipe.runs)
+        require_comparable(own)
     return sorted(studies, key=lambda study: (study.is_ablation, study.name))
 
 
@@ -295,11 +317,34 @@ def read_outcomes(results_dir: Path) -> dict[Path, Outcome]:
 def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
     """Raises `ValueError` where a result was trained with other arguments than its recipe has by now."""
     own = {"learning_rate", *(["max_steps"] if run.same_time_as else [])}  # which the runner fills in
-    record = outcome.content["record"]
-    for key, told in run.arguments.items():
-        is_place = isinstance(told, str) and "{" in told
-        if key in record and key not in own and not is_place and record[key] != told:
-            raise ValueError(f"{path}: trained with {key} {record[key]}, but {run.name} has {told}: train it anew")
+    told = {RECORDED.get(key, key): value for key, value in run.arguments.items()}
+    trained = {**outcome.content["record"], "command": (outcome.content.get("command") or [run.command])[0]}
+    for key, value in (told | {"command": run.command}).items():
+        is_place = isinstance(value, str) and "{" in value
+        if key in trained and key not in own and not is_place and trained[key] != value:
+            raise ValueError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")
+
+
+def require_alike(outcomes: Mapping[Path, Outcome], runs: Mapping[str, Run]) -> None:
+    """Raises `ValueError`, with both files, where models of one study differ in what its recipe does not tell.
+
+    Such as the text of a seed, the weights of an encoder that lay in the same place, or a default of another version.
+    """
+    told = {name: {RECORDED.get(key, key) for key in run.arguments} for name, run in runs.items()}
+    first: dict[tuple[Any, ...], tuple[Path, Any]] = {}
+    for path, outcome in outcomes.items():
+        run = runs[outcome.run]
+        start = (run.arguments.get("model_name_or_path"), run.arguments.get("train_data"))
+        known = {key: value for key, value in outcome.content["record"].items() if key not in FOLLOWS}
+        known["encoder"] = outcome.content.get("encoder")
+        for key, value in known.items():
+            if value is None or key in told[outcome.run]:
+                continue
+            about = (key, start, outcome.seed if key in OF_THE_SEED else None)
+            other, theirs = first.setdefault(about, (path, value))
+            if value != theirs:
+                shown = "" if key in OF_THE_SEED else f" ({theirs!r} and {value!r})"
+                raise ValueError(f"{other} and {path} differ in {key}{shown}, which no recipe tells: train one anew")
 
 
 def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:

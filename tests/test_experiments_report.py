@@ -20,7 +20,7 @@ from experiments.statistics import HELD_OUT, Spread, Study, clear_best, measures
 
 RECIPE = """
 name: small
-train: {model_name_or_path: "{encoder}", max_steps: 20}
+train: {model_name_or_path: "{encoder}", max_steps: 20, total_train_batch_size: 32}
 seeds: [0, 1, 2]
 learning_rates: [1.0e-4, 1.0e-3]
 evaluate: {tatoeba: "eval_retrieval.py --model {model} --output_file {result}"}
@@ -148,6 +148,8 @@ def test_the_best_is_named_only_if_it_is_clearly_ahead() -> None:
     assert clear_best({"a": wide, "b": ahead}, lower_is_better=True) == "a"
     assert clear_best({"a": wide, "b": Spread(91.9, 2.0, 3)}) is None
     assert clear_best({"a": wide, "b": single}) is None
+    assert clear_best({"a": wide, "b": Spread(93.0, 2.0, 2)}) is None  # two seeds are close by chance
+    assert clear_best({"a": wide, "b": Spread(93.0, 0.0, 3)}) is None  # at a ceiling
     assert clear_best({"a": wide}) is None
 
 
@@ -297,7 +299,25 @@ def test_results_that_do_not_fit_are_named(project: Project) -> None:
     second.write_text(json.dumps(content))
     with pytest.raises(SystemExit, match=f"{second}: trained with max_steps 10, but tr has 20: train it anew"):
         project.report()
-    content["record"]["max_steps"] = 20
+    content["record"] |= {"max_steps": 20, "pairs a step": 64}
+    second.write_text(json.dumps(content))
+    with pytest.raises(SystemExit, match="trained with pairs a step 64, but tr has 32: train it anew"):
+        project.report()
+    content["record"]["pairs a step"] = 32
+    second.write_text(json.dumps(content | {"command": ["experiments.release"]}))
+    with pytest.raises(SystemExit, match="trained with command experiments.release, but tr has train_dap.py"):
+        project.report()
+    for key, values in {"encoder": ["a1", "b2"], "pooling": ["cls", "mean"]}.items():
+        both = json.loads(first.read_text()), json.loads(second.read_text())
+        for path, other, value in zip((first, second), both, values, strict=True):
+            (other if key == "encoder" else other["record"])[key] = value
+            path.write_text(json.dumps(other | {"command": ["train_dap.py"]}))
+        with pytest.raises(
+            SystemExit, match=rf"{first} and {second} differ in {key} \('{values[0]}' and '{values[1]}'"
+        ):
+            project.report()
+        project.add("tr", 1e-3, 0, 80.0)
+        second.write_text(json.dumps(content))
     content["evaluations"]["tatoeba"]["settings"]["max_pairs"] = None
     second.write_text(json.dumps(content))
     with pytest.raises(

@@ -1,6 +1,7 @@
 """Recipes and their runner: commands run in this process on tiny models, or on folders as finished runs leave them."""
 
 import fcntl
+import hashlib
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import REPOSITORY
 from transformers import BertConfig
@@ -22,7 +24,7 @@ from dap.run_folder import claimed
 from experiments import run as runner
 from experiments import timing
 from experiments.recipes import Recipe, flags, read_recipe
-from experiments.run import CHOSEN_BY, Busy, Job, NotYet, Study, commit, execute, work
+from experiments.run import BEGUN, CHOSEN_BY, Busy, Job, NotYet, Study, commit, execute, work
 
 Tell = Callable[..., Path]
 
@@ -98,6 +100,11 @@ def test_a_study_is_carried_out_once(
     assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
     assert content["dev"][CHOSEN_BY] >= 0
     assert content["config"]["objective"] == "tr+rtl"
+    assert content["command"][0] == "train_dap.py"
+    trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
+    assert (trained["--seed"], trained["--learning_rate"], trained["--max_steps"]) == ("3", "0.001", "2")
+    assert content["encoder"] == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]
+    assert content["machine"]["threads"] == torch.get_num_threads()
 
     before = collected.stat().st_ino  # another file takes its place when it is written
     runner.main(argv)
@@ -147,7 +154,7 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(tell: Tell, t
         study.arguments(job)
     write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, study.timing)
     expected = {"objective": "tr", "max_steps": 155, "learning_rate": 0.5, "seed": 3, "data_seed": 3}
-    assert study.arguments(job) == expected | {"output_dir": tmp_path / "runs" / "study" / "same-lr0.5" / "seed-3"}
+    assert study.arguments(job) == expected
     assert run.command == "own.py"
 
 
@@ -267,11 +274,32 @@ def test_how_far_a_training_is(tell: Tell, tmp_path: Path) -> None:
     current.carry_out(job)
     assert state() == "done"
     assert json.loads(current.result(job).read_text())["evaluations"] == {"e": {"mean": 4}, "f": {"mean": 3}}
+    write_json({"mean": 6}, folder / "e" / "e.json")  # evaluated anew
+    assert state() == "not collected"
+    current.carry_out(job)
+    assert json.loads(current.result(job).read_text())["evaluations"]["e"] == {"mean": 6}
     current = study(e="x.py", f="x.py", g="x.py")
     job = Job(job.run, 0, 1.0, ("e", "f", "g"))
     assert state() == "trained, without g"
     write_json({"mean": 5}, folder / "g" / "g.json")
     assert state() == "not collected"
+
+
+def test_results_follow_their_folder_and_keep_what_trained_it(tell: Tell, tmp_path: Path) -> None:
+    study = study_of(read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {}), tmp_path)
+    job = Job(study.recipe.runs["a"], 0, 1.0, ())
+    finish(study.folder(job))
+    told = {"command": ["train_dap.py"], "commit": "abc", "machine": {}, "versions": {}, "encoder": None}
+    write_json(told, study.folder(job) / BEGUN)
+    study.carry_out(job)
+    (study.folder(job) / BEGUN).unlink()  # as of a run from before it was written
+    finish(study.folder(job), accuracy=70.0)
+    assert study.state(job) == "not collected"
+    study.carry_out(job)
+    assert (study.known(job)["commit"], study.known(job)["dev"][CHOSEN_BY]) == ("abc", 70.0)
+    write_json({"model_step": 3}, study.folder(job) / "train_results.json")  # another training
+    study.carry_out(job)
+    assert study.known(job)["commit"] is None
 
 
 def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
@@ -282,6 +310,10 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
         subprocess.run(["git", *line], cwd=tmp_path, check=True)
     (tmp_path / "copy").mkdir()
     assert len(commit(tmp_path)) == 40
+    (tmp_path / "results.json").write_text("{}")
+    assert len(commit(tmp_path)) == 40
+    (tmp_path / "other.py").write_text("1")
+    assert commit(tmp_path).endswith("-dirty")
     assert commit(tmp_path / "copy") is None
     shutil.rmtree(tmp_path / ".git")
     assert commit(tmp_path) is None

@@ -295,6 +295,10 @@ def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_i
     (first, same), (second, again), (_, other) = recipe(seed=1), recipe(seed=2), recipe(seed=1, learning_rate=1e-5)
     assert (first, second) == (1, 2)
     assert same == again != other
+    assert recipe(seed=1, target_vocab_size=7)[1] == same  # the seed's part of the text has as many
+    own = [recipe(seed=1, target_vocabulary_file="v.json", target_vocab_size=size)[1] for size in (7, 8)]
+    assert len({same, *own}) == 3
+    recipe(seed=1, learning_rate=1e-5)
     checkpoint = tmp_path / "checkpoint-20"
     checkpoint.mkdir()
     assert training_record(str(checkpoint))[0] == 1
