@@ -50,10 +50,12 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 
     >>> number(Spread(88.613, 0.12, 2), 2), number(Spread(0.5, None, 1), 3, "+")
     ('88.61 ± 0.12', '+0.50 (n=1)')
+    >>> number(Spread(-0.001, None, 1), 1, "+")  # no negative zero
+    '+0.00'
     """
     if found is None:
         return ABSENT
-    text = f"{found.mean:{sign}.2f}" + ("" if found.sd is None else f" ± {found.sd:.2f}")
+    text = f"{round(found.mean, 2) + 0.0:{sign}.2f}" + ("" if found.sd is None else f" ± {found.sd:.2f}")
     return text if found.count == seeds else f"{text} (n={found.count})"
 
 
