@@ -50,10 +50,17 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
 
 
 def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
-    """The encoder of a configuration with random weights, and without a pooler, whose weights nothing would train."""
+    """The encoder of a configuration with random weights, and without a pooler, whose weights nothing would train.
+
+    Raises:
+        ValueError: an encoder whose states depend on padding, as it is not told of any.
+    """
     accepted = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
     options = {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
-    return AutoModel.from_config(config, **options)
+    encoder = AutoModel.from_config(config, **options)
+    if "attention_mask" not in inspect.signature(encoder.forward).parameters:
+        raise ValueError("it takes no attention_mask, so that padding would change the embeddings")
+    return encoder
 
 
 @contextmanager
@@ -170,7 +177,7 @@ def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
 
 def position_offset(encoder: PreTrainedModel) -> int | None:
     """Position id of the first token, or None where the encoder has no absolute position embeddings."""
-    table = getattr(encoder.embeddings, "position_embeddings", None)
+    table = getattr(getattr(encoder, "embeddings", None), "position_embeddings", None)
     if table is None:
         return None
     return 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id

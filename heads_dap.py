@@ -130,6 +130,16 @@ def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, argumen
     return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
 
 
+def check_predicted(config: DAPConfig, target_token_ids: list[int] | None, token_counts: Tensor | None) -> None:
+    """Raise `ValueError` for ids or counts that are given though a model of this objective has no use for them."""
+    if target_token_ids is not None and not config.uses_rtl:
+        raise ValueError(
+            f"target_token_ids are what RTL predicts, not objective={config.objective!r}: leave them out."
+        )
+    if token_counts is not None and config.objective == "tr":
+        raise ValueError("token_counts are for a prediction head, which objective='tr' has not: leave them out.")
+
+
 class PredictionHead(nn.Module):
     """Vocabulary prediction head: dense, activation, norm, then the encoder's word embeddings as W of section 3.2."""
 
@@ -141,7 +151,8 @@ class PredictionHead(nn.Module):
         eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
         self.dense = nn.Linear(encoder.hidden_size, width, bias=bias)
         self.norm = nn.LayerNorm(width, eps=eps, bias=getattr(encoder, "norm_bias", True))
-        activation = getattr(encoder, "classifier_activation", None) or getattr(encoder, "hidden_act", "gelu")
+        names = ("classifier_activation", "hidden_act", "activation")  # ModernBERT, most, DistilBERT
+        activation = next((found for name in names if (found := getattr(encoder, name, None))), "gelu")
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
         size = config.target_vocab_size if config.uses_rtl else None
         self.bias = nn.Parameter(torch.zeros(size or config.vocab_size))  # (V,)
@@ -158,7 +169,10 @@ class PredictionHead(nn.Module):
             self.bias = nn.Parameter(F.pad(kept, (0, size - len(kept))))
 
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
-        """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such."""
+        """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such.
+
+        Nor are they any good where they were trained for a matrix other than the word embeddings.
+        """
         head = getattr(model, "prediction_head", None)
         if isinstance(head, PredictionHead):
             self._take(head.dense, head.norm, head.bias)
@@ -169,6 +183,8 @@ class PredictionHead(nn.Module):
         dense = next((module for module in own if isinstance(module, nn.Linear)), None)
         norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
         if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+            return False
+        if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
             return False
         self._take(dense, norm, output.bias)
         return True

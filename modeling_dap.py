@@ -5,6 +5,7 @@ processes, `S` tokens (`S_x` of the source, `S_y` of the target), `D` hidden siz
 tokens. Every sequence starts with its CLS token, ends with a separator, and is padded on the right.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ try:
         position_offset,
         require_encoder,
     )
-    from .heads_dap import PredictionHead, RTLHead
+    from .heads_dap import PredictionHead, RTLHead, check_predicted
     from .losses_dap import (
         RankingResult,
         columns_of,
@@ -65,7 +66,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         position_offset,
         require_encoder,
     )
-    from heads_dap import PredictionHead, RTLHead
+    from heads_dap import PredictionHead, RTLHead, check_predicted
     from losses_dap import (
         RankingResult,
         columns_of,
@@ -253,7 +254,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Raises:
             ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
-                mask token, or a field that `DAPConfig` refuses.
+                mask token, a field that `DAPConfig` refuses, or ids or counts that the objective has no use for.
         """
         source = {"trust_remote_code": trust_remote_code, "revision": revision}
         encoder_config, kind = AutoConfig.from_pretrained(name_or_path, **source), AutoModelForMaskedLM
@@ -264,6 +265,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if target_token_ids is not None:
             config["target_vocab_size"] = len(set(target_token_ids))
         dap_config = DAPConfig(encoder_config, **config)
+        check_predicted(dap_config, target_token_ids, token_counts)
         if dap_config.objective != "tr" and dap_config.mask_token_id is None:
             dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
         options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
@@ -284,16 +286,22 @@ class DAPForPreTraining(DAPPreTrainedModel):
         encoder_config: PreTrainedConfig,
         target_token_ids: list[int] | None = None,
         token_counts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        attn_implementation: str | None = None,
         **config: Any,
     ) -> "DAPForPreTraining":
         """Start pre-training from random weights; arguments and errors as in `from_encoder`."""
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
+        encoder_config = copy.deepcopy(encoder_config)
+        encoder_config.dtype, attention = dtype, attn_implementation or encoder_config._attn_implementation
         if target_token_ids is not None:
             config["target_vocab_size"] = len(set(target_token_ids))
         dap_config = DAPConfig(encoder_config, **config)
+        check_predicted(dap_config, target_token_ids, token_counts)
+        dap_config.encoder_config._attn_implementation = attention
         with encoder_named(name, dap_config):
-            model = cls(dap_config)
+            model = cls(dap_config).to(dtype)
             if target_token_ids is not None:
                 model.set_target_vocabulary(target_token_ids)
             if token_counts is not None:
@@ -305,13 +313,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
         self, pretrained: PreTrainedModel, missing: set[str], name: str, token_counts: Tensor | None
     ) -> None:
         encoder = pretrained.dap.encoder if isinstance(pretrained, DAPForPreTraining) else pretrained.base_model
-        self.dap.encoder.load_state_dict(encoder.state_dict())
+        weights = encoder.state_dict()  # some masked-LM models keep a pooler
+        self.dap.encoder.load_state_dict({name: weights[name] for name in weights if not name.startswith("pooler.")})
         if self.rtl_head is not None:
             self.rtl_head.copy_last_layers(encoder)
         if self.prediction_head is None:
             return
         if missing or not self.prediction_head.copy_masked_lm_head(pretrained):
-            logger.warning(f"{name} has no masked-LM head to take: the prediction head starts from random weights.")
+            lacking = f"{name} has no masked-LM head to take, or none that ends in its word embeddings"
+            logger.warning(f"{lacking}: the prediction head starts from random weights.")
             if token_counts is not None:
                 self.prediction_head.start_bias(token_counts)
         elif token_counts is not None:

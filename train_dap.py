@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoTokenizer,
-    EarlyStoppingCallback,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -30,6 +29,7 @@ from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_
 from dap.corpus import count_pairs, find_bitext, load_bitext
 from dap.data import BitextCollator, read_target_vocabulary, target_vocabulary, token_counts, tokenize_bitext
 from dap.encoding import hub_commit, longest_input
+from dap.head_warmup import PatientCallback
 from dap.mixing import LanguageMixSampler, mix_languages
 from dap.publishing import Options, publish
 from dap.resuming import (
@@ -64,7 +64,30 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name or beside, **source_of(args))
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ValueError(f"{args.tokenizer_name or beside} holds no tokenizer: name one with --tokenizer_name.")
+    ids, special = tokenizer("a").input_ids, tokenizer.all_special_ids
+    if ids[0] not in special or ids[-1] not in special:
+        raise ValueError(
+            f"{args.tokenizer_name or beside} makes {tokenizer.convert_ids_to_tokens(ids)} of 'a', but pooling and "
+            "masking count on a special token before and after each sentence: give it a post-processor that adds them."
+        )
     return tokenizer
+
+
+def mask_token_id(args: ModelArguments, objective: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id that masked tokens get, None where the objective masks nothing.
+
+    Raises:
+        ValueError: it does, and the tokenizer has no such token.
+    """
+    if objective == "tr":
+        return None
+    if tokenizer.mask_token_id is None:
+        name = args.tokenizer_name or args.model_name_or_path or args.config_name
+        raise ValueError(
+            f"the tokenizer of {name} has no mask token, which objective {objective!r} needs: give another "
+            "--tokenizer_name, or --objective tr."
+        )
+    return tokenizer.mask_token_id
 
 
 def source_of(args: ModelArguments) -> dict[str, Any]:
@@ -80,6 +103,8 @@ def load_start_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     """
     name = args.model_name_or_path or args.config_name
     config = AutoConfig.from_pretrained(name, **source_of(args))
+    if args.config_name is not None and config.model_type == DAPConfig.model_type:
+        config = config.encoder_config  # another encoder of this shape
     apart = args.config_name is not None or args.tokenizer_name is not None
     if apart and config.vocab_size < len(tokenizer):
         raise ValueError(
@@ -96,17 +121,30 @@ def goes_on(config: PreTrainedConfig, args: ModelArguments) -> bool:
     return config.objective != "mlm" or args.objective in (None, "mlm")
 
 
-def load_model(args: ModelArguments, is_dap: bool, **config: Any) -> DAPForPreTraining:
-    """A DAP checkpoint to go on with (`is_dap`), or a new model around an encoder.
+def load_model(
+    args: ModelArguments, start: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any]
+) -> DAPForPreTraining:
+    """A DAP checkpoint to go on with, or a new model around an encoder, or around one from scratch.
 
     Raises:
-        ValueError: an argument that contradicts the weights of the DAP checkpoint.
+        ValueError: an argument, or the tokenizer, that contradicts the weights of the DAP checkpoint.
     """
-    options = {**source_of(args), "attn_implementation": args.attn_implementation}
-    wanted = given_fields(args)
-    if is_dap:
-        return load_dap_checkpoint(args.model_name_or_path, wanted, **options)
-    return DAPForPreTraining.from_encoder(args.model_name_or_path, **wanted, **config, **options)
+    attention, wanted = {"attn_implementation": args.attn_implementation}, given_fields(args)
+    if goes_on(start, args):
+        model = load_dap_checkpoint(args.model_name_or_path, wanted, **attention, **source_of(args))
+        if model.config.mask_token_id not in (None, tokenizer.mask_token_id):
+            raise ValueError(
+                f"{args.model_name_or_path} was trained with mask token {model.config.mask_token_id}, the tokenizer "
+                f"{args.tokenizer_name or args.model_name_or_path} has {tokenizer.mask_token_id}: leave "
+                "--tokenizer_name out, or start from a plain encoder."
+            )
+        return model
+    objective = (CONFIG_DEFAULTS | wanted)["objective"]
+    wanted = {"mask_token_id": mask_token_id(args, objective, tokenizer), **wanted, **fields, **attention}
+    if args.config_name is None:
+        return DAPForPreTraining.from_encoder(args.model_name_or_path, **wanted, **source_of(args))
+    start.pad_token_id = tokenizer.pad_token_id
+    return DAPForPreTraining.from_scratch(start, **wanted)
 
 
 def load_dap_checkpoint(name: str, wanted: dict[str, Any], **options: Any) -> DAPForPreTraining:
@@ -150,9 +188,15 @@ def text_fields(
 
 
 def count_predicted(
-    args: ModelArguments, data: DataArguments, train: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    args: ModelArguments,
+    data: DataArguments,
+    train: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    saved: DAPConfig | None,
 ) -> dict[str, Tensor]:
     """How often a new model is to predict each id, where the bias of its prediction head is to start from that.
+
+    Nothing for a DAP checkpoint to go on with (`saved`), with a warning.
 
     Raises:
         ValueError: another `prediction_bias` than there is, or nothing that could be counted.
@@ -162,14 +206,19 @@ def count_predicted(
     if args.prediction_bias != "frequencies":
         raise ValueError(f"prediction_bias={args.prediction_bias!r}: give 'zeros' or 'frequencies'.")
     settings = CONFIG_DEFAULTS | given_fields(args)
-    if settings["objective"] == "tr" or data.streaming:
+    objective = settings["objective"] if saved is None else saved.objective
+    if objective == "tr" or data.streaming:
         why = "a stream cannot be counted" if data.streaming else "objective 'tr' predicts no tokens"
         raise ValueError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
-    if settings["objective"] == "tr+rtl":
+    if saved is not None:
+        logger.warning("%s has its prediction head already: its bias stays", args.model_name_or_path)
+        return {}
+    if objective == "tr+rtl":
         sides = {"source-to-target": ("target",), "target-to-source": ("source",)}.get(settings["rtl_direction"])
         return {"token_counts": torch.from_numpy(token_counts(train, tokenizer, sides or ("source", "target")))}
     counts = torch.from_numpy(token_counts(train, tokenizer, ("source", "target")))  # (V,)
-    counts[tokenizer.sep_token_id] = 0  # only RTL predicts it
+    for last in {tokenizer.sep_token_id, tokenizer.eos_token_id} - {None}:
+        counts[last] = 0  # only RTL predicts it
     return {"token_counts": counts}
 
 
@@ -188,10 +237,10 @@ def build_datasets(
     return tokenize_bitext(train, tokenizer, data.max_seq_length, **order), dev
 
 
-def check_schedule(training: DAPTrainingArguments, dev: dict[str, Any]) -> None:
+def check_schedule(training: DAPTrainingArguments, dev: dict[str, Any], objective: str) -> None:
     """Raise `ValueError` when there is nothing to rank a pair against, or nothing to evaluate on."""
     pairs = training.per_device_train_batch_size * training.world_size
-    if pairs < 2:
+    if pairs < 2 and objective != "mlm":
         raise ValueError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
     if training.early_stopping_patience is not None and training.eval_strategy == "no":
         raise ValueError(
@@ -235,7 +284,7 @@ def build_trainer(
     start = load_start_config(model_args, tokenizer)
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, tokenizer)
-    check_schedule(training, dev)
+    check_schedule(training, dev, (CONFIG_DEFAULTS | given_fields(model_args))["objective"])
     is_dap = goes_on(start, model_args)
     if is_dap and model_args.target_vocabulary_file is not None:
         raise ValueError(
@@ -243,17 +292,9 @@ def build_trainer(
             f"{model_args.target_vocabulary_file} out, or start from a plain encoder."
         )
     fields = {} if is_dap else text_fields(model_args, data, train, tokenizer)
-    if not is_dap:
-        fields |= count_predicted(model_args, data, train, tokenizer)
-    elif model_args.prediction_bias != "zeros":
-        logger.warning("%s has its prediction head already: its bias stays", model_args.model_name_or_path)
+    fields |= count_predicted(model_args, data, train, tokenizer, start if is_dap else None)
     set_seed(training.seed)
-    if model_args.config_name is None:
-        model = load_model(model_args, is_dap, **fields)
-    else:
-        start.pad_token_id, start._attn_implementation = tokenizer.pad_token_id, model_args.attn_implementation
-        wanted = {"mask_token_id": tokenizer.mask_token_id, **given_fields(model_args)}
-        model = DAPForPreTraining.from_scratch(start, **wanted, **fields)
+    model = load_model(model_args, start, tokenizer, fields)
     check_length(model, data.max_seq_length)
     check_languages(model, train, model_args.model_name_or_path)
     if training.freeze_word_embeddings:
@@ -262,7 +303,7 @@ def build_trainer(
     mixed, sampler = (mix_stream(train, data, training), None) if data.streaming else mix(train, data, training)
     callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
     if training.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
+        callbacks.append(PatientCallback(training.early_stopping_patience))
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -375,7 +416,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
         leave_together()
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 
 

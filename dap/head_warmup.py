@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    get_scheduler,
+)
 
 
 def check_head_warmup(args: TrainingArguments, total: int) -> None:
@@ -21,6 +29,14 @@ def check_head_warmup(args: TrainingArguments, total: int) -> None:
             f"head_warmup_steps={steps} does not go with DeepSpeed, which makes a schedule of its own: use "
             "configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
         )
+
+
+class PatientCallback(EarlyStoppingCallback):
+    """Stops early, but not for evaluations of the head's warm-up, in which the encoder stays what it was."""
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        if state.global_step > args.head_warmup_steps:
+            super().on_evaluate(args, state, control, **given)
 
 
 class HeadWarmupTrainer(Trainer):

@@ -15,8 +15,11 @@ from transformers import (
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     BertConfig,
+    BertForMaskedLM,
     BertModel,
+    BigBirdConfig,
     ElectraConfig,
+    EuroBertConfig,
     FNetConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -70,6 +73,48 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
     original = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
     for mine, its in zip(layer_stack(model.rtl_head.blocks)[1], layer_stack(original)[1][1:], strict=True):
         torch.testing.assert_close(mine.state_dict(), its.state_dict())
+
+
+def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_config("bert")
+    config.tie_word_embeddings = False
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    modeling_dap.logger.addHandler(caplog.handler)
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm", mask_token_id=MASK)
+    assert "none that ends in its word embeddings: the prediction head starts from random weights" in caplog.text
+    assert not torch.equal(
+        model.prediction_head.dense.weight,
+        BertForMaskedLM.from_pretrained(tmp_path).cls.predictions.transform.dense.weight,
+    )
+
+
+@pytest.mark.parametrize("config_class", [BigBirdConfig, EuroBertConfig])  # a pooler; no part called embeddings
+def test_encoders_of_unusual_parts_train_with_tr(config_class: type, tmp_path: Path) -> None:
+    shape = {"attention_type": "original_full"} if config_class is BigBirdConfig else {"num_key_value_heads": 4}
+    AutoModelForMaskedLM.from_config(config_class(**SHAPE, **shape)).save_pretrained(tmp_path)
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+    assert torch.isfinite(model(**make_batch()).loss)
+
+
+def test_ids_and_counts_that_no_head_takes_are_refused() -> None:
+    for objective, more, message in (
+        ("mlm", {"target_token_ids": [7, 9]}, "target_token_ids are what RTL predicts, not objective='mlm'"),
+        ("tr", {"token_counts": torch.ones(250)}, "token_counts are for a prediction head, which objective='tr'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DAPForPreTraining.from_scratch(tiny_config("bert"), objective=objective, mask_token_id=MASK, **more)
+
+
+def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> None:
+    config = tiny_config("bert")
+    config.dtype = torch.float16
+    model = DAPForPreTraining.from_scratch(config, objective="tr")
+    assert {part.dtype for part in model.parameters()} == {torch.float32}
+    assert config.dtype == torch.float16  # the caller's own stays
+    eager = DAPForPreTraining.from_scratch(config, objective="tr", attn_implementation="eager")
+    assert eager.dap.encoder.config._attn_implementation == "eager"
+    half = DAPForPreTraining.from_scratch(config, objective="tr", dtype=torch.bfloat16)
+    assert {part.dtype for part in half.parameters()} == {torch.bfloat16}
 
 
 def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:

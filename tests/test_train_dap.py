@@ -9,6 +9,7 @@ import torch
 from conftest import REPOSITORY, results, state, synthetic_pairs, tiny_config
 from forked import start_python
 from safetensors.torch import load_file
+from tokenizers import processors
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -94,6 +95,9 @@ def test_early_stopping_ends_a_run_that_does_not_improve(flags: list[str], tmp_p
     more = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--objective", "tr"]
     run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "out")])
     assert state(tmp_path / "out")["global_step"] == 3
+    more = [*more[:-1], "tr+rtl", "--head_warmup_steps", "4"]  # in which nothing can become better
+    run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "warmed")])
+    assert state(tmp_path / "warmed")["global_step"] == 6
 
 
 def test_dap_checkpoints_can_be_trained_on(flags: list[str], tmp_path: Path) -> None:
@@ -154,6 +158,8 @@ def test_a_bias_from_frequencies_is_refused_or_left_out_with_a_word(
     ):
         with pytest.raises(ValueError, match=message):
             build_trainer(*parse_arguments([*asked, *more]))
+    with pytest.raises(ValueError, match="prediction_bias='uniform': give"):
+        build_trainer(*parse_arguments([*asked, "uniform", "--model_name_or_path", str(scratch[0] / "mlm")]))
     modeling_dap.logger.addHandler(caplog.handler)
     made = load_file(scratch[0] / "mlm" / "model.safetensors")["prediction_head.bias"]
     for objective, word in (("tr+tlm", "has a masked-LM head: its bias is taken"), ("mlm", "its bias stays")):
@@ -251,6 +257,45 @@ def test_masked_language_modelling_goes_on(scratch: tuple[Path, list[str]], tmp_
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_masks_are_of_the_tokenizer_that_reads_the_text(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, flags = scratch
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    tokenizer.mask_token = "a"
+    tokenizer.save_pretrained(tmp_path / "other")
+    flags = [*without(flags, "--config_name", "--tokenizer_name"), "--model_name_or_path", str(folder / "mlm")]
+    flags += ["--tokenizer_name", str(tmp_path / "other"), "--output_dir", str(tmp_path / "out")]
+    trainer, _ = build_trainer(*parse_arguments([*flags, "--objective", "tr+rtl", "--pooling", "mean"]))
+    assert trainer.model.config.mask_token_id == tokenizer.mask_token_id != 4
+    with pytest.raises(ValueError, match=f"mlm was trained with mask token 4, .*other has {tokenizer.mask_token_id}"):
+        build_trainer(*parse_arguments([*flags, "--objective", "mlm", "--pooling", "mean"]))
+
+
+def test_the_token_that_ends_a_sentence_is_not_counted_for_masks(
+    scratch: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
+    tokenizer.sep_token = None
+    tokenizer.save_pretrained(tmp_path / "other")
+    flags = [*scratch[1], "--objective", "mlm", "--prediction_bias", "frequencies", "--output_dir", str(tmp_path)]
+    with_sep, without_sep = (
+        build_trainer(*parse_arguments([*flags, "--tokenizer_name", str(name)]))[0].model.prediction_head.bias
+        for name in (scratch[0] / "tokenizer", tmp_path / "other")
+    )
+    assert torch.equal(with_sep, without_sep)
+    assert with_sep[2] == with_sep.min() < with_sep.max()
+
+
+def test_another_encoder_of_the_shape_of_one_made_here(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, flags = scratch
+    flags = [*without(flags, "--config_name"), "--config_name", str(folder / "mlm"), "--output_dir", str(tmp_path)]
+    trainer, _ = build_trainer(*parse_arguments([*flags, "--objective", "mlm", "--per_device_train_batch_size", "1"]))
+    made = load_file(folder / "mlm" / "model.safetensors")
+    found = trainer.model.state_dict()
+    assert {name: value.shape for name, value in found.items()} == {name: made[name].shape for name in found}
+    name = "dap.encoder.embeddings.word_embeddings.weight"
+    assert not torch.equal(found[name], made[name])
+
+
 def test_dual_alignment_starts_from_scratch_too(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
     trainer, _ = build_trainer(*parse_arguments([*scratch[1], "--output_dir", str(tmp_path)]))
     config = trainer.model.config
@@ -281,12 +326,17 @@ def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
         build_trainer(*parse_arguments([*flags, *small, "--tokenizer_name", str(scratch[0] / "tokenizer")]))
     with pytest.raises(ValueError, match="shape holds no tokenizer: name one with --tokenizer_name"):
         build_trainer(*parse_arguments([*flags, *shape]))
+    bare = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
+    bare.backend_tokenizer.post_processor = processors.Sequence([])
+    bare.save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match=r"bare makes \[.*\] of 'a', but .* a special token before and after"):
+        build_trainer(*parse_arguments([*flags, *shape, "--tokenizer_name", str(tmp_path / "bare")]))
 
 
 # ----------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, FloatingPointError])
+@pytest.mark.parametrize("kind", [ValueError, OSError, FloatingPointError])
 def test_errors_end_the_command_with_their_message_alone(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(argv: list[str]) -> None:
         raise kind(f"{argv[0]}: no such recipe")
