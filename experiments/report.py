@@ -20,6 +20,7 @@ from experiments.cost import cost_block
 from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
 from experiments.statistics import (
+    LABELS,
     START,
     Measure,
     Spread,
@@ -64,13 +65,14 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 
 def comparison(study: Study, runs: Mapping[str, str], rows: Sequence[Measure], with_paper: bool = False) -> str:
     """A row a measure, a column a run, DAP minus TR by seed, and the paper's runs in columns of their own."""
-    papers = [f"paper, {name}: {' / '.join(map(_short, runs))}" for name in PAPER_ENCODERS if with_paper]
+    printed = [label for label in runs if label in (START, *LABELS.values())]
+    papers = [f"paper, {name}: {' / '.join(map(_short, printed))}" for name in PAPER_ENCODERS if with_paper]
     paired = ["DAP − TR", "by seed"] if {"DAP", "TR"} <= set(runs) else []
     lines = [[title, *cells, *[""] * len(paired + papers)] for title, cells in _training(study, runs).items()]
     for measure in rows:
         line = [measure.label, *_cells(study, runs, measure)]
         line += _paired(study, runs["DAP"], runs["TR"], measure) if paired else []
-        lines.append(line + [_printed(name, runs, measure) for name in PAPER_ENCODERS if with_paper])
+        lines.append(line + [_printed(name, printed, measure) for name in PAPER_ENCODERS if with_paper])
     return table(["", *runs, *paired, *papers], lines)
 
 
@@ -107,7 +109,7 @@ def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
     return [number(spread(found.values()), len(found), "+"), by_seed]
 
 
-def _printed(encoder: str, runs: Mapping[str, str], measure: Measure) -> str:
+def _printed(encoder: str, runs: Sequence[str], measure: Measure) -> str:
     """The paper's numbers of the same runs, as it prints them."""
     names = [encoder if label == START else f"{encoder}+{label}" for label in runs]
     numbers = [measure.paper.get(name) for name in names]
