@@ -142,8 +142,9 @@ def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = Fal
 def sd_of_a_difference(spreads: Iterable[Spread | None]) -> tuple[float, int] | None:
     """Standard deviation of the difference of two single runs, by groups with several seeds; their n - 1 added up.
 
-    >>> sd_of_a_difference([Spread(0.0, 3.0, 2), Spread(5.0, 3.0, 3), Spread(1.0, None, 1)])
-    (4.242640687119285, 3)
+    >>> sd, freedom = sd_of_a_difference([Spread(0.0, 3.0, 2), Spread(5.0, 3.0, 3), Spread(1.0, None, 1)])
+    >>> round(sd, 3), freedom
+    (4.243, 3)
     """
     several = [each for each in spreads if each is not None and each.sd is not None]
     if not several:
