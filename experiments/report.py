@@ -19,6 +19,7 @@ from typing import Any
 from experiments.cost import cost_block
 from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
+from experiments.reading import read_studies
 from experiments.statistics import (
     LABELS,
     START,
@@ -30,7 +31,6 @@ from experiments.statistics import (
     clear_best,
     headline,
     measures,
-    read_studies,
     sd_of_a_difference,
     spread,
 )

@@ -15,8 +15,9 @@ from dap.paper import PAPER_TATOEBA
 from experiments.cost import cost_block
 from experiments.markdown import filled
 from experiments.plots import digest_of, pictures, save
+from experiments.reading import read_studies
 from experiments.report import blocks, main, readme_block
-from experiments.statistics import HELD_OUT, Spread, Study, clear_best, measures, pooled_sd, read_studies, spread
+from experiments.statistics import HELD_OUT, Spread, Study, clear_best, measures, pooled_sd, spread
 
 RECIPE = """
 name: small
