@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
 from contextlib import suppress
@@ -128,6 +129,13 @@ def _supervise(connection: socket.socket) -> None:
     os._exit(0)
 
 
+def take_own_lock() -> None:
+    """Forks share tqdm's lock: one that is killed while it holds it, for any bar, would stop all others for ever."""
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
+
+
 def _play(job: dict[str, Any], streams: list[int]) -> None:
     """Runs a job and ends the process with its exit code."""
     atexit._clear()  # they would tidy up behind the parent
@@ -135,6 +143,7 @@ def _play(job: dict[str, Any], streams: list[int]) -> None:
     code = 1
     try:
         _redirect(streams)
+        take_own_lock()
         _settle(job)
         _execute(job["arguments"])
         code = 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import synthetic_pairs
+from forked import take_own_lock
 from transformers import AutoModel, AutoTokenizer, BertModel
 
 import dap.embeddings
@@ -152,6 +153,7 @@ START = "spawn" if torch.cuda.is_available() else "fork"
 
 def embed_for_long(model: str, folder: Path) -> None:
     torch.set_num_threads(1)  # the parent's threads are not in a forked process
+    take_own_lock()
     encoder = SentenceEncoder.from_pretrained(model, "mean")
     embed_to_disk(encoder, (f"ban der {i}" for i in range(20_000)), folder, shard_size=50)
 

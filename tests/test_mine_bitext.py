@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from conftest import synthetic_pairs
+from forked import take_own_lock
 
 import mine_bitext
 from dap.encoding import SentenceEncoder
@@ -212,6 +213,7 @@ START = "spawn" if torch.cuda.is_available() else "fork"
 def one_of_two(rank: int, port: int, argv: list[str], place: Path) -> None:
     """A forked process of two, with nothing left of the parent's launch; writes how many pairs it kept."""
     torch.set_num_threads(1)  # the parent's threads are not here
+    take_own_lock()
     PartialState._reset_state()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
