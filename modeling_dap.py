@@ -273,9 +273,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         found = attn_implementation if kind is cls else pretrained.config._attn_implementation
         encoder_config._attn_implementation = found
         with encoder_named(name_or_path, dap_config):
-            model = cls(dap_config).to(dtype)
-            if target_token_ids is not None:
-                model.set_target_vocabulary(target_token_ids)
+            model = cls._new(dap_config, dtype, target_token_ids)
             model._copy_weights(pretrained, missing, name_or_path, token_counts)
             model._try_out()
         return model
@@ -301,12 +299,18 @@ class DAPForPreTraining(DAPPreTrainedModel):
         check_predicted(dap_config, target_token_ids, token_counts)
         dap_config.encoder_config._attn_implementation = attention
         with encoder_named(name, dap_config):
-            model = cls(dap_config).to(dtype)
-            if target_token_ids is not None:
-                model.set_target_vocabulary(target_token_ids)
+            model = cls._new(dap_config, dtype, target_token_ids)
             if token_counts is not None:
                 model.prediction_head.start_bias(token_counts)
             model._try_out()
+        return model
+
+    @classmethod
+    def _new(cls, config: DAPConfig, dtype: torch.dtype, target_token_ids: list[int] | None) -> "DAPForPreTraining":
+        """A model with random weights, and the ids that RTL predicts where they are not all."""
+        model = cls(config).to(dtype)
+        if target_token_ids is not None:
+            model.set_target_vocabulary(target_token_ids)
         return model
 
     def _copy_weights(

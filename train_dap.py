@@ -26,7 +26,7 @@ from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_
 from dap.corpus import count_pairs, find_bitext, load_bitext
 from dap.data import BitextCollator, read_target_vocabulary, target_vocabulary, token_counts, tokenize_bitext
 from dap.encoding import hub_commit, longest_input
-from dap.head_warmup import PatientCallback
+from dap.head_warmup import StopEarlyAfterWarmup
 from dap.mixing import LanguageMixSampler, mix_languages
 from dap.publishing import Options, publish
 from dap.resuming import (
@@ -187,7 +187,7 @@ def build_trainer(
     mixed, sampler = (mix_stream(train, data, training), None) if data.streaming else mix(train, data, training)
     callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
     if training.early_stopping_patience is not None:
-        callbacks.append(PatientCallback(training.early_stopping_patience))
+        callbacks.append(StopEarlyAfterWarmup(training.early_stopping_patience))
     trainer = DAPTrainer(
         model=model,
         args=training,

@@ -31,7 +31,7 @@ def check_head_warmup(args: TrainingArguments, total: int) -> None:
         )
 
 
-class PatientCallback(EarlyStoppingCallback):
+class StopEarlyAfterWarmup(EarlyStoppingCallback):
     """Stops early, but not for evaluations of the head's warm-up, in which the encoder stays what it was."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
