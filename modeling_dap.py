@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -27,64 +26,20 @@ from transformers.utils import logging
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import (
-        build_encoder,
-        encoder_named,
-        find_mask_token_id,
-        last_states,
-        load_masked_lm,
-        position_offset,
-        require_encoder,
-    )
+    from .encoder_dap import build_encoder, encoder_named, find_mask_token_id, load_masked_lm, require_encoder
     from .heads_dap import PredictionHead, RTLHead, check_predicted
-    from .losses_dap import (
-        RankingResult,
-        columns_of,
-        first_row,
-        gather_columns,
-        gather_rows,
-        mask_tokens,
-        maskable,
-        pool,
-        real_tokens_first,
-        sum_over_processes,
-        text_hash,
-        translation_ranking_loss,
-        whole,
-        world_size,
-    )
+    from .losses_dap import first_row, pool, text_hash
+    from .objectives_dap import ObjectivesMixin
     from .packing_dap import use_packing
-    from .pairs_dap import Chunk, Side, Words, odd_rows, pad_to_same_length, swap_rows
+    from .pairs_dap import Chunk
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import (
-        build_encoder,
-        encoder_named,
-        find_mask_token_id,
-        last_states,
-        load_masked_lm,
-        position_offset,
-        require_encoder,
-    )
+    from encoder_dap import build_encoder, encoder_named, find_mask_token_id, load_masked_lm, require_encoder
     from heads_dap import PredictionHead, RTLHead, check_predicted
-    from losses_dap import (
-        RankingResult,
-        columns_of,
-        first_row,
-        gather_columns,
-        gather_rows,
-        mask_tokens,
-        maskable,
-        pool,
-        real_tokens_first,
-        sum_over_processes,
-        text_hash,
-        translation_ranking_loss,
-        whole,
-        world_size,
-    )
+    from losses_dap import first_row, pool, text_hash
+    from objectives_dap import ObjectivesMixin
     from packing_dap import use_packing
-    from pairs_dap import Chunk, Side, Words, odd_rows, pad_to_same_length, swap_rows
+    from pairs_dap import Chunk
 
 logger = logging.get_logger(__name__)
 
@@ -195,7 +150,7 @@ class DAPForPreTrainingOutput(ModelOutput):
     ignored_tokens: Tensor | None = None
 
 
-class DAPForPreTraining(DAPPreTrainedModel):
+class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
     """Encoder with the objectives of section 3.3: translation ranking, alone or with RTL (= DAP) or TLM; or MLM."""
 
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
@@ -408,210 +363,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if self.config.uses_mlm:
             out.loss = out.mlm_loss = self._predict(predictions, words, everywhere)[0]
         return out
-
-    def _look_up(self, ids: tuple[Tensor, Tensor], only_texts: bool = False) -> Words:
-        """Word embeddings of both sides and of what the heads need, by one lookup: each has a gradient of (V, E)."""
-        table = whole(self.get_input_embeddings().weight)
-        wanted = [*ids]
-        if self.config.uses_rtl and not only_texts:
-            wanted.append(ids[0].new_tensor([self.config.mask_token_id]))
-            if self.prediction_head.has_target_vocabulary and not self.prediction_head.samples:
-                wanted.append(self.prediction_head.token_ids)
-        rows = F.embedding(torch.cat([part.flatten() for part in wanted]), table)
-        rows = rows.split([part.numel() for part in wanted])
-        source, target, *others = (part.unflatten(0, like.shape) for part, like in zip(rows, wanted))
-        mask, predicted = [*others, None, None][:2]
-        return Words(source, target, mask, table if predicted is None else predicted)
-
-    def _encode(
-        self,
-        ids: tuple[Tensor, Tensor],
-        masks: tuple[Tensor, Tensor],
-        noise: tuple[Tensor | None, Tensor | None],
-        words: Words,
-    ) -> tuple[Side, Side]:
-        """Source and target by one pass of the encoder, whose input are the words: of other ids where MLM masks."""
-        length = max(mask.shape[1] for mask in masks)
-        mask = torch.cat([F.pad(mask, (0, length - mask.shape[1])) for mask in masks])  # (2·B, S)
-        if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
-            raise ValueError("an attention mask has padding before a real token: pad on the right.")
-        embedded = (words.source, words.target)
-        rows = torch.cat([F.pad(rows, (0, 0, 0, length - rows.shape[1])) for rows in embedded])  # (2·B, S, E)
-        states = last_states(self.dap.encoder, mask, inputs_embeds=rows).chunk(2)  # (B, S, D) each
-        sides = []
-        for side_ids, side_mask, side_states, side_noise in zip(ids, masks, states, noise):
-            side_states = side_states[:, : side_mask.shape[1]]  # (B, S_x) or (B, S_y)
-            embeds = pool(side_states, side_mask, self.config.pooling)
-            side_noise = self.draw_noise(side_ids) if side_noise is None else side_noise
-            sides.append(Side(side_ids, side_mask, side_states, embeds, side_noise))
-        return sides[0], sides[1]
-
-    def draw_noise(self, ids: Tensor) -> Tensor | None:
-        """(B, S) float64, uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
-        config = self.config
-        masks_some = config.uses_tlm or config.uses_mlm or (config.uses_rtl and config.rtl_ratio < 1)
-        return torch.rand(ids.shape, dtype=torch.float64, device=ids.device) if masks_some else None
-
-    def _compared(self, side: Side) -> Tensor:
-        """The embeddings (B, D) that translation ranking compares."""
-        return side.embeds if self.projection is None else self.projection(side.embeds)
-
-    def _translation_ranking(self, queries: Tensor, answers: Tensor, texts: Tensor) -> RankingResult:
-        """L_TR of this process's embeddings (B, D), given the targets' hashes (B,)."""
-        config = self.config
-        excluded = None
-        if config.tr_mask_duplicates:
-            excluded = texts[:, None] == gather_rows(texts)[None, :]  # (B, W·B): the same target text
-        options = (config.tr_similarity, config.tr_temperature, config.tr_margin, first_row(len(queries)), excluded)
-        forward = translation_ranking_loss(queries, gather_rows(answers), *options)
-        if not config.tr_bidirectional:
-            return forward
-        backward = translation_ranking_loss(answers, gather_rows(queries), *options)
-        return RankingResult(*((a + b) / 2 for a, b in zip(forward, backward)))
-
-    @torch.no_grad()
-    def count_labels(
-        self, ids: tuple[Tensor, ...], masks: tuple[Tensor, ...], noise: tuple[Tensor | None, ...], first: int
-    ) -> Tensor:
-        """Labels of these pairs, whose first is row `first` of the batch: (1,), or (2,) with two directions.
-
-        Each argument is of the source and of the target: (B, S_x) and (B, S_y).
-        """
-        if self.config.uses_tlm or self.config.uses_mlm:
-            share = self.config.mlm_probability if self.config.uses_mlm else self.config.tlm_probability
-            masked = [(maskable(a) & (b < share)).sum() for a, b in zip(masks, noise)]
-            return sum(masked).view(1)
-        source, target = (self._count_to_reconstruct(*side) for side in zip(ids, masks, noise))  # (B,) each
-        if self.config.rtl_direction == "both":
-            odd = odd_rows(len(source), source.device, first)
-            return torch.stack([target[~odd].sum(), source[odd].sum()])
-        return (target if self.config.rtl_direction == "source-to-target" else source).sum().view(1)
-
-    def _count_to_reconstruct(self, ids: Tensor, mask: Tensor, noise: Tensor | None) -> Tensor:
-        """Labels (B,) of one side where RTL reconstructs it."""
-        chosen = self._chosen(mask, noise)  # (B, Q)
-        if self.prediction_head.has_target_vocabulary:
-            chosen = chosen & torch.isin(ids[:, 1:], self.prediction_head.token_ids)
-        return chosen.sum(1)
-
-    def _predictions(
-        self, source: Side, target: Side, words: Words, language_ids: Tensor | None, first: int
-    ) -> list[tuple[Tensor, Tensor]]:
-        """What the prediction head is given: states (T, D) and labels (T,), for "both" of each direction apart."""
-        if self.config.uses_tlm:
-            return [self._translation_language_modelling(source, target)]
-        if self.config.uses_mlm:
-            return [self._masked_language_modelling(source, target)]
-        if not self.config.uses_rtl:
-            return []
-        states, labels, chosen = self._representation_translation(source, target, words, language_ids, first)
-        return [(states[part], labels[part]) for part in self._directions(chosen, first)]
-
-    def _representation_translation(
-        self, source: Side, target: Side, words: Words, language_ids: Tensor | None, first: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """g of eq. L_RTL: states (B, Q, D), labels (B, Q), and which of them are to be reconstructed (B, Q)."""
-        context, answer, languages = self._directed(source, target, language_ids, first)
-        chosen = self._chosen(answer.mask, answer.noise)  # (B, Q): CLS takes no part on either side
-        queries = self._embed_queries(answer.ids, words.mask)[:, 1:]  # (B, Q, D)
-        if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
-            queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
-        states = self.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
-        return states, answer.ids[:, 1:], chosen
-
-    def _chosen(self, mask: Tensor, noise: Tensor | None) -> Tensor:
-        """Which tokens after CLS are to be reconstructed, (B, S-1) bool."""
-        real = mask.bool()
-        return (real if noise is None else real & (noise < self.config.rtl_ratio))[:, 1:]
-
-    def _directions(self, chosen: Tensor, first: int) -> list[Tensor]:
-        """The chosen tokens (B, Q) of each direction apart, whose means are averaged (Table 5)."""
-        if self.config.rtl_direction != "both":
-            return [chosen]
-        odd = odd_rows(len(chosen), chosen.device, first).unsqueeze(-1)  # (B, 1)
-        return [chosen & ~odd, chosen & odd]
-
-    def _directed(
-        self, source: Side, target: Side, language_ids: Tensor | None, first: int
-    ) -> tuple[Side, Side, Tensor | None]:
-        """Context, the side to reconstruct, and their language embedding rows (B, 2), by `rtl_direction`."""
-        direction = self.config.rtl_direction
-        if direction == "source-to-target":
-            return source, target, None
-        if language_ids is None:
-            raise ValueError(f"language_ids=None, but rtl_direction {direction!r} needs each pair's source language.")
-        languages = torch.stack([language_ids + 1, torch.zeros_like(language_ids)], 1)  # (B, 2): source, target
-        if direction == "target-to-source":
-            return target, source, languages.flip(1)
-        odd = odd_rows(len(language_ids), language_ids.device, first)  # (B,)
-        source, target = pad_to_same_length(source, target)
-        context, answer = swap_rows(source, target, odd), swap_rows(target, source, odd)
-        return context, answer, torch.where(odd[:, None], languages.flip(1), languages)
-
-    def _embed_queries(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """[MASK] embeddings (B, Q, D) with the positions of the tokens (B, Q), given its word embedding (1, E)."""
-        masked = mask.expand(*ids.shape, -1)  # (B, Q, E)
-        return self.dap.encoder.embeddings(input_ids=None, inputs_embeds=masked, **self._positions(ids))
-
-    def _positions(self, ids: Tensor, columns: Tensor | None = None) -> dict[str, Tensor]:
-        """Explicit position ids (B, S) for encoders with absolute positions, so that padding changes nothing."""
-        offset = position_offset(self.dap.encoder)
-        if offset is None:
-            return {}
-        if columns is None:
-            columns = columns_of(ids)
-        return {"position_ids": columns + offset}
-
-    def _translation_language_modelling(self, source: Side, target: Side) -> tuple[Tensor, Tensor]:
-        """States (T, D) and labels (T,) of eq. L_TLM: x and y masked side by side, y's positions restarting."""
-        x, y = (
-            (side.ids, side.mask, columns_of(side.ids), side.noise, maskable(side.mask)) for side in (source, target)
-        )
-        joined = [torch.cat([a, b[:, 1:]], 1) for a, b in zip(x, y)]  # each (B, S_x+S_y-1): y without its CLS
-        order = real_tokens_first(joined[1])
-        ids, mask, column, noise, allowed = (gather_columns(value, order) for value in joined)
-        noise = noise.masked_fill(~allowed, 1.0)
-        chosen = noise < self.config.tlm_probability  # (B, S_x+S_y-1)
-        masked = mask_tokens(
-            ids, noise, self.config.tlm_probability, self.config.mask_token_id, self.config.vocab_size
-        )
-        states = last_states(self.dap.encoder, mask, input_ids=masked, **self._positions(ids, column))
-        return states[chosen], ids[chosen]
-
-    def _mask(
-        self, ids: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor], noise: tuple[Tensor | None, Tensor | None]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """What MLM shows the encoder in place of both sides' token ids (B, S), and the noise that decided it."""
-        config = self.config
-        if not config.uses_mlm:
-            return ids, noise
-        noise = tuple(self.draw_noise(own) if drawn is None else drawn for own, drawn in zip(ids, noise))
-        allowed = (drawn.masked_fill(~maskable(mask), 1.0) for drawn, mask in zip(noise, masks))
-        options = config.mlm_probability, config.mask_token_id, config.vocab_size
-        return tuple(mask_tokens(own, drawn, *options) for own, drawn in zip(ids, allowed)), noise
-
-    def _masked_language_modelling(self, source: Side, target: Side) -> tuple[Tensor, Tensor]:
-        """States (T, D) and labels (T,) of the tokens of both sides that `_mask` chose."""
-        sides = source, target
-        chosen = [maskable(side.mask) & (side.noise < self.config.mlm_probability) for side in sides]
-        states = torch.cat([side.states[where] for side, where in zip(sides, chosen)])
-        return states, torch.cat([side.ids[where] for side, where in zip(sides, chosen)])
-
-    def _predict(
-        self, predictions: list[tuple[Tensor, Tensor]], words: Words, everywhere: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy over the labels of all processes, and how many of this process have no prediction.
-
-        The loss is a share that averages to the mean over processes. Where there are two directions, it is the average
-        of their means (Table 5); one without labels does not count. `everywhere` (directions,) is the number of labels
-        where these are not all of them.
-        """
-        sums, counts = zip(*(self.prediction_head.loss_sum(*given, words.predicted) for given in predictions))
-        if everywhere is None:
-            everywhere = sum_over_processes(torch.stack(counts))  # (directions,)
-        means = torch.stack(sums) * world_size() / everywhere.clamp(min=1)  # (directions,)
-        labels = sum(len(given[1]) for given in predictions)
-        return means.sum() / (everywhere > 0).sum().clamp(min=1), labels - torch.stack(counts).sum()
 
 
 # ------------------------------------------------------------------------------------------- classification

@@ -43,6 +43,7 @@ setup(
         "encoder_dap",
         "heads_dap",
         "packing_dap",
+        "objectives_dap",
         "pairs_dap",
         "losses_dap",
         "modeling_dap",

@@ -29,6 +29,7 @@ import encoder_dap
 import heads_dap
 import losses_dap
 import modeling_dap
+import objectives_dap
 import packing_dap
 import pairs_dap
 from configuration_dap import DAPConfig
@@ -48,7 +49,7 @@ from modeling_dap import DAPForPreTraining, DAPModel
 logger = logging.getLogger(__name__)
 
 LAYOUTS = ("plain", "dap")
-CODE = (configuration_dap, losses_dap, packing_dap, pairs_dap, encoder_dap, heads_dap, modeling_dap)
+CODE = (configuration_dap, losses_dap, packing_dap, pairs_dap, encoder_dap, heads_dap, objectives_dap, modeling_dap)
 #: What is never fetched from the Hub: pickles, and weights of other frameworks.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
 #: What an earlier push may have left that would contradict the present one; its own files are never deleted.
