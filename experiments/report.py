@@ -256,8 +256,10 @@ def _machine(found: Mapping[str, Any]) -> str:
 
 
 def _short_commit(name: str | None) -> str:
-    commit, *mark = (name or "a commit that was not recorded").split("-", 1)
-    return "-".join([commit[:7] if name else commit, *mark])
+    if name is None:
+        return "a commit that was not recorded"
+    commit, dash, mark = name.partition("-")
+    return commit[:7] + dash + mark
 
 
 def _counted(words: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from dap.corpus import load_bitext
+from dap.data import token_counts, tokenize_bitext
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -33,11 +34,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max_seq_length", type=int, default=32)
     args = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    counts = np.zeros(len(tokenizer), np.int64)  # (V,)
-    for part in load_bitext(args.train_data).values():
-        rows = part.select(range(0, len(part), max(1, len(part) // args.pairs)))["target"][:]
-        for ids in tokenizer(list(rows), truncation=True, max_length=args.max_seq_length)["input_ids"]:
-            np.add.at(counts, ids[1:], 1)
+    text = load_bitext(args.train_data)
+    sample = {code: part.select(range(0, len(part), max(1, len(part) // args.pairs))) for code, part in text.items()}
+    counts = token_counts(tokenize_bitext(sample, tokenizer, args.max_seq_length), tokenizer)  # (V,)
     print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
 
 
