@@ -1,4 +1,4 @@
-"""What README says can be done as it is written."""
+"""What README and the pages of docs/ say can be done as it is written."""
 
 import dataclasses
 import importlib
@@ -11,15 +11,15 @@ from conftest import REPOSITORY
 from dap.arguments import parse_arguments
 from modeling_dap import DAPForPreTraining
 
-TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def readme_commands(program: str) -> list[list[str]]:
-    text = TEXT.replace("\\\n", " ")
-    lines = [
-        line.strip() for line in text.splitlines() if program in line and line.startswith(("accelerate", "python"))
-    ]
-    return [line.split(program, 1)[1].split() for line in lines]
+    """The arguments of each call of `program`, but of those in shell loops."""
+    lines = [line.split(" #")[0] for line in TEXT.replace("\\\n", " ").splitlines() if "$" not in line]
+    commands = [line for line in lines if program in line and line.startswith(("accelerate", "python"))]
+    return [command.split(program, 1)[1].split() for command in commands]
 
 
 def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +59,15 @@ def test_readme_names_files_that_exist() -> None:
     folders = "configs|dap|tests|quickstart|docs|examples|benchmarks"
     for name in re.findall(rf"`((?:{folders})/[\w./]+|\w+\.(?:py|md|txt))`", TEXT):
         assert (REPOSITORY / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        text = (page.parent / path).read_bytes().decode("utf-8", "replace")  # raises where there is no such file
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def test_readme_python_runs_as_it_is_written(
