@@ -31,7 +31,7 @@ from dap.encoding import LibraryEncoder, SentenceEncoder
 from dap.languages import to_iso1
 from dap.paper import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
 from dap.precision import PRECISIONS, reduced, require_dimension
-from dap.results import check_outputs, report, training_record, write_json
+from dap.records import check_outputs, report, training_record, write_json
 from dap.retrieval import group_averages, retrieval_accuracy
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"

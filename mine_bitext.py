@@ -59,7 +59,7 @@ from dap.mining import (
     select,
 )
 from dap.paper import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
-from dap.results import check_outputs, report, training_record, write_json
+from dap.records import check_outputs, report, training_record, write_json
 from dap.similarity import Neighbours, mutual_neighbours
 
 MINING = "bitext mining by margin over nearest neighbours"

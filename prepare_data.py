@@ -34,7 +34,7 @@ from dap.languages import TATOEBA_36
 from dap.leaks import LeakIndex
 from dap.plan import Plan, Source
 from dap.preparation import prepare
-from dap.results import versions, write_json
+from dap.records import versions, write_json
 from dap.run_folder import CARD, INFO, REPORT, VOCABULARY, WORK, begin, check_free, claimed, finished, read_object
 from dap.shards import full_device, new_folder
 from dap.tokens import load_tokenizer, special_ids, vocabulary_size

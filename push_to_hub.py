@@ -20,7 +20,7 @@ from transformers import HfArgumentParser
 from configuration_dap import CHOICES
 from dap.model_card import read_sources
 from dap.publishing import LAYOUTS, Options, fetch, upload, write
-from dap.results import read_report
+from dap.records import read_report
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,9 @@ from dap.nli import (
     training_source,
 )
 from dap.paper import XNLI_LANGUAGES, xnli_table
-from dap.results import merge_seeds, report, text_table, write_json
+from dap.records import report, write_json
+from dap.rendering import text_table
+from dap.results import merge_seeds
 from dap.resuming import differences, find_resumable, has_ended, is_free, load_ended
 from dap.trainer import leave_together
 from encoder_dap import require_encoder

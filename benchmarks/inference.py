@@ -17,8 +17,8 @@ import numpy as np
 
 from dap.encoding import SentenceEncoder
 from dap.onnx_export import FLOAT32, INT8, OnnxEncoder, export
-from dap.paper import text_table
-from dap.results import machine, versions, write_json
+from dap.records import machine, versions, write_json
+from dap.rendering import text_table
 from dap.retrieval import retrieval_accuracy
 from eval_retrieval import read_languages
 

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dap.results import machine, text_table, versions, write_json
+from dap.records import machine, versions, write_json
+from dap.rendering import text_table
 from dap.similarity import mutual_neighbours
 
 Search = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]

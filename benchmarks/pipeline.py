@@ -26,7 +26,7 @@ from benchmarks.workload import CLS, PAD, SEP, Workload, add_workload_arguments
 from dap.corpus import load_bitext
 from dap.data import BitextCollator, tokenize_bitext
 from dap.mixing import mix_languages
-from dap.paper import text_table
+from dap.rendering import text_table
 
 LANGUAGES = [f"l{number}" for number in range(36)]
 

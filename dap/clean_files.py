@@ -21,7 +21,7 @@ from dap.deduplication import Admission, normalise_all, pair_keys, ranks
 from dap.formats import LineAudit, finish_file
 from dap.leaks import LeakIndex, Leaks
 from dap.plan import Plan, Source, keys_of, read_json
-from dap.results import write_json
+from dap.records import write_json
 from dap.shards import full_device, new_folder
 from dap.tables import audited_tables
 from dap.tokens import load_tokens

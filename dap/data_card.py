@@ -1,14 +1,14 @@
 """What describes prepared pairs: the table of counts, `dataset_info.json` and the Markdown card (no models)."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from dap.cleaning import REASONS, REPAIRS
 from dap.languages import NAMES
-from dap.results import text_table
+from dap.rendering import markdown_table, text_table
 
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
 LOSSES = (*REASONS, "leak", "exact_duplicate", "near_duplicate", "not_sampled", "held_out")
@@ -80,7 +80,7 @@ def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[
         "## What was dropped",
         _dropped(languages),
         "## Settings",
-        _markdown(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
+        markdown_table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -115,7 +115,7 @@ def _origins(languages: Counts, licences: Mapping[str, str]) -> str:
     for counts in languages.values():
         pairs.update(counts["origins"])
     rows = [[origin, f"{count:,}", licences.get(origin, UNKNOWN)] for origin, count in pairs.most_common()]
-    return _markdown(["origin", "training pairs", "licence"], rows)
+    return markdown_table(["origin", "training pairs", "licence"], rows)
 
 
 def _by_language(languages: Counts) -> str:
@@ -123,14 +123,11 @@ def _by_language(languages: Counts) -> str:
     rows = [
         [code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in names)] for code, counts in languages.items()
     ]
-    return _markdown(["", "language", *names], rows)
+    return markdown_table(["", "language", *names], rows)
 
 
 def _dropped(languages: Counts) -> str:
     sums = total(languages)
-    return _markdown(["reason", "pairs", ""], [[name, f"{sums.get(name, 0):,}", _MEANING[name]] for name in LOSSES])
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return markdown_table(
+        ["reason", "pairs", ""], [[name, f"{sums.get(name, 0):,}", _MEANING[name]] for name in LOSSES]
+    )

@@ -6,33 +6,19 @@ What was not recorded or measured is left out or "not stated": nothing here has 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+from dap.card_results import eval_results, results_text
 from dap.languages import NAMES
-from dap.results import HEAD
+from dap.rendering import markdown_table
 
 HEADS_FOLDER = "pretraining"  # of the repository, with the whole DAP checkpoint
-#: Key of a number in a report -> its metric on the Hub, and how the card names it.
-METRICS = {
-    "xx-en": ("accuracy", "accuracy xx→en"),
-    "en-xx": ("accuracy", "accuracy en→xx"),
-    "accuracy": ("accuracy", "accuracy"),
-    "precision": ("precision", "precision"),
-    "recall": ("recall", "recall"),
-    "f1": ("f1", "F1"),
-}
-#: The metric that tells what was measured -> task of the Hub, and its name.
-TASKS = {
-    "xx-en": ("sentence-similarity", "bitext retrieval"),
-    "f1": ("sentence-similarity", "bitext mining"),
-    "accuracy": ("text-classification", "natural language inference"),
-}
 #: What the record of a run says of the recipe, in the card's order.
 RECIPE = (
     "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
@@ -46,7 +32,6 @@ OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": 
 CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
-HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
 CITATION = """@inproceedings{li-etal-2023-dual,
   title = {Dual-Alignment Pre-training for Cross-lingual Sentence Embedding},
   author = {Li, Ziheng and Huang, Shaohan and Zhang, Zihan and Deng, Zhi-Hong and Lou, Qiang and Huang, Haizhen and
@@ -56,8 +41,6 @@ CITATION = """@inproceedings{li-etal-2023-dual,
   year = {2023},
   url = {https://arxiv.org/abs/2305.09148}
 }"""
-
-Place = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -369,126 +352,6 @@ def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(header, rows) + "\n\nLosses in nats, means since the step logged before."
 
 
-# ------------------------------------------------------------------------------------------- results
-
-
-def numbers_of(report: Mapping[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The numbers of a report by their place in it: ("languages", "de") and {"xx-en": 97.8, "pairs": 1000}.
-
-    A number of several seeds is {"mean": ..., "sd": ...}.
-    """
-    apart = (*HEAD, "models", "seeds", "n", "seconds_by_part")
-    body = {key: value for key, value in report.items() if key not in apart}
-    yield from sorted(_numbers(body, ()), key=lambda found: found[0][:1] == ("languages",))  # averages first
-
-
-def _numbers(node: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-    if numbers := {name: value for name, value in node.items() if is_number(value)}:
-        yield place, numbers
-    for name, value in node.items():
-        if isinstance(value, Mapping) and not is_number(value):
-            yield from _numbers(value, (*place, name))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of a report is a number, of one run or of several."""
-    if isinstance(value, Mapping):
-        return set(value) == {"mean", "sd"}
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
-    """A report as entries of a `model-index`, percent as in the report; numbers that are no metrics are left out."""
-    settings = report.get("settings", {})
-    cut = [
-        f"{key} {settings[key]}" for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")
-    ]
-    results = []
-    for place, numbers in numbers_of(report):
-        task = next((task for key, task in TASKS.items() if key in numbers), None)
-        for key, value in numbers.items():
-            if task is None or key not in METRICS:
-                continue
-            kind, name = METRICS[key]
-            result = EvalResult(
-                task_type=task[0],
-                task_name=task[1],
-                dataset_type=dataset_name(report),
-                dataset_name=dataset_name(report),
-                dataset_config=place[-1] if place else None,
-                dataset_split="validation" if place[:1] == ("dev",) else None,
-                metric_type=kind,
-                metric_name=f"{name} ({', '.join(cut)})" if cut else name,  # not of the whole vectors
-                metric_value=value["mean"] if isinstance(value, Mapping) else value,
-            )
-            results.append(result)
-    return results
-
-
-def dataset_name(report: Mapping[str, Any]) -> str:
-    """What a report was measured on: the last part of each path or Hub id, which look alike; never a whole path.
-
-    >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
-    'tatoeba'
-    """
-    settings = report.get("settings", {})
-    data = settings.get("data") or settings.get("bucc") or report["protocol"]
-    paths = [data] if isinstance(data, str) else list(data)
-    return ", ".join(path if path in HUB_DATASETS else Path(path).name for path in paths)
-
-
-def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` where two reports give one metric of one data set: a card can say only one of them."""
-    seen: set[tuple[str | None, ...]] = set()
-    for report in reports:
-        found = {(r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name) for r in eval_results(report)}
-        if twice := found & seen:
-            name = ", ".join(part for part in min(twice, key=str) if part)
-            raise ValueError(f"two reports give {name}: give one of them, or merge those of several seeds.")
-        seen |= found
-
-
-def results_text(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Every number of the reports, with the protocol that it belongs to; in percent where the report is."""
-    return "\n\n".join(_report_text(report) for report in reports)
-
-
-def _report_text(report: Mapping[str, Any]) -> str:
-    rows = list(numbers_of(report))
-    found = dict.fromkeys(name for _, numbers in rows for name in numbers)
-    columns = [name for name in METRICS if name in found] + [name for name in found if name not in METRICS]
-    header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
-    cells = [[_place(place), *(_cell(numbers.get(name)) for name in columns)] for place, numbers in rows]
-    settings = {**report.get("settings", {}), "seed": report.get("seed"), "seeds": report.get("seeds")}
-    said = [f"{name} {value!r}" for name, value in settings.items() if _is_plain(name, value)]
-    time = str(report.get("time", ""))[:10]
-    lines = [f"### {dataset_name(report)}", f"{report['protocol'].strip().rstrip('.')}. {'; '.join(said)}.".strip()]
-    if time:
-        lines[1] += f" Measured on {time}."
-    return "\n\n".join([*lines, markdown_table(header, cells)])
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    """Whether a setting is shown: neither what is empty or a list, nor a path, nor the card's heading."""
-    return name not in ("data", "bucc", "recipe") and isinstance(value, (str, int, float)) and "/" not in str(value)
-
-
-def _place(place: Place) -> str:
-    if not place:
-        return "all"
-    if place[0] == "languages":
-        return NAMES.get(place[-1], place[-1])
-    return " ".join(place[1:] if place[0] in ("averages", "pairs") else place)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Mapping):
-        return f"{value['mean']:.2f}" + ("" if value["sd"] is None else f" ± {value['sd']:.2f}")
-    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
-
-
 def _limits(published: Published, sources: Sources) -> str:
     lines = [f"- Text beyond {published.max_seq_length} tokens is cut off."]
     trained = sources.run.get("max_seq_length")
@@ -501,16 +364,3 @@ def _limits(published: Published, sources: Sources) -> str:
     if not sources.reports:
         lines.append("- Its quality has not been stated here.")
     return "\n".join(lines)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table of Markdown; a bar or a line break in a cell cannot break it.
-
-    >>> print(markdown_table(["a", "b"], [[1, "x|y"]]))
-    | a | b |
-    |---|---|
-    | 1 | x\\|y |
-    """
-    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in [header, *rows]]
-    lines.insert(1, ["---"] * len(header))
-    return "\n".join("| " + " | ".join(row) + " |" if row[0] != "---" else "|" + "|".join(row) + "|" for row in lines)

@@ -5,9 +5,9 @@ Models marked "(Hu et al.)" and those of other papers (InfoXLM, LaBSE) are as th
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dap.languages import NAMES, TATOEBA_36
+from dap.rendering import text_table
 
 Triple = tuple[float | None, float | None, float | None]
 
@@ -160,30 +160,6 @@ PAPER_BUCC: dict[str, dict[str, dict[str, Triple]]] = {
 
 #: Table 6: objective -> forward GFLOPs of a pair of 32 tokens a sentence, and milliseconds a pair on 8 V100.
 PAPER_COST: dict[str, tuple[float, float]] = {"TR": (11.0, 0.51), "TLM": (33.7, 1.34), "DAP": (16.5, 0.88)}
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned columns: the first to the left, the others to the right; floats with one decimal, None as "-".
-
-    >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
-    model        36
-    ---------  ----
-    mBERT+DAP  90.9
-    mine          -
-    """
-    cells = [[_cell(value) for value in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]).rstrip()
-        for row in [cells[0], ["-" * width for width in widths], *cells[1:]]
-    ]
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def tatoeba_table(

@@ -30,7 +30,7 @@ from dap.clean_files import KEYS, clean_part, cut_file, judge
 from dap.deduplication import contains, count_distinct, repeated_values, sample
 from dap.plan import KeyFiles, Plan, Source, keys_of, read_json
 from dap.processes import workers
-from dap.results import write_json
+from dap.records import write_json
 from dap.shards import ROW_GROUP, SCHEMA, ShardWriter, new_folder
 from dap.tokens import Vocabulary
 

@@ -33,17 +33,10 @@ import objectives_dap
 import packing_dap
 import pairs_dap
 from configuration_dap import DAPConfig
+from dap.card_results import dataset_name, require_different
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
-from dap.model_card import (
-    HEADS_FOLDER,
-    Published,
-    Sources,
-    dataset_name,
-    model_card,
-    read_sources,
-    require_different,
-)
-from dap.results import write_json
+from dap.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
+from dap.records import write_json
 from modeling_dap import DAPForPreTraining, DAPModel
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
-from dap.results import write_json
+from dap.records import write_json
 from dap.trainer import DAPTrainingArguments
 from modeling_dap import DAPConfig
 

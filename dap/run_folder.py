@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.plan import Plan, Source
-from dap.results import write_json
+from dap.records import write_json
 from dap.shards import shard_path
 
 logger = logging.getLogger(__name__)

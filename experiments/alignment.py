@@ -29,8 +29,8 @@ from transformers import HfArgumentParser
 from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from dap.encoder_arguments import EncoderArguments
 from dap.encoding import SentenceEncoder
-from dap.paper import text_table
-from dap.results import check_outputs, report, training_record, write_json
+from dap.records import check_outputs, report, training_record, write_json
+from dap.rendering import text_table
 from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, reference
 

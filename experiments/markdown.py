@@ -1,25 +1,16 @@
-"""Markdown tables, and documents of which a command writes a part and people the rest."""
+"""Documents of Markdown of which a command writes a part and people the rest."""
 
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+from dap.rendering import markdown_table
 
 MARK = re.compile(r"<!-- (begin|end) ([\w-]+) -->")
 Cell = str | int
-
-
-def table(header: Sequence[Cell], rows: Sequence[Sequence[Cell]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right.
-
-    >>> print(table(["run", "F1"], [["tr", "93.1"]]))
-    | run | F1 |
-    |:--|--:|
-    | tr | 93.1 |
-    """
-    lines = [header, *rows]
-    text = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-    return "\n".join([text[0], "|:--" + "|--:" * (len(header) - 1) + "|", *text[1:]])
+table = partial(markdown_table, numbers=True)
 
 
 def paragraph(text: str) -> str:

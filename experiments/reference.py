@@ -25,7 +25,7 @@ import numpy as np
 from dap.archives import disk_path
 from dap.corpus import find_bitext, read_pairs
 from dap.formats import BitextFile
-from dap.results import write_json
+from dap.records import write_json
 from eval_retrieval import Pairs
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dap.results import machine, versions, write_json
+from dap.records import machine, versions, write_json
 from dap.resuming import FINISHED
 from dap.run_folder import claimed, read_object
 from experiments.recipes import Recipe, Run, command, flags, read_recipe

@@ -23,7 +23,7 @@ from benchmarks.timing import alternate
 from dap.corpus import load_bitext
 from dap.data import BitextCollator, tokenize_bitext
 from dap.mixing import LanguageMixSampler, mix_languages
-from dap.results import machine, versions, write_json
+from dap.records import machine, versions, write_json
 from dap.trainer import freeze_word_embeddings
 from experiments.recipes import Run, read_recipe
 from experiments.run import RESULTS, Job, NotYet, Study, parse_places

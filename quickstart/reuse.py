@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dap.results import write_json
+from dap.records import write_json
 from dap.resuming import FINISHED, is_free
 
 RECORD = "made_from.json"  # written before training begins

@@ -19,7 +19,8 @@ import train_dap  # also registers DAP with the Auto classes
 from dap.analysis import TokenStates, plot_token_states
 from dap.encoding import SentenceEncoder
 from dap.languages import NAMES
-from dap.results import text_table, write_json
+from dap.records import write_json
+from dap.rendering import text_table
 from eval_retrieval import Pairs, evaluate, read_languages
 from quickstart import bitext, encoder, fetch, reuse
 

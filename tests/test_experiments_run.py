@@ -18,7 +18,7 @@ import eval_retrieval
 import train_dap
 from configuration_dap import DAPConfig
 from dap.arguments import given_fields, parse_arguments
-from dap.results import write_json
+from dap.records import write_json
 from dap.resuming import FINISHED, RECORD
 from dap.run_folder import claimed
 from experiments import run as runner

@@ -13,18 +13,19 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from test_publishing import dap_checkpoint
 from transformers import BertModel, PreTrainedTokenizerFast
 
+from dap.card_results import eval_results
 from dap.encoding import SentenceEncoder
 from dap.model_card import (
     Published,
     Sources,
-    eval_results,
     languages,
     loss_curve,
     model_card,
     read_sources,
 )
 from dap.publishing import Options, write
-from dap.results import merge_seeds, report
+from dap.records import report
+from dap.results import merge_seeds
 
 PLAIN = Published("plain", False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
 RUN = {

@@ -30,6 +30,8 @@ NO_MODEL = (
     "dap.mixing",
     "dap.splitting",
     "dap.languages",
+    "dap.records",
+    "dap.rendering",
     "dap.results",
     "dap.retrieval",
     "dap.similarity",

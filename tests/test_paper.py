@@ -16,9 +16,9 @@ from dap.paper import (
     bucc_table,
     paper_table,
     tatoeba_table,
-    text_table,
     xnli_table,
 )
+from dap.rendering import text_table
 from dap.retrieval import GROUPS
 
 PAPER = REPOSITORY.parent / "shared" / "paper"

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 import push_to_hub
 from dap.encoding import SentenceEncoder
-from dap.results import merge_seeds, report, write_json
+from dap.records import report, write_json
+from dap.results import merge_seeds
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]

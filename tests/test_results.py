@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dap.paper import BUCC_PAIRS
-from dap.results import main, merge_seeds, read_report, report, run, training_record, write_json
+from dap.records import read_report, report, training_record, write_json
+from dap.results import main, merge_seeds, run
 from dap.resuming import RECORD
 
 
