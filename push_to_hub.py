@@ -18,8 +18,9 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
+from dap.hub import fetch, upload
 from dap.model_card import read_sources
-from dap.publishing import LAYOUTS, Options, fetch, upload, write
+from dap.publishing import LAYOUTS, Options, write
 from dap.records import read_report
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
-from dap.publishing import Options, Published, build, fetch
+from dap.hub import fetch
+from dap.publishing import Options, Published, build
 
 BASES = ("bert.", "roberta.")  # where a model with heads keeps its encoder
 

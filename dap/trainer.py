@@ -31,8 +31,8 @@ from transformers.trainer_utils import HubStrategy
 from dap.encoding import SentenceEncoder
 from dap.grad_cache import CachedBatch
 from dap.head_warmup import HeadWarmupTrainer, check_head_warmup
+from dap.hub import explained
 from dap.progress import BriefPrinter, BriefProgress, StepMeter
-from dap.publishing import explained
 from dap.retrieval import retrieval_accuracy
 from dap.sharding import own_class, prepare_sharding, whole_encoder
 from losses_dap import sum_over_processes, world_size

@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from dap.encoding import SentenceEncoder
+from dap.hub import fetch
 from dap.model_card import Sources
-from dap.publishing import Options, build, fetch, write
+from dap.publishing import Options, build, write
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
 LONG = " ".join(target for _, target in synthetic_pairs("fr", 30))

@@ -66,7 +66,8 @@ from pathlib import Path
 import numpy as np
 import push_to_hub
 import train_dap
-from dap.publishing import Options, fetch, publish, upload
+from dap.hub import fetch, upload
+from dap.publishing import Options, publish
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForPreTraining

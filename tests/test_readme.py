@@ -37,7 +37,7 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("eval_retrieval.py", ("dap.encoder_arguments", "eval_retrieval")),
         ("mine_bitext.py", ("dap.encoder_arguments", "mine_bitext")),
-        ("run_xnli.py", ("run_xnli",)),
+        ("run_xnli.py", ("dap.xnli_arguments",)),
         ("prepare_data.py", ("prepare_data", "dap.cleaning")),
         ("push_to_hub.py", ("push_to_hub",)),
         ("-m dap.onnx_export", ("dap.onnx_export",)),
