@@ -37,7 +37,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     py_modules=[
         "configuration_dap",
         "encoder_dap",

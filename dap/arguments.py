@@ -89,7 +89,7 @@ class ModelArguments:
 class DataArguments:
     """Parallel text; sources of every language share one target language, English."""
 
-    train_data: list[str] = field(metadata={"help": "Files, folders or a Hub dataset id; see README for the formats."})
+    train_data: list[str] = field(metadata={"help": "Files, folders or a Hub dataset id; see docs/training.md."})
     validation_data: list[str] = field(default_factory=list, metadata={"help": "Dev pairs; held out if not given."})
     dev_pairs: int = field(default=1000, metadata={"help": "Pairs a language to hold out, at most a tenth; 0: none."})
     target_language: str = field(default="en", metadata={"help": "Language code of the target side."})

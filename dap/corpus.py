@@ -133,7 +133,9 @@ def _folder(folder: Path, target: str) -> list[BitextFile]:
     files = [file for path in paths for file in _classify(path, target, exists)]
     if not files:
         names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
-        raise ValueError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}")
+        deeper = [f"{path}/" for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
+        hint = f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself" if deeper else ""
+        raise ValueError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}")
     used = {name for file in files for path in file.paths for name in (path, str(disk_path(path)))}
     for path in paths:
         if str(path) not in used and re.search(r"\.(tsv|jsonl|parquet|tmx|po|zip)(\.gz|\.xz)?$", path.name):

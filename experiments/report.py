@@ -280,8 +280,8 @@ def readme_block(studies: Sequence[Study], docs: str) -> str:
     text = table(["", "seeds", *columns], rows) if rows else NOT_RUN
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
     note = f"""Percent, mean ± standard deviation over seeds; AER of token alignment: lower is better. {sizes} All
-    tables, the paper's numbers beside them, plots and what was not run are in [{docs}]({docs}). A recipe and these
-    tables are made by"""
+    tables, the paper's numbers beside them, plots, what was not run, and what ENCODER, DATA and LINKS are, is in
+    [{docs}]({docs}). A recipe and these tables are made by"""
     commands = """```bash
 python -m experiments.run experiments/recipes/e5.yaml --places encoder=ENCODER data=DATA links=LINKS --output_dir runs
 python -m experiments.report

@@ -326,6 +326,16 @@ def test_names_that_tell_no_language(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "train.tsv is left out" in caplog.text
 
 
+def test_a_folder_of_folders_is_refused_with_their_names(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    for name in ("dev", "train"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "de-en.tsv").write_text("a\tb\n")
+    with pytest.raises(ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/train/ itself"):
+        find_bitext(tmp_path)
+    assert list(find_bitext(tmp_path / "train")) == ["de"]
+
+
 @pytest.mark.parametrize(
     ("name", "language"),
     [
