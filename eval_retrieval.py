@@ -31,7 +31,7 @@ from dap.encoding import LibraryEncoder, SentenceEncoder
 from dap.languages import to_iso1
 from dap.paper import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
 from dap.precision import PRECISIONS, reduced, require_dimension
-from dap.records import check_outputs, report, training_record, write_json
+from dap.records import check_outputs, write_json
 from dap.retrieval import group_averages, retrieval_accuracy
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
@@ -257,28 +257,12 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs} | vars(
         vector_args
     )
-    content = _report(encoder, model_args, settings, results(pairs, accuracies), seconds)
+    content = model_args.report(encoder, PROTOCOL, results(pairs, accuracies), settings, seconds)
     print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(files), data_args.max_pairs is not None))
     for path in outputs.values():
         write_json(content, path)
         print(f"written to {path}")
     return content
-
-
-def _report(
-    encoder: SentenceEncoder | LibraryEncoder,
-    model_args: EncoderArguments,
-    data: dict[str, Any],
-    numbers: dict[str, Any],
-    seconds: float,
-) -> dict[str, Any]:
-    name = model_args.model_name_or_path
-    settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
-    settings |= {"bf16": encoder.bf16} | data
-    seed, recipe = training_record(name)
-    if recipe:
-        settings["recipe"] = recipe
-    return report(name, PROTOCOL, numbers, settings, seconds, encoder.revision or model_args.revision, seed)
 
 
 def _outputs(data_args: DataArguments) -> dict[str, Path]:

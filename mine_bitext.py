@@ -59,7 +59,7 @@ from dap.mining import (
     select,
 )
 from dap.paper import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
-from dap.records import check_outputs, report, training_record, write_json
+from dap.records import check_outputs, write_json
 from dap.similarity import Neighbours, mutual_neighbours
 
 MINING = "bitext mining by margin over nearest neighbours"
@@ -194,7 +194,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     write_pairs(pairs, texts[-1], args.output)
     data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
     data["text"] = hashlib.sha256("".join(each.digest() for each in texts).encode()).hexdigest()[:12]
-    content = _report(encoder, model_args, args, data, protocol, numbers | {"seconds_by_part": seconds})
+    settings = {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")} | data
+    if not args.score_only:
+        settings["retrieval"] = args.retrieval
+    numbers = numbers | {"seconds_by_part": seconds}
+    content = model_args.report(encoder, protocol, numbers, settings, sum(seconds.values()))
     write_json(content, args.report_file)
     print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
     return content
@@ -409,27 +413,6 @@ def _open_text(path: str, suffix: str) -> TextIO:
 
 def _at(text: DistinctSentences, line: int) -> str:
     return text[text.rows[line]].translate(ENDINGS)
-
-
-def _report(
-    encoder: Encoder,
-    model_args: EncoderArguments,
-    args: MiningArguments,
-    data: dict[str, Any],
-    protocol: str,
-    numbers: dict[str, Any],
-) -> dict[str, Any]:
-    name = model_args.model_name_or_path
-    settings = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
-    settings |= {"bf16": encoder.bf16}
-    settings |= {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")} | data
-    if not args.score_only:
-        settings["retrieval"] = args.retrieval
-    seed, recipe = training_record(name)
-    if recipe:
-        settings["recipe"] = recipe
-    seconds = sum(numbers["seconds_by_part"].values())
-    return report(name, protocol, numbers, settings, seconds, encoder.revision or model_args.revision, seed)
 
 
 if __name__ == "__main__":

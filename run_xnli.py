@@ -31,10 +31,10 @@ from dap.finetuning import XNLITrainer, accuracy, build_classifier, build_traine
 from dap.languages import NAMES
 from dap.nli import NLIData, NLISource, chosen_languages, find_nli, prepare_nli, training_source
 from dap.paper import XNLI_LANGUAGES, xnli_table
-from dap.records import report, write_json
+from dap.records import is_free, report, write_json
 from dap.rendering import text_table
 from dap.results import merge_seeds
-from dap.resuming import differences, find_resumable, has_ended, is_free, load_ended
+from dap.resuming import differences, find_resumable, has_ended, load_ended
 from dap.trainer import leave_together
 from dap.xnli_arguments import DataArguments, ModelArguments, XNLITrainingArguments
 from encoder_dap import require_encoder
@@ -284,7 +284,7 @@ def make_report(
         "languages": languages,
         "mean": {"languages": len(languages), "accuracy": mean},
     }
-    numbers["dev"] = dev_accuracies(result, task)
+    numbers["dev"] = {code: {"accuracy": accuracy} for code, accuracy in dev_accuracies(result, task).items()}
     seconds = result["train_seconds"] + sum(each["seconds"] for each in tested.values())
     revision = task.encoder.revision or model_args.revision
     return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision, result["seed"])

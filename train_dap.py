@@ -9,17 +9,14 @@ start from is made from scratch by masked language modelling, with configs/mlm.y
 import logging
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
 from torch import Tensor
-from transformers import (
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
@@ -29,7 +26,9 @@ from dap.encoding import hub_commit, longest_input
 from dap.head_warmup import StopEarlyAfterWarmup
 from dap.mixing import LanguageMixSampler, mix_languages
 from dap.publishing import Options, publish
+from dap.records import write_json
 from dap.resuming import (
+    FINISHED,
     FindBestAgain,
     RecordInCheckpoints,
     describe_run,
@@ -161,7 +160,10 @@ def check_languages(model: DAPForPreTraining, train: dict[str, Any], name: str) 
 
 
 def build_trainer(
-    model_args: ModelArguments, data: DataArguments, training: DAPTrainingArguments
+    model_args: ModelArguments,
+    data: DataArguments,
+    training: DAPTrainingArguments,
+    model_class: type[DAPForPreTraining] = DAPForPreTraining,
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Everything wired: tokenizer, data, model, trainer; and the record of the run."""
     tokenizer = load_tokenizer(model_args)
@@ -178,7 +180,7 @@ def build_trainer(
     fields = {} if is_dap else text_fields(model_args, data, train, tokenizer)
     fields |= count_predicted(model_args, data, train, tokenizer, start if is_dap else None)
     set_seed(training.seed)
-    model = load_model(model_args, start, tokenizer, fields)
+    model = load_model(model_args, start, tokenizer, fields, model_class)
     check_length(model, data.max_seq_length)
     check_languages(model, train, model_args.model_name_or_path)
     if training.freeze_word_embeddings:
@@ -249,13 +251,23 @@ def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrai
     )
 
 
-def run(argv: list[str]) -> None:
-    """Train, save the model (the best one, with `load_best_model_at_end`), and write the results."""
+def run(
+    argv: Sequence[str],
+    model_class: type[DAPForPreTraining] = DAPForPreTraining,
+    also_recorded: Mapping[str, Any] | None = None,
+) -> None:
+    """Train, save the model (the best one, with `load_best_model_at_end`), and write the results.
+
+    Args:
+        argv: the arguments of the command.
+        model_class: what is trained.
+        also_recorded: what can change the weights beside the arguments, for the run's record.
+    """
     model_args, data, training = parse_arguments(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
     checkpoint = find_resumable(training)
-    trainer, record = build_trainer(model_args, data, training)
-    keep_record(record, training, checkpoint)
+    trainer, record = build_trainer(model_args, data, training, model_class)
+    keep_record(record | (also_recorded or {}), training, checkpoint)
     if checkpoint is not None and has_ended(checkpoint, training.max_steps):
         metrics = load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
     else:
@@ -270,7 +282,8 @@ def run(argv: list[str]) -> None:
     base = model_args.model_name_or_path
     if base is not None and (commit := hub_commit(base, model_args.revision)):
         made["base_commit"] = commit
-    trainer.save_metrics("train", metrics | made, combined=False)
+    if trainer.is_world_process_zero():
+        write_json(metrics | made, Path(training.output_dir, FINISHED))
     if training.push_to_hub and trainer.is_world_process_zero():
         push(training, trainer.hub_model_id)
 

@@ -49,8 +49,8 @@ class AlignmentQuality:
 def align_tokens(source_states: np.ndarray, target_states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Links the tokens that are each other's nearest by cosine, such as those of `SentenceEncoder.encode_tokens`.
 
-    Of equal cosines the token of the lowest number is nearest. A zero state has cosine 0 with everything. A sentence
-    without tokens has no links.
+    Of equal cosines the token of the lowest number is nearest. A zero state has cosine 0 with everything, and no link.
+    A sentence without tokens has no links.
 
     >>> links, similarity = align_tokens(np.eye(3), np.eye(3)[[1, 0]])
     >>> links.tolist(), similarity[2].tolist()
@@ -76,7 +76,8 @@ def align_tokens(source_states: np.ndarray, target_states: np.ndarray) -> tuple[
     if not similarity.size:
         return np.empty((0, 2), np.int64), similarity
     forward, backward = similarity.argmax(1), similarity.argmax(0)  # (S,), (T,)
-    linked = np.flatnonzero(backward[forward] == np.arange(len(forward)))  # (L,)
+    says = source.any(1) & target.any(1)[forward]  # (S,)
+    linked = np.flatnonzero(says & (backward[forward] == np.arange(len(forward))))  # (L,)
     return np.stack([linked, forward[linked]], 1).astype(np.int64), similarity
 
 
@@ -110,7 +111,7 @@ def token_retrieval_accuracy(source_states: Arrays, target_states: Arrays, links
     """For each linked token: is its nearest token of the other side, by cosine, one that it is linked to?
 
     The pool is the other side's tokens of all pairs, as sentence retrieval on Tatoeba searches all sentences; equal
-    tokens elsewhere in it are misses. Of equal cosines the first token is taken.
+    tokens elsewhere in it are misses, and so is a token with a zero state. Of equal cosines the first token is taken.
 
     >>> states = [np.eye(3)[:2], np.eye(3)[[2, 0]]]
     >>> token_retrieval_accuracy(states, states, [np.array([[0, 0], [1, 1]]), np.array([[0, 0], [1, 1]])])
@@ -183,9 +184,13 @@ def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, i
             raise ValueError(f"pair {row}: a link ({i}, {j}) between sentences of {sizes}: count both from 0")
     linked = {(first_query[row] + i, first_key[row] + j) for row, i, j in _link_set(links)}
     asked = np.array(sorted({query for query, _ in linked}), np.int64)  # (Q,)
-    pool = nearest_neighbours(np.concatenate(queries)[asked], np.concatenate(keys))[1][:, 0]  # (Q,)
+    states = np.concatenate(queries)[asked]  # (Q, D)
+    pool = nearest_neighbours(states, np.concatenate(keys))[1][:, 0]  # (Q,)
     places = [_nearest(*pair) + first for *pair, first in zip(queries, keys, first_key, strict=False)]
-    hits = [sum(pair in linked for pair in zip(asked, found)) for found in (pool, np.concatenate(places)[asked])]
+    found = (pool, np.concatenate(places)[asked])
+    hits = [
+        sum((i, j) in linked and says for i, j, says in zip(asked, each, states.any(1).tolist())) for each in found
+    ]
     return 100 * hits[0] / len(asked), 100 * hits[1] / len(asked), len(asked)
 
 

@@ -1,12 +1,15 @@
 """The arguments by which a command names an encoder, and the encoder that they name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from configuration_dap import CHOICES
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.onnx_export import OnnxEncoder
+from dap.records import report, training_record
 
 
 @dataclass
@@ -50,6 +53,23 @@ class EncoderArguments:
         if self.pooling or self.bf16:
             raise ValueError("pooling and number format are fixed in the file: leave pooling and bf16 out")
         return OnnxEncoder(self.model_name_or_path, prefix=self.prefix, max_seq_length=self.max_seq_length)
+
+    def report(
+        self,
+        encoder: SentenceEncoder | LibraryEncoder,
+        protocol: str,
+        numbers: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """What `dap.records.report` says of the loaded encoder: its own settings, seed and recipe are put in."""
+        own = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
+        own |= {"bf16": encoder.bf16} | dict(settings)
+        seed, recipe = training_record(self.model_name_or_path)
+        if recipe:
+            own["recipe"] = recipe
+        revision = encoder.revision or self.revision
+        return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)
 
 
 def tokens_of_a_batch(wanted: int | None) -> int:

@@ -16,14 +16,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
-from dap.records import write_json
+from dap.records import RECORD, is_free, write_json
 from dap.trainer import DAPTrainingArguments
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
 
 FINISHED = "train_results.json"  # written last, so it marks a finished run
-RECORD = "run.json"  # written first: what the run is
 # What a checkpoint consists of, and the names that Trainer, DeepSpeed and FSDP give it.
 PARTS = {
     "configuration": ["config.json"],
@@ -32,19 +31,6 @@ PARTS = {
     "scheduler": ["scheduler.pt"],
     "state of the random numbers": ["rng_state*.pth"],
 }
-# Arguments that cannot change the weights, or only say how to resume: a resumed run may have others.
-FREE_GROUPS = ("logging_", "log_", "eval_", "save_", "hub_", "trackio_", "ddp_", "torch_", "do_")
-FREE_GROUPS += ("gradient_checkpointing", "activation_checkpointing")
-FREE = {"output_dir", "resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"}
-FREE |= {"report_to", "run_name", "project", "disable_tqdm", "include_num_input_tokens_seen", "push_to_hub"}
-FREE |= {"load_best_model_at_end", "metric_for_best_model", "greater_is_better", "early_stopping_patience"}
-FREE |= {"per_device_eval_batch_size", "prediction_loss_only", "include_for_metrics", "batch_eval_metrics"}
-FREE |= {"bf16_full_eval", "fp16_full_eval", "enable_jit_checkpoint", "debug", "skip_memory_metrics", "local_rank"}
-FREE |= {"use_cpu", "use_cache", "use_liger_kernel", "liger_kernel_config", "attn_implementation", "full_determinism"}
-FREE |= {"dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"}
-FREE |= {"dataloader_multiprocessing_context", "label_names", "length_column_name"}
-FREE |= {"mini_batch_size"}  # the same gradients in less memory
-FREE |= {"trust_remote_code", "max_bad_lines"}  # to read a model or a text at all
 # Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
 REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")  # all that is known of a stream's order
@@ -115,15 +101,6 @@ def load_ended(trainer: Trainer, checkpoint: str) -> dict[str, float]:
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
-
-
-def is_free(argument: str) -> bool:
-    """Whether an argument cannot change the weights.
-
-    >>> is_free("logging_steps"), is_free("learning_rate")
-    (True, False)
-    """
-    return argument in FREE or argument.startswith(FREE_GROUPS)
 
 
 def describe_run(

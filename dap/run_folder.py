@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,29 @@ def claimed(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: another run is at work in it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = _open_locked(folder)
     try:
-        _lock(handle, folder)
         yield
     finally:
-        if not any(folder.iterdir()):
+        with suppress(OSError):  # it holds something
             folder.rmdir()
         os.close(handle)
+
+
+def _open_locked(folder: Path) -> int:
+    """A folder's handle with its lock; the folder is made, again if the run that had it takes it away meanwhile."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                _lock(handle, folder)
+                if os.path.samestat(os.fstat(handle), os.stat(folder)):
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
 
 
 def _lock(handle: int, folder: Path) -> None:

@@ -83,7 +83,11 @@ def goes_on(config: PreTrainedConfig, args: ModelArguments) -> bool:
 
 
 def load_model(
-    args: ModelArguments, start: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any]
+    args: ModelArguments,
+    start: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    fields: dict[str, Any],
+    model_class: type[DAPForPreTraining] = DAPForPreTraining,
 ) -> DAPForPreTraining:
     """A DAP checkpoint to go on with, or a new model around an encoder, or around one from scratch.
 
@@ -92,7 +96,7 @@ def load_model(
     """
     attention, wanted = {"attn_implementation": args.attn_implementation}, given_fields(args)
     if goes_on(start, args):
-        model = load_dap_checkpoint(args.model_name_or_path, wanted, **attention, **source_of(args))
+        model = load_dap_checkpoint(args.model_name_or_path, wanted, model_class, **attention, **source_of(args))
         if model.config.mask_token_id not in (None, tokenizer.mask_token_id):
             raise ValueError(
                 f"{args.model_name_or_path} was trained with mask token {model.config.mask_token_id}, the tokenizer "
@@ -103,14 +107,16 @@ def load_model(
     objective = (CONFIG_DEFAULTS | wanted)["objective"]
     wanted = {"mask_token_id": mask_token_id(args, objective, tokenizer), **wanted, **fields, **attention}
     if args.config_name is None:
-        return DAPForPreTraining.from_encoder(args.model_name_or_path, **wanted, **source_of(args))
+        return model_class.from_encoder(args.model_name_or_path, **wanted, **source_of(args))
     start.pad_token_id = tokenizer.pad_token_id
-    return DAPForPreTraining.from_scratch(start, **wanted)
+    return model_class.from_scratch(start, **wanted)
 
 
-def load_dap_checkpoint(name: str, wanted: dict[str, Any], **options: Any) -> DAPForPreTraining:
+def load_dap_checkpoint(
+    name: str, wanted: dict[str, Any], model_class: type[DAPForPreTraining], **options: Any
+) -> DAPForPreTraining:
     """A DAP checkpoint with the given fields changed; raises `ValueError` where its weights do not allow that."""
-    model = DAPForPreTraining.from_pretrained(name, dtype="float32", **options)
+    model = model_class.from_pretrained(name, dtype="float32", **options)
     for key, value in wanted.items():
         saved = getattr(model.config, key)
         if value != saved and key not in CHANGEABLE:

@@ -29,15 +29,15 @@ from transformers import HfArgumentParser
 from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from dap.encoder_arguments import EncoderArguments
 from dap.encoding import SentenceEncoder
-from dap.records import check_outputs, report, training_record, write_json
+from dap.records import check_outputs, write_json
 from dap.rendering import text_table
 from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, reference
+from experiments.statistics import ALIGNMENT
 
 PROTOCOL = "token alignment: words, last layer, cosine; SILVER links of a statistical aligner, no equal words"
 #: Measured pairs, links of the reference that count, and links that do not.
 COUNTS = ("pairs", "reference links", "left out")
-MEASURES = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
 LANGUAGES = ("ar", "de", "es", "fr", "ru", "tr", "fi", "sw", "vi")
 
 
@@ -96,7 +96,7 @@ def token_spans(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.n
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:
-    """The numbers of one language: `COUNTS`, and `MEASURES` in percent.
+    """The numbers of one language: `COUNTS`, and `ALIGNMENT` in percent.
 
     Raises:
         ValueError: no reference link remains, or a state that is not finite.
@@ -110,7 +110,7 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
     kept, all_links = sum(map(len, sure)), sum(len(pair.sure) for pair in pairs)
     counts = dict(zip(COUNTS, (len(pairs), kept, all_links - kept), strict=True))
     numbers = (*retrieval.pool, *retrieval.sentence, quality.precision, quality.recall, quality.error_rate)
-    return counts | {name: round(number, 4) for name, number in zip(MEASURES, numbers, strict=True)}
+    return counts | {name: round(number, 4) for name, number in zip(ALIGNMENT, numbers, strict=True)}
 
 
 def _telling(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
@@ -121,13 +121,13 @@ def _telling(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
 
 def results(languages: Mapping[str, Mapping[str, float | int]]) -> dict[str, Any]:
     """The numbers of every language and their unweighted mean."""
-    mean = {name: round(statistics.fmean(row[name] for row in languages.values()), 4) for name in MEASURES}
+    mean = {name: round(statistics.fmean(row[name] for row in languages.values()), 4) for name in ALIGNMENT}
     return {"languages": dict(languages), "mean": mean}
 
 
 def summary(numbers: Mapping[str, Any]) -> str:
     """The table that a user sees: a row a language, and their mean."""
-    names = (*COUNTS, *MEASURES)
+    names = (*COUNTS, *ALIGNMENT)
     rows = [[code, *(row[name] for name in names)] for code, row in numbers["languages"].items()]
     return text_table(["", *names], [*rows, ["mean", *(numbers["mean"].get(name) for name in names)]])
 
@@ -153,7 +153,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     text = {"aligner's text": [Path(path).name for path in args.train_data], "training_pairs": args.training_pairs}
     settings = {"data": args.data_dir, "text": _digest(aligned), **text}
-    content = _report(model_args, encoder, settings, numbers, seconds)
+    content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
     print(f"{PROTOCOL}\n\n{summary(numbers)}")
     if args.output_file:
         write_json(content, args.output_file)
@@ -165,21 +165,6 @@ def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
     """Of the sentences, the words and the links: only models measured against the same can be compared."""
     rows = [[code, pair.source, pair.target, pair.sure.tolist()] for code, pairs in aligned.items() for pair in pairs]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
-
-
-def _report(
-    model_args: EncoderArguments,
-    encoder: SentenceEncoder,
-    data: Mapping[str, Any],
-    numbers: Mapping[str, Any],
-    seconds: float,
-) -> dict[str, Any]:
-    name = model_args.model_name_or_path
-    settings = {"prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length, "bf16": encoder.bf16, **data}
-    seed, recipe = training_record(name)
-    if recipe:
-        settings["recipe"] = recipe
-    return report(name, PROTOCOL, numbers, settings, seconds, encoder.revision or model_args.revision, seed)
 
 
 def main() -> None:

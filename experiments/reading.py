@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.recipes import OWN, Run, read_recipe
+from dap.records import is_free
+from experiments.recipes import OWN, Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 
 KEYS = ("recipe", "run", "seed", "learning_rate", "record", "train", "dev", "curve", "evaluations")
@@ -74,11 +76,19 @@ def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
     """Raises `ValueError` where a result was trained with other arguments than its recipe has by now."""
     own = {"learning_rate", *(["max_steps"] if run.same_time_as else [])}  # which the runner fills in
     told = {RECORDED.get(key, key): value for key, value in run.arguments.items()}
-    trained = {**outcome.content["record"], "command": (outcome.content.get("command") or [run.command])[0]}
+    line = outcome.content.get("command") or [run.command]  # not known of the first results
+    trained = {**outcome.content["record"], "command": line[0]}
     for key, value in (told | {"command": run.command}).items():
-        is_place = isinstance(value, str) and "{" in value
-        if key in trained and key not in own and not is_place and trained[key] != value:
+        if key in own or isinstance(value, str) and "{" in value:  # a place
+            continue
+        if key not in trained and len(line) > 1 and not is_free(key) and not _has(line, flags({key: value})):
+            raise ValueError(f"{path}: trained without {shlex.join(flags({key: value}))}: train it anew")
+        if key in trained and trained[key] != value:
             raise ValueError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")
+
+
+def _has(line: Sequence[str], part: Sequence[str]) -> bool:
+    return any(list(line[start : start + len(part)]) == list(part) for start in range(len(line)))
 
 
 def require_alike(outcomes: Mapping[Path, Outcome], runs: Mapping[str, Run]) -> None:

@@ -79,11 +79,7 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--released_processes", type=int, default=ReleasedDAP.processes)
     args, others = parser.parse_known_args(argv)
     check(parse_arguments(others)[2], args.released_processes)
-    usual, train_dap.DAPForPreTraining = train_dap.DAPForPreTraining, released(args.released_processes)
-    try:
-        train_dap.run(others)
-    finally:
-        train_dap.DAPForPreTraining = usual
+    train_dap.run(others, released(args.released_processes), vars(args))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ from experiments.statistics import (
     clear_best,
     headline,
     measures,
-    sd_of_a_difference,
+    sd_of_differences,
     spread,
 )
 
@@ -40,8 +40,8 @@ ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
 RULE = """Percent, mean ± standard deviation (n − 1) over the seeds; (n=1) marks what fewer seeds have than the run,
 and a single seed has no deviation. **Bold**: the best mean of the trained models, if it is ahead of the next by more
-than the pooled standard deviation of the two, and both have three seeds or more, not all equal. Differences are of
-equal seeds. AER: lower is better."""
+than twice the pooled standard deviation of the two, and both have three seeds or more, not all equal. Differences are
+of equal seeds. AER: lower is better."""
 PAPER = """The paper's columns are its own numbers, of encoders of base size, 36 languages and 100,000 steps on 8 GPUs;
 its BUCC is the training split, and its XNLI is fine-tuned on MultiNLI."""
 
@@ -105,8 +105,8 @@ def _cells(study: Study, runs: Mapping[str, str], measure: Measure) -> list[str]
 def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
     """The mean difference of equal seeds, and every one of them."""
     found = study.differences(name, base, measure)
-    by_seed = ", ".join(f"{value:+.2f}" for value in found.values()) or ABSENT
-    return [number(spread(found.values()), len(found), "+"), by_seed]
+    by_seed = ", ".join(number(Spread(value, None, 1), 1, "+") for value in found.values()) or ABSENT
+    return [number(spread(found.values()), len(study.final(name)), "+"), by_seed]
 
 
 def _printed(encoder: str, runs: Sequence[str], measure: Measure) -> str:
@@ -195,15 +195,20 @@ def ablation_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
 def ablation_note(study: Study) -> str:
     """What a difference is worth, as far as the runs with several seeds can tell."""
     note = "Percent; differences are of equal seeds."
+    others = [name for name in study.recipe.runs if name != "base" and "base" in study.recipe.runs]
     found = {
-        measure.label: sd_of_a_difference(study.spread(name, measure) for name in study.recipe.runs)
+        measure.label: sd_of_differences(study.differences(name, "base", measure).values() for name in others)
         for measure in ablated(study)
     }
-    deviations = [f"{each[0]:.2f} ({label}; {each[1]} degrees of freedom)" for label, each in found.items() if each]
+    deviations = [
+        f"{each[0]:.2f} ({label}; {each[1]} degree{'s' * (each[1] > 1)} of freedom)"
+        for label, each in found.items()
+        if each
+    ]
     if not deviations:
-        return f"{note} No run has a second seed, so that it is not known how much of a difference is chance."
-    return f"""{note} By the runs with several seeds, the difference of two single runs of one recipe has a standard
-    deviation of {", ".join(deviations)}."""
+        return f"{note} None has a second seed, so that it is not known how much of a difference is chance."
+    return f"""{note} By the runs with several seeds, one seed's difference from `base` has a standard deviation of
+    {", ".join(deviations)}."""
 
 
 def ablation_table(study: Study) -> str:
@@ -217,7 +222,7 @@ def ablation_table(study: Study) -> str:
             cells.append(number(study.spread(name, measure), seeds))
             if has_base:
                 found = spread(study.differences(name, "base", measure).values()) if name != "base" else None
-                cells.append(number(found, found.count if found else 0, "+"))
+                cells.append(number(found, seeds, "+"))
         rows.append([group if group != before else "", value, seeds or "not run", *cells])
         before = group
     titles = [title for measure in columns for title in (measure.label, "minus base")[: 1 + has_base]]

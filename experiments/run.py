@@ -25,6 +25,7 @@ from dap.records import machine, versions, write_json
 from dap.resuming import FINISHED
 from dap.run_folder import claimed, read_object
 from experiments.recipes import Recipe, Run, command, flags, read_recipe
+from experiments.statistics import DEV
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
 BEGUN = "begun.json"  # in a run's folder: what trained it, on what machine
 TOLD = ("command", "commit", "machine", "versions", "encoder")  # what it holds
-CHOSEN_BY = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 
 
 class NotYet(Exception):
@@ -106,8 +106,8 @@ class Study:
             raise NotYet(f"{job.name} has not ended")
         path = folder / "eval_results.json"
         if not path.is_file():
-            raise ValueError(f"{job.name} has no {CHOSEN_BY}, which chooses learning rates: give dev_pairs above 0")
-        return read_object(path)[CHOSEN_BY]
+            raise ValueError(f"{job.name} has no {DEV}, which chooses learning rates: give dev_pairs above 0")
+        return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
         """The arguments of the training command, but for its folder."""
@@ -164,9 +164,9 @@ class Study:
                 write_json(self.collected(job), self.result(job))
 
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
-        """Writes down what trains a model, unless a stopped command has done so."""
+        """Writes down what trains a model, unless it goes on from a checkpoint of a command that has done so."""
         path = self.folder(job) / BEGUN
-        if not path.is_file():
+        if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
             line = [job.run.command, *flags(arguments)]
             told = (line, commit(), machine(), versions(), digest_of_weights(arguments.get("model_name_or_path")))
             write_json(dict(zip(TOLD, told, strict=True)), path)
@@ -199,7 +199,7 @@ class Study:
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
-            "dev": {CHOSEN_BY: read_object(dev)[CHOSEN_BY]} if dev.is_file() else {},
+            "dev": {DEV: read_object(dev)[DEV]} if dev.is_file() else {},
             "curve": [line for line in read_object(folder / "trainer_state.json")["log_history"] if "loss" in line],
             "evaluations": {name: read_object(path) for name, path in found.items() if path.is_file()},
         }
@@ -243,7 +243,7 @@ def commit(checkout: Path = ROOT) -> str | None:
 def digest_of_weights(encoder: str | None) -> str | None:
     """What tells two encoders apart that lay in one folder; None for one that is no folder with safetensors."""
     path = Path(encoder or "", "model.safetensors")
-    if not path.is_file():
+    if encoder is None or not path.is_file():
         return None
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -281,28 +281,40 @@ def lock(file: TextIO, log: Path) -> None:
 
 
 def in_order(study: Study, only: Sequence[str] | None) -> list[Job]:
-    """All jobs that can be named: searches first, then a seed of every run before the next seed."""
+    """All jobs that can be named, each once: first what evaluates nothing, such as a search; a seed of all by seed."""
     runs = [run for name, run in study.recipe.runs.items() if not only or name in only]
-    jobs = [job for run in runs for job in study.jobs(run)]
-    return sorted(jobs, key=lambda job: (bool(job.evaluate), job.seed if job.evaluate else 0))
+    jobs = {job.name: job for run in runs for job in study.jobs(run)}  # the chosen rate's is of the search, too
+    return sorted(jobs.values(), key=lambda job: (bool(job.evaluate), job.seed))
 
 
 def work(study: Study, only: Sequence[str] | None) -> list[str]:
-    """Carries out everything that can be and that no other process is at work on; returns what failed."""
+    """Carries out everything that can be and that no other process is at work on; returns what failed.
+
+    What another process has is tried once more after everything else, and then left to it.
+    """
     failed: dict[str, str] = {}
-    busy: set[str] = set()
+    busy: dict[str, int] = {}
 
-    def is_open(job: Job) -> bool:
-        return job.name not in failed and job.name not in busy and study.state(job) != "done"
+    def next_job() -> Job | None:
+        for job in sorted(in_order(study, only), key=lambda job: busy.get(job.name, 0)):  # as a search names more
+            if job.name in failed or busy.get(job.name, 0) > 1:
+                continue
+            try:
+                if study.state(job) != "done":
+                    return job
+            except ValueError as reason:
+                failed[job.name] = str(reason)
+        return None
 
-    while job := next(filter(is_open, in_order(study, only)), None):  # anew each time: a search names more jobs
+    while job := next_job():
         started = time.perf_counter()
         try:
             study.carry_out(job)
             logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
         except Busy as reason:
-            logger.info("%s is left to another process: %s", job.name, reason)
-            busy.add(job.name)
+            busy[job.name] = busy.get(job.name, 0) + 1
+            if busy[job.name] > 1:
+                logger.info("%s is left to another process: %s", job.name, reason)
         except (NotYet, RuntimeError, ValueError, OSError) as reason:
             failed[job.name] = str(reason)
     return [f"{name}: {reason}" for name, reason in failed.items()]

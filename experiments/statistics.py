@@ -14,7 +14,7 @@ from typing import Any
 from dap.paper import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
 from experiments.recipes import Recipe, Run
 
-DEV = "eval_mean_accuracy"
+DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
 LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
@@ -112,11 +112,11 @@ def pooled_sd(spreads: Sequence[Spread]) -> float | None:
 
 
 def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = False) -> str | None:
-    """The run whose mean is ahead of the next by more than their pooled standard deviation, or None.
+    """The run whose mean is ahead of the next by more than twice their pooled standard deviation, or None.
 
     Both must have three seeds that differ: two may be close by chance, and equal ones are at a floor or ceiling.
 
-    >>> clear_best({"a": Spread(5.0, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
+    >>> clear_best({"a": Spread(5.5, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
     'a'
     """
     present = {name: each for name, each in spreads.items() if each is not None}
@@ -126,20 +126,19 @@ def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = Fal
     best, following = (present[name] for name in ranked)
     if min(best.count, following.count) < 3 or not (best.sd and following.sd):
         return None
-    return ranked[0] if abs(best.mean - following.mean) > pooled_sd([best, following]) else None
+    return ranked[0] if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
 
 
-def sd_of_a_difference(spreads: Iterable[Spread | None]) -> tuple[float, int] | None:
-    """Standard deviation of the difference of two single runs, by groups with several seeds; their n - 1 added up.
+def sd_of_differences(groups: Iterable[Iterable[float]]) -> tuple[float, int] | None:
+    """Standard deviation of a difference within groups of several, and their n - 1 added up; None without a group.
 
-    >>> sd, freedom = sd_of_a_difference([Spread(0.0, 3.0, 2), Spread(5.0, 3.0, 3), Spread(1.0, None, 1)])
-    >>> round(sd, 3), freedom
-    (4.243, 3)
+    >>> sd_of_differences([[1.0, 3.0, 5.0], [-4.0, 0.0, 4.0], [7.0]])
+    (3.1622776601683795, 4)
     """
-    several = [each for each in spreads if each is not None and each.sd is not None]
+    several = [each for each in map(spread, groups) if each is not None and each.sd is not None]
     if not several:
         return None
-    return math.sqrt(2) * pooled_sd(several), sum(each.count - 1 for each in several)
+    return pooled_sd(several), sum(each.count - 1 for each in several)
 
 
 # --------------------------------------------------------------------------------------------------- studies

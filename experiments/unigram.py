@@ -6,9 +6,11 @@ A sample of every language counts; tokens are those that RTL predicts: all but C
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 import numpy as np
+from datasets import Dataset
 from transformers import AutoTokenizer
 
 from dap.corpus import load_bitext
@@ -25,6 +27,11 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
+def spread_out(text: Dataset, pairs: int) -> Dataset:
+    """So many of the pairs, evenly spread; all of fewer."""
+    return text.select(np.linspace(0, len(text) - 1, min(len(text), pairs)).astype(int))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -33,9 +40,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=700, help="pairs of each language, spread over its text")
     parser.add_argument("--max_seq_length", type=int, default=32)
     args = parser.parse_args(argv)
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    text = load_bitext(args.train_data)
-    sample = {code: part.select(range(0, len(part), max(1, len(part) // args.pairs))) for code, part in text.items()}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+        sample = {code: spread_out(part, args.pairs) for code, part in load_bitext(args.train_data).items()}
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
     counts = token_counts(tokenize_bitext(sample, tokenizer, args.max_seq_length), tokenizer)  # (V,)
     print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dap.alignment import alignment_quality, token_retrieval_accuracy, word_states
+from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 
 Pairs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 
@@ -109,3 +109,11 @@ def test_what_cannot_be_measured_is_named() -> None:
         alignment_quality(links, nothing)
     with pytest.raises(ValueError, match="5 token states and 4 spans"):
         word_states(np.ones((5, 2)), np.ones((4, 2)), np.ones((1, 2)))
+
+
+def test_a_word_without_state_is_no_hit_and_has_no_link() -> None:
+    states = np.array([[0.0, 0.0], [-1.0, 0.0]])
+    links, _ = align_tokens(states, states)
+    assert links.tolist() == [[1, 1]]
+    found = token_retrieval_accuracy([states], [states], [np.array([[0, 0], [1, 1]])])
+    assert (found.pool, found.sentence) == ((50.0, 50.0), (50.0, 50.0))

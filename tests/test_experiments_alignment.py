@@ -149,7 +149,7 @@ def test_report_of_the_command_and_links_that_are_kept(
     pairs = {code: synthetic_pairs(code) for code in LANGUAGES}
     linked = reference(pairs, [str(tmp_path / "train")], 40, 20000)
     assert made["languages"] == {code: measure(encoder, linked[code]) for code in LANGUAGES}
-    for name in alignment.MEASURES:
+    for name in alignment.ALIGNMENT:
         mean = np.mean([numbers[name] for numbers in made["languages"].values()])
         assert made["mean"][name] == pytest.approx(mean, abs=1e-3)
         assert 0 <= made["mean"][name] <= 100

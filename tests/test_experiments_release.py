@@ -14,10 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-import train_dap
 from experiments import new_encoder, plain_encoder, release
-from experiments.release import released
-from modeling_dap import DAPConfig, DAPForPreTraining
+from experiments.release import ReleasedDAP, released
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForPreTrainingOutput
 
 PAIRS, PROCESSES, WEIGHT = 8, 4, 0.1
 
@@ -99,19 +98,26 @@ def flags(bitext_dir: Path) -> list[str]:
     return [str(part) for key, value in given.items() for part in (f"--{key}", value)]
 
 
-def test_the_command_trains_and_saves_a_usual_checkpoint(
-    flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+def test_the_command_trains_its_own_model_and_saves_a_usual_checkpoint(
+    flags: list[str], tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
+    out, trained, forward = tmp_path / "out", [], DAPForPreTraining.forward
+
+    def recorded(model: ReleasedDAP, **batch: Tensor) -> DAPForPreTrainingOutput:
+        trained.append(model.processes)
+        return forward(model, **batch)
+
+    monkeypatch.setattr(DAPForPreTraining, "forward", recorded)
     own = ["--released_processes", "4", "--rtl_weight", "0.1", "--model_name_or_path", str(tiny_bert_dir)]
     release.run([*flags, *own, "--output_dir", str(out)])
+    assert trained == [4, 4]
+    assert json.loads((out / "run.json").read_text())["released_processes"] == 4
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == ["DAPForPreTraining"]
     assert config["auto_map"]["AutoModelForPreTraining"] == "modeling_dap.DAPForPreTraining"
     assert (out / "modeling_dap.py").exists()
     assert not (out / "release.py").exists()
     assert type(DAPForPreTraining.from_pretrained(out)) is DAPForPreTraining
-    assert train_dap.DAPForPreTraining is DAPForPreTraining
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,14 @@ import eval_retrieval
 import train_dap
 from configuration_dap import DAPConfig
 from dap.arguments import given_fields, parse_arguments
-from dap.records import write_json
-from dap.resuming import FINISHED, RECORD
+from dap.records import RECORD, write_json
+from dap.resuming import FINISHED
 from dap.run_folder import claimed
 from experiments import run as runner
 from experiments import timing
 from experiments.recipes import Recipe, flags, read_recipe
-from experiments.run import BEGUN, CHOSEN_BY, Busy, Job, NotYet, Study, commit, execute, work
+from experiments.run import BEGUN, Busy, Job, NotYet, Study, commit, execute, work
+from experiments.statistics import DEV
 
 Tell = Callable[..., Path]
 
@@ -52,7 +53,7 @@ def finish(folder: Path, accuracy: float = 50.0) -> None:
         RECORD: {"objective": "tr"},
         "config.json": {"model_type": "dap"},
         "trainer_state.json": {"log_history": history},
-        "eval_results.json": {CHOSEN_BY: accuracy},
+        "eval_results.json": {DEV: accuracy},
         FINISHED: {"train_runtime": 1.0},
     }
     for name, content in contents.items():
@@ -98,7 +99,7 @@ def test_a_study_is_carried_out_once(
     assert content["record"]["seed"] == content["record"]["data_seed"] == content["seed"] == 3
     assert [line["step"] for line in content["curve"]] == [1, 2]
     assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
-    assert content["dev"][CHOSEN_BY] >= 0
+    assert content["dev"][DEV] >= 0
     assert content["config"]["objective"] == "tr+rtl"
     assert content["command"][0] == "train_dap.py"
     trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
@@ -132,7 +133,9 @@ def test_the_search_takes_the_rate_of_the_best_accuracy(tell: Tell, tmp_path: Pa
         finish(study.folder(job), accuracy)
     assert list(study.jobs(tr)) == searched + [Job(tr, seed, 2.0, ("e",)) for seed in (4, 5)]
     assert list(study.jobs(long)) == [Job(long, seed, 2.0, ("e",)) for seed in (4, 5)]
-    assert [job.name for job in runner.in_order(study, None)[3:]] == [
+    assert [job.name for job in runner.in_order(study, None)] == [
+        "tr-lr1/seed-4",
+        "tr-lr3/seed-4",
         "tr-lr2/seed-4",
         "long-lr2/seed-4",
         "tr-lr2/seed-5",
@@ -236,6 +239,49 @@ def test_a_run_that_another_process_holds_is_left_to_it(
     assert capsys.readouterr().out == f"{held.name}: not collected\n{own.name}: done\n"
 
 
+def test_what_another_process_had_is_tried_once_more_at_the_end(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None, "b": None, "c": None}), {})
+    study, tried = study_of(recipe, tmp_path), []
+
+    def carry_out(study: Study, job: Job) -> None:
+        tried.append(job.run.name)
+        if job.run.name == "a" or (job.run.name == "b" and tried.count("b") < 2):
+            raise Busy("another process is at work")
+        write_json({}, study.folder(job) / "done")
+
+    monkeypatch.setattr(Study, "carry_out", carry_out)
+    monkeypatch.setattr(
+        Study, "state", lambda study, job: "done" if (study.folder(job) / "done").is_file() else "open"
+    )
+    assert work(study, None) == []
+    assert tried == ["a", "b", "c", "a", "b"]
+
+
+def test_a_damaged_folder_stops_nothing_but_its_own_job(tell: Tell, tmp_path: Path) -> None:
+    recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None, "b": None}), {})
+    study = study_of(recipe, tmp_path)
+    damaged, sound = (Job(run, 0, 1.0, ()) for run in recipe.runs.values())
+    for job in (damaged, sound):
+        finish(study.folder(job))
+    (study.folder(damaged) / FINISHED).write_text("")
+    (failed,) = work(study, None)
+    assert failed.startswith(f"a-lr1/seed-0: {study.folder(damaged) / FINISHED}: no JSON")
+    assert study.state(sound) == "done"
+
+
+def test_what_began_is_told_anew_but_for_a_checkpoint(tell: Tell, tmp_path: Path) -> None:
+    recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {})
+    study = study_of(recipe, tmp_path)
+    job = Job(recipe.runs["a"], 0, 1.0, ())
+    study.begin(job, {"max_steps": 1})
+    study.begin(job, {"max_steps": 2})  # the first command failed before it had trained anything
+    (study.folder(job) / "checkpoint-1").mkdir()
+    study.begin(job, {"max_steps": 3})
+    assert json.loads((study.folder(job) / BEGUN).read_text())["command"][-1] == "2"
+
+
 def test_a_command_that_outlived_its_runner_keeps_others_away(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     with log.open("a") as file:
@@ -296,7 +342,7 @@ def test_results_follow_their_folder_and_keep_what_trained_it(tell: Tell, tmp_pa
     finish(study.folder(job), accuracy=70.0)
     assert study.state(job) == "not collected"
     study.carry_out(job)
-    assert (study.known(job)["commit"], study.known(job)["dev"][CHOSEN_BY]) == ("abc", 70.0)
+    assert (study.known(job)["commit"], study.known(job)["dev"][DEV]) == ("abc", 70.0)
     write_json({"model_step": 3}, study.folder(job) / "train_results.json")  # another training
     study.carry_out(job)
     assert study.known(job)["commit"] is None

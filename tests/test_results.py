@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from dap.paper import BUCC_PAIRS
-from dap.records import read_report, report, training_record, write_json
+from dap.records import RECORD, read_report, report, training_record, write_json
 from dap.results import main, merge_seeds, run
-from dap.resuming import RECORD
 
 
 def test_report_says_what_is_needed_to_get_the_number_again() -> None:

@@ -13,7 +13,8 @@ from transformers import (
     TrainerState,
 )
 
-from dap.resuming import FINISHED, RECORD, FindBestAgain, find_resumable
+from dap.records import RECORD
+from dap.resuming import FINISHED, FindBestAgain, find_resumable
 from dap.trainer import DAPTrainingArguments
 from train_dap import run
 

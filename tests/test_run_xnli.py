@@ -20,6 +20,7 @@ from transformers import (
     T5EncoderModel,
 )
 
+from dap.card_results import eval_results
 from dap.encoding import SentenceEncoder
 from dap.finetuning import XNLITrainer, build_classifier, has_token_types
 from dap.nli import LABELS
@@ -89,6 +90,8 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: tu
     assert made["languages"]["de"]["accuracy"]["mean"] > 60
     assert len(made["settings"]["missing"]) == 12
     assert list(made["dev"]) == ["en"]
+    splits = {(entry.dataset_config, entry.dataset_split) for entry in eval_results(made)}
+    assert splits == {("en", "validation"), ("mean", None), ("en", None), ("de", None), ("sw", None)}
 
 
 def test_seeds_are_reported_apart_and_as_mean_and_deviation(searched: tuple[list[str], Path, dict]) -> None:
@@ -171,7 +174,8 @@ def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path
     )
     made = run(arguments(dap_dir, nli_dir, tmp_path, *more))
     assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
-    assert made["settings"]["search"] == [{"learning_rate": 1e-5, "dev_accuracy": sum(made["dev"].values()) / 2}]
+    found = [each["accuracy"] for each in made["dev"].values()]
+    assert made["settings"]["search"] == [{"learning_rate": 1e-5, "dev_accuracy": sum(found) / 2}]
     assert made["settings"]["selection"] == "all"
 
 
