@@ -101,7 +101,7 @@ def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[i
     for s, row in enumerate(table):
         t = row.index(max(row))
         column = [other[t] for other in table]
-        if column.index(max(column)) == s:
+        if column.index(max(column)) == s and source[s].any() and target[t].any():
             links.append([s, t])
     return links, table
 
