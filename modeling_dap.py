@@ -26,19 +26,33 @@ from transformers.utils import logging
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import build_encoder, encoder_named, find_mask_token_id, load_masked_lm, require_encoder
+    from .encoder_dap import (
+        build_encoder,
+        encoder_named,
+        find_mask_token_id,
+        load_masked_lm,
+        packed_states,
+        require_encoder,
+    )
     from .heads_dap import PredictionHead, RTLHead, check_predicted
     from .losses_dap import first_row, pool, text_hash
     from .objectives_dap import ObjectivesMixin
-    from .packing_dap import use_packing
+    from .packing_dap import takes_packed, use_packing
     from .pairs_dap import Chunk
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import build_encoder, encoder_named, find_mask_token_id, load_masked_lm, require_encoder
+    from encoder_dap import (
+        build_encoder,
+        encoder_named,
+        find_mask_token_id,
+        load_masked_lm,
+        packed_states,
+        require_encoder,
+    )
     from heads_dap import PredictionHead, RTLHead, check_predicted
     from losses_dap import first_row, pool, text_hash
     from objectives_dap import ObjectivesMixin
-    from packing_dap import use_packing
+    from packing_dap import takes_packed, use_packing
     from pairs_dap import Chunk
 
 logger = logging.get_logger(__name__)
@@ -378,6 +392,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dap = DAPModel(config)
+        use_packing(self.dap.encoder)
         rate = getattr(config.encoder_config, "classifier_dropout", None)
         rate = getattr(config.encoder_config, "hidden_dropout_prob", 0.0) if rate is None else rate
         dense = nn.Linear(config.hidden_size, config.hidden_size)
@@ -408,7 +423,8 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         """
         return_dict = kwargs.pop("return_dict", None)
         kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        out = self.dap(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        out = self._encode(input_ids, attention_mask, given)
         logits = self.classifier(out.pooler_output)
         loss = None
         if labels is not None:
@@ -417,6 +433,16 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
         )
         return result if return_dict is not False else result.to_tuple()
+
+    def _encode(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]
+    ) -> BaseModelOutputWithPooling:
+        """What `DAPModel` gives; without padding where only the embedding is asked for and the encoder allows it."""
+        encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
+        if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
+            return self.dap(input_ids=input_ids, attention_mask=attention_mask, **others)
+        states = packed_states(encoder, attention_mask, {"input_ids": input_ids, **others})  # (B, S, D)
+        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, self.config.pooling))
 
 
 AutoModel.register(DAPConfig, DAPModel, exist_ok=True)

@@ -10,6 +10,7 @@ from conftest import tiny_config
 from datasets import Dataset
 from tiny_models import ENCODERS, MASK, PAD, WITH_MLM, gradients, make_batch, tiny_model, tokens_of, widen
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BertConfig,
     Trainer,
@@ -409,6 +410,30 @@ def test_models_refuse_what_was_set_after_the_config_was_checked() -> None:
         DAPForPreTraining(config)
     with pytest.raises(ValueError, match="mask_token_id=None"):
         DAPForPreTraining(DAPConfig(tiny_config("bert")))
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -> None:
+    torch.manual_seed(0)
+    model = DAPForSequenceClassification(DAPConfig(tiny_config(kind), num_labels=3, pooling=pooling, objective="tr"))
+    model = model.double().eval()
+    rows = [torch.randint(5, 60, (length,)) for length in (3, 9, 1, 6)]
+    types = [(torch.arange(len(row)) > 2).long() for row in rows]
+    inputs = [
+        {"input_ids": row} | ({"token_type_ids": kinds} if kind == "bert" else {}) for row, kinds in zip(rows, types)
+    ]
+    alone = torch.cat([model(**{key: value[None] for key, value in each.items()}).logits for each in inputs])
+    alone.logsumexp(1).sum().backward()
+    expected = gradients(model)
+    batch = {key: pad_sequence([each[key] for each in inputs], batch_first=True, padding_value=1) for key in inputs[0]}
+    batch["attention_mask"] = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    model.zero_grad()
+    logits = model(**batch).logits
+    logits.logsumexp(1).sum().backward()
+    torch.testing.assert_close(logits, alone)
+    torch.testing.assert_close(gradients(model), expected)
+    assert len(model(**batch, output_hidden_states=True).hidden_states) > 2
 
 
 def test_trainer_keeps_token_types_for_classification(tmp_path: Path) -> None:
