@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-# torch's threads spin while they wait for each other: on a core that others use too, that is up to 8 times as slow.
+# torch's threads spin while they wait for each other: on cores that others use too, that is many times as slow.
 export GOMP_SPINCOUNT ?= 1000
 
 .PHONY: quickstart test lint clean
