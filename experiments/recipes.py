@@ -18,7 +18,7 @@ data=... encoder=...`), or in an evaluation `{model}`, `{result}` and `{folder}`
 
 import shlex
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,15 @@ class Recipe:
     evaluate: Mapping[str, str] = field(default_factory=dict)  # name -> command with places
     learning_rates: tuple[float, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)  # what the command line gives
+
+    def learning_rate(self, run: Run, score: Callable[[Run, float], float | None]) -> float | None:
+        """The run's own, that of the run it is like, or the one with the best score; None while one has none."""
+        if "learning_rate" in run.arguments:
+            return float(run.arguments["learning_rate"])
+        if run.like is not None:
+            return self.learning_rate(self.runs[run.like], score)
+        found = {rate: score(run, rate) for rate in self.learning_rates}
+        return None if None in found.values() else max(found, key=found.get)
 
 
 def read_recipe(path: str | Path, places: Mapping[str, str]) -> Recipe:

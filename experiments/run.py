@@ -58,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Study:
+class Workspace:
     """A recipe, where its runs live and where their results go."""
 
     recipe: Recipe
@@ -83,27 +83,20 @@ class Study:
         if run.is_searched:
             for rate in self.recipe.learning_rates:
                 yield Job(run, run.seeds[0], rate, ())
-        try:
-            rate = self.learning_rate(run)
-        except NotYet:
-            return
-        for seed in run.seeds:
-            yield Job(run, seed, rate, run.evaluate)
+        rate = self.learning_rate(run)
+        if rate is not None:
+            for seed in run.seeds:
+                yield Job(run, seed, rate, run.evaluate)
 
-    def learning_rate(self, run: Run) -> float:
-        """The run's own, that of the run it is like, or the best of the search."""
-        if "learning_rate" in run.arguments:
-            return float(run.arguments["learning_rate"])
-        if run.like is not None:
-            return self.learning_rate(self.recipe.runs[run.like])
-        found = {rate: self.score(Job(run, run.seeds[0], rate, ())) for rate in self.recipe.learning_rates}
-        return max(found, key=found.get)
+    def learning_rate(self, run: Run) -> float | None:
+        """What the recipe says, or the best of its search; None while that has not ended."""
+        return self.recipe.learning_rate(run, lambda run, rate: self.score(Job(run, run.seeds[0], rate, ())))
 
-    def score(self, job: Job) -> float:
-        """The accuracy on held-out pairs that chooses learning rates."""
+    def score(self, job: Job) -> float | None:
+        """The accuracy on held-out pairs that chooses learning rates; None for a training that has not ended."""
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
-            raise NotYet(f"{job.name} has not ended")
+            return None
         path = folder / "eval_results.json"
         if not path.is_file():
             raise ValueError(f"{job.name} has no {DEV}, which chooses learning rates: give dev_pairs above 0")
@@ -280,14 +273,14 @@ def lock(file: TextIO, log: Path) -> None:
         logger.warning("%s cannot be locked (%s): start no second command", log, error.strerror)
 
 
-def in_order(study: Study, only: Sequence[str] | None) -> list[Job]:
+def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
     """All jobs that can be named, each once: first what evaluates nothing, such as a search; a seed of all by seed."""
-    runs = [run for name, run in study.recipe.runs.items() if not only or name in only]
-    jobs = {job.name: job for run in runs for job in study.jobs(run)}  # the chosen rate's is of the search, too
+    runs = [run for name, run in workspace.recipe.runs.items() if not only or name in only]
+    jobs = {job.name: job for run in runs for job in workspace.jobs(run)}  # the chosen rate's is of the search, too
     return sorted(jobs.values(), key=lambda job: (bool(job.evaluate), job.seed))
 
 
-def work(study: Study, only: Sequence[str] | None) -> list[str]:
+def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
     """Carries out everything that can be and that no other process is at work on; returns what failed.
 
     What another process has is tried once more after everything else, and then left to it.
@@ -296,11 +289,11 @@ def work(study: Study, only: Sequence[str] | None) -> list[str]:
     busy: dict[str, int] = {}
 
     def next_job() -> Job | None:
-        for job in sorted(in_order(study, only), key=lambda job: busy.get(job.name, 0)):  # as a search names more
+        for job in sorted(in_order(workspace, only), key=lambda job: busy.get(job.name, 0)):  # as a search names more
             if job.name in failed or busy.get(job.name, 0) > 1:
                 continue
             try:
-                if study.state(job) != "done":
+                if workspace.state(job) != "done":
                     return job
             except ValueError as reason:
                 failed[job.name] = str(reason)
@@ -309,7 +302,7 @@ def work(study: Study, only: Sequence[str] | None) -> list[str]:
     while job := next_job():
         started = time.perf_counter()
         try:
-            study.carry_out(job)
+            workspace.carry_out(job)
             logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
         except Busy as reason:
             busy[job.name] = busy.get(job.name, 0) + 1
@@ -342,11 +335,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         recipe = read_recipe(args.recipe, parse_places(args.places))
         if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
             raise ValueError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
-        study = Study(recipe, args.output_dir.absolute(), args.results_dir.absolute())
-        failed = [] if args.list else work(study, args.only)
+        workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+        failed = [] if args.list else work(workspace, args.only)
         if args.list:
-            for job in in_order(study, args.only):
-                print(f"{job.name}: {study.state(job)}")
+            for job in in_order(workspace, args.only):
+                print(f"{job.name}: {workspace.state(job)}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     if failed:

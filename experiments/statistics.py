@@ -186,19 +186,18 @@ class Study:
         wanted = (run, rate, seed)
         return next((each for each in self.outcomes if (each.run, each.learning_rate, each.seed) == wanted), None)
 
+    def dev(self, run: Run, rate: float) -> float | None:
+        """What chooses learning rates: accuracy on held-out pairs with a run's first seed; None: not run."""
+        found = self.find(run.name, rate, run.seeds[0])
+        return found.dev if found else None
+
     def search(self, run: Run) -> dict[float, float | None]:
-        """Learning rate -> accuracy on held-out pairs (None: not run), for a run whose rate is searched."""
-        found = {rate: self.find(run.name, rate, run.seeds[0]) for rate in self.recipe.learning_rates}
-        return {rate: each.dev if each else None for rate, each in found.items()}
+        """Learning rate -> accuracy on held-out pairs, for a run whose rate is searched."""
+        return {rate: self.dev(run, rate) for rate in self.recipe.learning_rates}
 
     def rate(self, run: Run) -> float | None:
         """The learning rate of a run, as `experiments.run` chooses it; None while the search is not complete."""
-        if "learning_rate" in run.arguments:
-            return float(run.arguments["learning_rate"])
-        if run.like is not None:
-            return self.rate(self.recipe.runs[run.like])
-        found = self.search(run)
-        return None if None in found.values() else max(found, key=found.get)
+        return self.recipe.learning_rate(run, self.dev)
 
     def final(self, name: str) -> list[Outcome]:
         """A run's outcomes at its chosen learning rate, by seed."""

@@ -26,7 +26,7 @@ from dap.mixing import LanguageMixSampler, mix_languages
 from dap.records import machine, versions, write_json
 from dap.trainer import freeze_word_embeddings
 from experiments.recipes import Run, read_recipe
-from experiments.run import RESULTS, Job, NotYet, Study, parse_places
+from experiments.run import RESULTS, Job, Workspace, parse_places
 from modeling_dap import DAPForPreTraining
 
 BATCHES = 8
@@ -36,19 +36,24 @@ SHARED = {"train_data": None, "total_train_batch_size": None, "max_seq_length": 
 SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False}
 
 
-def compared(study: Study) -> dict[str, Run]:
+def compared(workspace: Workspace) -> dict[str, Run]:
     """The runs whose steps are counted in each other's."""
     wanted = {}
-    for run in study.recipe.runs.values():
+    for run in workspace.recipe.runs.values():
         if run.same_time_as is not None:
             for name in (run.same_time_as, run.like):
-                wanted[name] = study.recipe.runs[name]
+                wanted[name] = workspace.recipe.runs[name]
     return wanted
 
 
-def model_folder(study: Study, run: Run) -> Path:
+def model_folder(workspace: Workspace, run: Run) -> Path:
     """The finished model of a run's first seed."""
-    return study.folder(Job(run, run.seeds[0], study.learning_rate(run), ()))
+    rate = workspace.learning_rate(run)
+    if rate is None:
+        raise ValueError(
+            f"{run.name}: the search for its learning rate has not ended: run `python -m experiments.run` first"
+        )
+    return workspace.folder(Job(run, run.seeds[0], rate, ()))
 
 
 def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
@@ -105,16 +110,16 @@ def training_step(folder: Path, frozen: bool, data: Sequence[dict[str, Tensor]])
     return step
 
 
-def measure(study: Study, repeats: int) -> None:
+def measure(workspace: Workspace, repeats: int) -> None:
     """Writes and prints what a step of each compared run costs.
 
     Raises:
-        NotYet: a search for a learning rate has not ended.
-        ValueError: nothing to measure, runs that cannot be compared, or a model that is not there.
+        ValueError: nothing to measure, runs that cannot be compared, a search for a learning rate that has not ended,
+            or a model that is not there.
     """
-    runs = compared(study)
+    runs = compared(workspace)
     arguments = shared_arguments(runs)
-    folders = {name: model_folder(study, run) for name, run in runs.items()}
+    folders = {name: model_folder(workspace, run) for name, run in runs.items()}
     if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
         raise ValueError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
     data = batches(arguments, next(iter(folders.values())))
@@ -122,7 +127,7 @@ def measure(study: Study, repeats: int) -> None:
     steps = {name: training_step(folder, frozen, data) for name, folder in folders.items()}
     found = alternate(steps, repeats, "cpu")
     about = {"pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()}
-    write_json({"steps": found, **about}, study.timing)
+    write_json({"steps": found, **about}, workspace.timing)
     for name, part in found.items():
         print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {repeats})")
 
@@ -138,8 +143,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         recipe = read_recipe(args.recipe, parse_places(args.places))
-        measure(Study(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
-    except (ValueError, OSError, NotYet) as error:
+        measure(Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

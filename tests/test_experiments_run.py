@@ -24,7 +24,7 @@ from dap.run_folder import claimed
 from experiments import run as runner
 from experiments import timing
 from experiments.recipes import Recipe, flags, read_recipe
-from experiments.run import BEGUN, Busy, Job, NotYet, Study, commit, execute, work
+from experiments.run import BEGUN, Busy, Job, NotYet, Workspace, commit, execute, work
 from experiments.statistics import DEV
 
 Tell = Callable[..., Path]
@@ -42,8 +42,8 @@ def tell(tmp_path: Path) -> Tell:
     return write
 
 
-def study_of(recipe: Recipe, folder: Path) -> Study:
-    return Study(recipe, folder / "runs", folder / "results")
+def workspace_of(recipe: Recipe, folder: Path) -> Workspace:
+    return Workspace(recipe, folder / "runs", folder / "results")
 
 
 def finish(folder: Path, accuracy: float = 50.0) -> None:
@@ -124,16 +124,19 @@ def test_a_study_is_carried_out_once(
 def test_the_search_takes_the_rate_of_the_best_accuracy(tell: Tell, tmp_path: Path) -> None:
     content = {"seeds": [4, 5], "learning_rates": [1.0, 2.0, 3.0], "evaluate": {"e": "x.py {model}"}}
     recipe = read_recipe(tell(**content, runs={"tr": None, "long": {"like": "tr", "max_steps": 9}}), {})
-    study = study_of(recipe, tmp_path)
+    workspace = workspace_of(recipe, tmp_path)
     tr, long = recipe.runs.values()
     searched = [Job(tr, 4, rate, ()) for rate in (1.0, 2.0, 3.0)]
     for job, accuracy in zip(searched, (10.0, 30.0, 20.0)):
-        assert list(study.jobs(tr)) == searched
-        assert not list(study.jobs(long))
-        finish(study.folder(job), accuracy)
-    assert list(study.jobs(tr)) == searched + [Job(tr, seed, 2.0, ("e",)) for seed in (4, 5)]
-    assert list(study.jobs(long)) == [Job(long, seed, 2.0, ("e",)) for seed in (4, 5)]
-    assert [job.name for job in runner.in_order(study, None)] == [
+        assert list(workspace.jobs(tr)) == searched
+        assert not list(workspace.jobs(long))
+        with pytest.raises(ValueError, match="long: the search for its learning rate has not ended"):
+            timing.model_folder(workspace, long)
+        finish(workspace.folder(job), accuracy)
+    assert list(workspace.jobs(tr)) == searched + [Job(tr, seed, 2.0, ("e",)) for seed in (4, 5)]
+    assert list(workspace.jobs(long)) == [Job(long, seed, 2.0, ("e",)) for seed in (4, 5)]
+    assert timing.model_folder(workspace, long) == workspace.folder(Job(long, 4, 2.0, ()))
+    assert [job.name for job in runner.in_order(workspace, None)] == [
         "tr-lr1/seed-4",
         "tr-lr3/seed-4",
         "tr-lr2/seed-4",
@@ -141,23 +144,23 @@ def test_the_search_takes_the_rate_of_the_best_accuracy(tell: Tell, tmp_path: Pa
         "tr-lr2/seed-5",
         "long-lr2/seed-5",
     ]
-    (study.folder(searched[0]) / "eval_results.json").unlink()
+    (workspace.folder(searched[0]) / "eval_results.json").unlink()
     with pytest.raises(ValueError, match="tr-lr1/seed-4 has no eval_mean_accuracy.*dev_pairs"):
-        work(study, None)
+        work(workspace, None)
 
 
 def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(tell: Tell, tmp_path: Path) -> None:
     train = {"learning_rate": 0.5, "max_steps": 100, "objective": "tr"}
     runs = {"tr": {"command": "own.py"}, "dap": {"objective": "tr+rtl"}, "same": {"like": "tr", "same_time_as": "dap"}}
     recipe = read_recipe(tell(train=train, runs=runs), {})
-    study, run = study_of(recipe, tmp_path), recipe.runs["same"]
+    workspace, run = workspace_of(recipe, tmp_path), recipe.runs["same"]
     job = Job(run, 3, 0.5, ())
-    write_json({"steps": {"dap": {"cpu": 3.0}}}, study.timing)
+    write_json({"steps": {"dap": {"cpu": 3.0}}}, workspace.timing)
     with pytest.raises(NotYet, match="timing.json tells nothing of tr: "):
-        study.arguments(job)
-    write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, study.timing)
+        workspace.arguments(job)
+    write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, workspace.timing)
     expected = {"objective": "tr", "max_steps": 155, "learning_rate": 0.5, "seed": 3, "data_seed": 3}
-    assert study.arguments(job) == expected
+    assert workspace.arguments(job) == expected
     assert run.command == "own.py"
 
 
@@ -167,7 +170,7 @@ def test_only_runs_that_share_their_batches_are_timed(tell: Tell) -> None:
 
     def arguments(**own: object) -> dict[str, object]:
         recipe = read_recipe(tell(train=train, runs={"tr": None, "dap": own, "same": same}), {})
-        return timing.shared_arguments(timing.compared(study_of(recipe, Path())))
+        return timing.shared_arguments(timing.compared(workspace_of(recipe, Path())))
 
     with pytest.raises(ValueError, match="dap has no total_train_batch_size"):
         arguments()
@@ -215,13 +218,13 @@ def test_mistakes_in_the_command_are_named(arguments: list[str], message: str, t
 def test_a_failed_command_names_its_log_and_the_others_go_on(tell: Tell, tmp_path: Path) -> None:
     runs = {"bad": {"command": "json.tool", "objective": "t r"}, "good": {"evaluate": []}}
     path = tell(train={"learning_rate": 1.0}, evaluate={"e": "x.py"}, runs=runs)
-    study = study_of(read_recipe(path, {}), tmp_path)
-    bad, good = (Job(run, 0, 1.0, run.evaluate) for run in study.recipe.runs.values())
-    finish(study.folder(good))
-    log = study.folder(bad) / "train.log"
-    assert work(study, None) == [f"{bad.name}: json.tool ended with status 2: see {log}"]
+    workspace = workspace_of(read_recipe(path, {}), tmp_path)
+    bad, good = (Job(run, 0, 1.0, run.evaluate) for run in workspace.recipe.runs.values())
+    finish(workspace.folder(good))
+    log = workspace.folder(bad) / "train.log"
+    assert work(workspace, None) == [f"{bad.name}: json.tool ended with status 2: see {log}"]
     assert "-m json.tool --learning_rate 1.0 --objective 't r' --seed 0" in log.read_text()
-    assert [study.state(job) for job in (bad, good)] == ["begun", "done"]
+    assert [workspace.state(job) for job in (bad, good)] == ["begun", "done"]
 
 
 def test_a_run_that_another_process_holds_is_left_to_it(
@@ -229,11 +232,11 @@ def test_a_run_that_another_process_holds_is_left_to_it(
 ) -> None:
     path = tell(train={"learning_rate": 1.0}, runs={"held": None, "own": None})
     argv = [str(path), "--output_dir", str(tmp_path / "runs"), "--results_dir", str(tmp_path / "results")]
-    study = study_of(read_recipe(path, {}), tmp_path)
-    held, own = (Job(run, 0, 1.0, ()) for run in study.recipe.runs.values())
+    workspace = workspace_of(read_recipe(path, {}), tmp_path)
+    held, own = (Job(run, 0, 1.0, ()) for run in workspace.recipe.runs.values())
     for job in (held, own):
-        finish(study.folder(job))
-    with claimed(study.folder(held)):
+        finish(workspace.folder(job))
+    with claimed(workspace.folder(held)):
         runner.main(argv)
     runner.main([*argv, "--list"])
     assert capsys.readouterr().out == f"{held.name}: not collected\n{own.name}: done\n"
@@ -243,43 +246,43 @@ def test_what_another_process_had_is_tried_once_more_at_the_end(
     tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None, "b": None, "c": None}), {})
-    study, tried = study_of(recipe, tmp_path), []
+    workspace, tried = workspace_of(recipe, tmp_path), []
 
-    def carry_out(study: Study, job: Job) -> None:
+    def carry_out(workspace: Workspace, job: Job) -> None:
         tried.append(job.run.name)
         if job.run.name == "a" or (job.run.name == "b" and tried.count("b") < 2):
             raise Busy("another process is at work")
-        write_json({}, study.folder(job) / "done")
+        write_json({}, workspace.folder(job) / "done")
 
-    monkeypatch.setattr(Study, "carry_out", carry_out)
+    monkeypatch.setattr(Workspace, "carry_out", carry_out)
     monkeypatch.setattr(
-        Study, "state", lambda study, job: "done" if (study.folder(job) / "done").is_file() else "open"
+        Workspace, "state", lambda workspace, job: "done" if (workspace.folder(job) / "done").is_file() else "open"
     )
-    assert work(study, None) == []
+    assert work(workspace, None) == []
     assert tried == ["a", "b", "c", "a", "b"]
 
 
 def test_a_damaged_folder_stops_nothing_but_its_own_job(tell: Tell, tmp_path: Path) -> None:
     recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None, "b": None}), {})
-    study = study_of(recipe, tmp_path)
+    workspace = workspace_of(recipe, tmp_path)
     damaged, sound = (Job(run, 0, 1.0, ()) for run in recipe.runs.values())
     for job in (damaged, sound):
-        finish(study.folder(job))
-    (study.folder(damaged) / FINISHED).write_text("")
-    (failed,) = work(study, None)
-    assert failed.startswith(f"a-lr1/seed-0: {study.folder(damaged) / FINISHED}: no JSON")
-    assert study.state(sound) == "done"
+        finish(workspace.folder(job))
+    (workspace.folder(damaged) / FINISHED).write_text("")
+    (failed,) = work(workspace, None)
+    assert failed.startswith(f"a-lr1/seed-0: {workspace.folder(damaged) / FINISHED}: no JSON")
+    assert workspace.state(sound) == "done"
 
 
 def test_what_began_is_told_anew_but_for_a_checkpoint(tell: Tell, tmp_path: Path) -> None:
     recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {})
-    study = study_of(recipe, tmp_path)
+    workspace = workspace_of(recipe, tmp_path)
     job = Job(recipe.runs["a"], 0, 1.0, ())
-    study.begin(job, {"max_steps": 1})
-    study.begin(job, {"max_steps": 2})  # the first command failed before it had trained anything
-    (study.folder(job) / "checkpoint-1").mkdir()
-    study.begin(job, {"max_steps": 3})
-    assert json.loads((study.folder(job) / BEGUN).read_text())["command"][-1] == "2"
+    workspace.begin(job, {"max_steps": 1})
+    workspace.begin(job, {"max_steps": 2})  # the first command failed before it had trained anything
+    (workspace.folder(job) / "checkpoint-1").mkdir()
+    workspace.begin(job, {"max_steps": 3})
+    assert json.loads((workspace.folder(job) / BEGUN).read_text())["command"][-1] == "2"
 
 
 def test_a_command_that_outlived_its_runner_keeps_others_away(tmp_path: Path) -> None:
@@ -299,14 +302,14 @@ def test_a_command_that_outlived_its_runner_keeps_others_away(tmp_path: Path) ->
 
 
 def test_how_far_a_training_is(tell: Tell, tmp_path: Path) -> None:
-    def study(**evaluate: str) -> Study:
+    def workspace(**evaluate: str) -> Workspace:
         path = tell(train={"learning_rate": 1.0}, evaluate=evaluate, runs={"a": None})
-        return study_of(read_recipe(path, {}), tmp_path)
+        return workspace_of(read_recipe(path, {}), tmp_path)
 
     def state() -> str:
         return current.state(job)
 
-    current = study(e="x.py", f="x.py")
+    current = workspace(e="x.py", f="x.py")
     job = Job(current.recipe.runs["a"], 0, 1.0, ("e", "f"))
     folder = current.folder(job)
     assert state() == "open"
@@ -324,7 +327,7 @@ def test_how_far_a_training_is(tell: Tell, tmp_path: Path) -> None:
     assert state() == "not collected"
     current.carry_out(job)
     assert json.loads(current.result(job).read_text())["evaluations"]["e"] == {"mean": 6}
-    current = study(e="x.py", f="x.py", g="x.py")
+    current = workspace(e="x.py", f="x.py", g="x.py")
     job = Job(job.run, 0, 1.0, ("e", "f", "g"))
     assert state() == "trained, without g"
     write_json({"mean": 5}, folder / "g" / "g.json")
@@ -332,20 +335,20 @@ def test_how_far_a_training_is(tell: Tell, tmp_path: Path) -> None:
 
 
 def test_results_follow_their_folder_and_keep_what_trained_it(tell: Tell, tmp_path: Path) -> None:
-    study = study_of(read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {}), tmp_path)
-    job = Job(study.recipe.runs["a"], 0, 1.0, ())
-    finish(study.folder(job))
+    workspace = workspace_of(read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {}), tmp_path)
+    job = Job(workspace.recipe.runs["a"], 0, 1.0, ())
+    finish(workspace.folder(job))
     told = {"command": ["train_dap.py"], "commit": "abc", "machine": {}, "versions": {}, "encoder": None}
-    write_json(told, study.folder(job) / BEGUN)
-    study.carry_out(job)
-    (study.folder(job) / BEGUN).unlink()  # as of a run from before it was written
-    finish(study.folder(job), accuracy=70.0)
-    assert study.state(job) == "not collected"
-    study.carry_out(job)
-    assert (study.known(job)["commit"], study.known(job)["dev"][DEV]) == ("abc", 70.0)
-    write_json({"model_step": 3}, study.folder(job) / "train_results.json")  # another training
-    study.carry_out(job)
-    assert study.known(job)["commit"] is None
+    write_json(told, workspace.folder(job) / BEGUN)
+    workspace.carry_out(job)
+    (workspace.folder(job) / BEGUN).unlink()  # as of a run from before it was written
+    finish(workspace.folder(job), accuracy=70.0)
+    assert workspace.state(job) == "not collected"
+    workspace.carry_out(job)
+    assert (workspace.known(job)["commit"], workspace.known(job)["dev"][DEV]) == ("abc", 70.0)
+    write_json({"model_step": 3}, workspace.folder(job) / "train_results.json")  # another training
+    workspace.carry_out(job)
+    assert workspace.known(job)["commit"] is None
 
 
 def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
