@@ -422,6 +422,8 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             `logits` (B, num_labels) and, with labels, `loss`.
         """
         return_dict = kwargs.pop("return_dict", None)
+        if return_dict is None:
+            return_dict = self.config.return_dict
         kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         given = {key: value for key, value in kwargs.items() if value is not None}
         out = self._encode(input_ids, attention_mask, given)
@@ -440,7 +442,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         """What `DAPModel` gives; without padding where only the embedding is asked for and the encoder allows it."""
         encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
         if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
-            return self.dap(input_ids=input_ids, attention_mask=attention_mask, **others)
+            return self.dap(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others)
         states = packed_states(encoder, attention_mask, {"input_ids": input_ids, **others})  # (B, S, D)
         return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, self.config.pooling))
 

@@ -392,6 +392,16 @@ def test_configured_outputs_are_given() -> None:
     assert len(outputs[2]) == 4  # embeddings and three layers
 
 
+def test_a_classifier_gives_tuples_where_asked() -> None:
+    config = DAPConfig(tiny_config("bert"), num_labels=3, objective="tr", return_dict=False)
+    model = DAPForSequenceClassification(config).eval()
+    inputs = {"input_ids": torch.tensor([[0, 7, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    logits = model(**inputs, return_dict=True).logits
+    for given in (inputs, {"input_ids": inputs["input_ids"]}):
+        (same,) = model(**given)
+        torch.testing.assert_close(same, logits)
+
+
 def test_a_direction_without_labels_does_not_halve_the_loss() -> None:
     languages = {"rtl_languages": ["de"], "rtl_direction": "both"}
     both, forward = tiny_model("bert", **languages), tiny_model("bert")
