@@ -252,4 +252,6 @@ def _require_range(config: DAPConfig, name: str, low: float, high: float, closed
     _require(config, name, holds, f"a number in {left}{low:g}, {right}")
 
 
-AutoConfig.register("dap", DAPConfig, exist_ok=True)
+# Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.
+if __name__ == "configuration_dap":
+    AutoConfig.register("dap", DAPConfig, exist_ok=True)

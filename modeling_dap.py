@@ -447,13 +447,13 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, self.config.pooling))
 
 
-AutoModel.register(DAPConfig, DAPModel, exist_ok=True)
-AutoModelForPreTraining.register(DAPConfig, DAPForPreTraining, exist_ok=True)
-AutoModelForSequenceClassification.register(DAPConfig, DAPForSequenceClassification, exist_ok=True)
-for _model, _auto in (
-    (DAPModel, "AutoModel"),
-    (DAPForPreTraining, "AutoModelForPreTraining"),
-    (DAPForSequenceClassification, "AutoModelForSequenceClassification"),
-):
-    _model.register_for_auto_class(_auto)
 DAPConfig.register_for_auto_class()
+for _auto, _model in (
+    (AutoModel, DAPModel),
+    (AutoModelForPreTraining, DAPForPreTraining),
+    (AutoModelForSequenceClassification, DAPForSequenceClassification),
+):
+    _model.register_for_auto_class(_auto.__name__)
+    # Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.
+    if __name__ == "modeling_dap":
+        _auto.register(DAPConfig, _model, exist_ok=True)

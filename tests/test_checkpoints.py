@@ -248,3 +248,20 @@ print("loaded", type(model).__name__)
     done = run_python(["-c", script], environment, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "loaded DAPModel" in done.stdout
+
+
+def test_every_checkpoint_runs_its_own_code_in_one_process(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        tiny_model("bert", objective="tr").save_pretrained(tmp_path / name)
+        for module, owner in (("configuration_dap", "DAPConfig"), ("modeling_dap", "DAPModel")):
+            with (tmp_path / name / f"{module}.py").open("a") as file:
+                file.write(f"\n{owner}.version = {name!r}\n")
+    script = """
+from transformers import AutoModel
+for name in ("first", "second", "first"):
+    model = AutoModel.from_pretrained(name, trust_remote_code=True)
+    print(name, type(model).version, type(model.config).version)
+"""
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
+    done = run_python(["-c", script], environment, tmp_path)
+    assert done.stdout.splitlines() == ["first first first", "second second second", "first first first"], done.stderr
