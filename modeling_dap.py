@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput, SequenceClassifierOutput
-from transformers.utils import logging
+from transformers.utils import can_return_tuple, logging
 
 try:
     from .configuration_dap import DAPConfig
@@ -86,6 +86,7 @@ class DAPModel(DAPPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.set_input_embeddings(value)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -107,9 +108,6 @@ class DAPModel(DAPPreTrainedModel):
         Returns:
             `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the embedding as it is, not normalised.
         """
-        return_dict = kwargs.pop("return_dict", None)
-        if return_dict is None:
-            return_dict = self.config.return_dict
         for wanted in ("output_hidden_states", "output_attentions"):
             if kwargs.get(wanted) is None:
                 kwargs[wanted] = getattr(self.config, wanted)
@@ -121,13 +119,12 @@ class DAPModel(DAPPreTrainedModel):
         out = self.encoder(
             input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
         )
-        result = BaseModelOutputWithPooling(
+        return BaseModelOutputWithPooling(
             last_hidden_state=out.last_hidden_state,
             pooler_output=pool(out.last_hidden_state, attention_mask, self.config.pooling),
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-        return result if return_dict is not False else result.to_tuple()
 
 
 # ------------------------------------------------------------------------------------------- pre-training
@@ -400,6 +397,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         self.classifier = nn.Sequential(nn.Dropout(rate), dense, nn.Tanh(), nn.Dropout(rate), output)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -421,9 +419,6 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         Returns:
             `logits` (B, num_labels) and, with labels, `loss`.
         """
-        return_dict = kwargs.pop("return_dict", None)
-        if return_dict is None:
-            return_dict = self.config.return_dict
         kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         given = {key: value for key, value in kwargs.items() if value is not None}
         out = self._encode(input_ids, attention_mask, given)
@@ -431,10 +426,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        result = SequenceClassifierOutput(
+        return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
         )
-        return result if return_dict is not False else result.to_tuple()
 
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]

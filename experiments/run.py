@@ -35,10 +35,6 @@ BEGUN = "begun.json"  # in a run's folder: what trained it, on what machine
 TOLD = ("command", "commit", "machine", "versions", "encoder")  # what it holds
 
 
-class NotYet(Exception):
-    """A run needs another one's outcome, which is not there."""
-
-
 class Busy(Exception):
     """Another process is at work on a run."""
 
@@ -113,7 +109,7 @@ class Workspace:
         """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
         steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
         if lacking := {run.same_time_as, run.like} - set(steps):
-            raise NotYet(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
+            raise ValueError(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
         return steps[run.same_time_as]["cpu"] / steps[run.like]["cpu"]
 
     # ---------------------------------------------------------------------------------------- doing it
@@ -137,8 +133,8 @@ class Workspace:
 
         Raises:
             Busy: another process is at work on it.
-            NotYet: it depends on what is not there yet.
             RuntimeError: a command failed.
+            ValueError: a damaged file, or nothing tells how long a step takes.
         """
         folder = self.folder(job)
         with taken(folder):
@@ -308,7 +304,7 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
             busy[job.name] = busy.get(job.name, 0) + 1
             if busy[job.name] > 1:
                 logger.info("%s is left to another process: %s", job.name, reason)
-        except (NotYet, RuntimeError, ValueError, OSError) as reason:
+        except (RuntimeError, ValueError, OSError) as reason:
             failed[job.name] = str(reason)
     return [f"{name}: {reason}" for name, reason in failed.items()]
 

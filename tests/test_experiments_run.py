@@ -24,7 +24,7 @@ from dap.run_folder import claimed
 from experiments import run as runner
 from experiments import timing
 from experiments.recipes import Recipe, flags, read_recipe
-from experiments.run import BEGUN, Busy, Job, NotYet, Workspace, commit, execute, work
+from experiments.run import BEGUN, Busy, Job, Workspace, commit, execute, work
 from experiments.statistics import DEV
 
 Tell = Callable[..., Path]
@@ -156,7 +156,7 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(tell: Tell, t
     workspace, run = workspace_of(recipe, tmp_path), recipe.runs["same"]
     job = Job(run, 3, 0.5, ())
     write_json({"steps": {"dap": {"cpu": 3.0}}}, workspace.timing)
-    with pytest.raises(NotYet, match="timing.json tells nothing of tr: "):
+    with pytest.raises(ValueError, match="timing.json tells nothing of tr: "):
         workspace.arguments(job)
     write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, workspace.timing)
     expected = {"objective": "tr", "max_steps": 155, "learning_rate": 0.5, "seed": 3, "data_seed": 3}
