@@ -102,7 +102,8 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
     model = workload.models["TR"]
     similarity = 2 * wide * len(lengths)
     found = flops.real_token_flops(lambda batch: model(**batch), workload, lengths)
-    assert found <= wanted + similarity  # not above: padding is not counted, nor a layer that nothing reads
+    counted = found / (wanted + similarity)  # the fit's rounding differs between CPUs
+    assert counted < 1.001  # padding is not counted, nor a layer that nothing reads
 
 
 def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -133,7 +134,7 @@ def test_memory_of_steps_and_of_grad_cache(tmp_path: Path, capsys: pytest.Captur
     assert [(part["contender"], part["sizes"]) for part in points] == [("DAP", [2]), ("DAP cached", [6]), ("DAP", [3])]
     point = [points[0]["kind"], "DAP", [2], ARGS | {"threads": None, "bf16": False, "same_process": True}]
     memory.main(["--child", json.dumps(point)])
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["bytes"] >= 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]).keys() == {"bytes"}
 
 
 def test_encode_compares_equal_vectors(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path) -> None:

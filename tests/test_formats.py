@@ -7,7 +7,6 @@ import logging
 import lzma
 import random
 import struct
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -236,22 +235,6 @@ def test_both_ways_of_reading_log_and_raise_the_same(
     assert "line 250: empty source side\n  …" in errors[0]
 
 
-def test_tables_are_read_faster_than_pairs(tmp_path: Path) -> None:
-    """How fast depends on what else runs; that whole columns beat a loop does not."""
-    pairs = [(f"Ein Satz mit der Nummer {number}", f"a sentence with the number {number}") for number in range(40_000)]
-    (file,) = write_format(tmp_path, "de-en.tsv", pairs)
-
-    def best(read: Callable[[], int]) -> float:
-        times = []
-        for _ in range(3):
-            began = time.process_time()
-            assert read() == 40_000
-            times.append(time.process_time() - began)
-        return min(times)
-
-    assert best(lambda: sum(map(len, read_tables(file)))) < best(lambda: len(pairs_of(file))) / 1.5
-
-
 # Archives
 
 
@@ -326,15 +309,15 @@ def test_links_and_encrypted_members_are_refused(tmp_path: Path) -> None:
         find_bitext(tmp_path / "b.zip")
 
 
-def test_a_zip_bomb_stops_before_it_is_unpacked(tmp_path: Path) -> None:
+def test_a_zip_bomb_stops_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = zip_of(tmp_path / "bomb.zip", {"a.de": bytes(70 << 20), "a.en": b"b\n"})
     size = path.stat().st_size
-    began = time.process_time()
+    monkeypatch.delattr(zipfile.ZipFile, "open")  # nothing is unpacked
     with pytest.raises(
         ValueError, match=rf"from {size:,} to 73,400,322 bytes, more than the 67,108,864 that"
     ) as error:
         find_bitext(path)
-    assert time.process_time() - began < 0.1
+    monkeypatch.undo()
     assert "200 times its size" in str(error.value)
     repetitive = zip_of(tmp_path / "small.zip", {"a.de": b"ja\n" * 500_000, "a.en": b"yes\n" * 500_000})
     assert len(list_archive(repetitive)) == 2
