@@ -4,8 +4,8 @@
 
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
-`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that `dap.onnx_export` wrote
-is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
+`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that `dap.encoding.onnx`
+wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
 
 Legend: `N` pairs of a language, `D` hidden size.
 """
@@ -23,16 +23,21 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
-from dap.archives import disk_path
-from dap.corpus import find_bitext, read_pairs
-from dap.embeddings import embed_to_disk, model_fingerprint
-from dap.encoder_arguments import EncoderArguments, tokens_of_a_batch
-from dap.encoding import LibraryEncoder, SentenceEncoder
+from dap.encoding import (
+    PRECISIONS,
+    EncoderArguments,
+    LibraryEncoder,
+    SentenceEncoder,
+    embed_to_disk,
+    model_fingerprint,
+    reduced,
+    require_dimension,
+    tokens_of_a_batch,
+)
 from dap.languages import to_iso1
-from dap.paper import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
-from dap.precision import PRECISIONS, reduced, require_dimension
-from dap.records import check_outputs, write_json
-from dap.retrieval import group_averages, retrieval_accuracy
+from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, check_outputs, paper_table, tatoeba_table, write_json
+from dap.search import group_averages, retrieval_accuracy
+from dap.text import disk_path, find_bitext, read_pairs
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
 
@@ -120,7 +125,7 @@ def evaluate(
     Args:
         embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
         truncate_dim: dimensions to keep; None keeps all.
-        precision: one of `dap.precision.PRECISIONS`.
+        precision: one of `dap.encoding.precision.PRECISIONS`.
 
     Raises:
         ValueError: a vector with NaN or infinity, whose sentence is named; or `truncate_dim` is above the vectors'.

@@ -32,35 +32,41 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import HfArgumentParser
 
-from dap.approximate import approximate_neighbours, recall_at_k
-from dap.bucc import (
+from dap.encoding import (
+    SHARD_SIZE,
+    Encoder,
+    EncoderArguments,
+    disk_full,
+    embed_to_disk,
+    model_fingerprint,
+    tokens_of_a_batch,
+)
+from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table, check_outputs, write_json
+from dap.search import (
+    MARGINS,
     PROTOCOLS,
+    RETRIEVALS,
+    DistinctSentences,
     MiningScore,
+    Neighbours,
+    Pairs,
     Split,
+    approximate_neighbours,
     best_threshold,
     default_protocol,
     find_splits,
     judge,
+    mine,
+    mutual_neighbours,
+    neighbourhoods,
     read_gold,
     read_text,
+    recall_at_k,
     score_at,
-)
-from dap.corpus import read_sentences
-from dap.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk, model_fingerprint
-from dap.encoder_arguments import EncoderArguments, tokens_of_a_batch
-from dap.mining import (
-    MARGINS,
-    RETRIEVALS,
-    DistinctSentences,
-    Pairs,
-    mine,
-    neighbourhoods,
     score_pairs,
     select,
 )
-from dap.paper import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
-from dap.records import check_outputs, write_json
-from dap.similarity import Neighbours, mutual_neighbours
+from dap.text import read_sentences
 
 MINING = "bitext mining by margin over nearest neighbours"
 SCORING = "margin of given pairs over nearest neighbours"

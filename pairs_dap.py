@@ -33,7 +33,7 @@ class Words(NamedTuple):
 
 @dataclass
 class Chunk:
-    """Some pairs of a larger batch, and what their losses need to be the share of these pairs (`dap/grad_cache.py`).
+    """Some pairs of a larger batch, and what their losses need to be the share of these pairs (GradCache).
 
     A plain object, not a tuple, so that a wrapper that casts forward's tensors leaves its own as they are.
 

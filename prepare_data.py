@@ -24,20 +24,38 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
-from dap.archives import disk_path
-from dap.cleaning import CleaningOptions, base_code, identified, load_identifier
-from dap.corpus import find_bitext
-from dap.data_card import counts_table, data_card, dataset_info
-from dap.evaluation_sets import read_evaluation
-from dap.formats import BitextFile
 from dap.languages import TATOEBA_36
-from dap.leaks import LeakIndex
-from dap.plan import Plan, Source
-from dap.preparation import prepare
-from dap.records import versions, write_json
-from dap.run_folder import CARD, INFO, REPORT, VOCABULARY, WORK, begin, check_free, claimed, finished, read_object
-from dap.shards import full_device, new_folder
-from dap.tokens import load_tokenizer, special_ids, vocabulary_size
+from dap.prepare import (
+    CARD,
+    INFO,
+    REPORT,
+    VOCABULARY,
+    WORK,
+    CleaningOptions,
+    LeakIndex,
+    Plan,
+    Source,
+    base_code,
+    begin,
+    check_free,
+    claimed,
+    counts_table,
+    data_card,
+    dataset_info,
+    finished,
+    full_device,
+    identified,
+    load_identifier,
+    load_tokenizer,
+    new_folder,
+    prepare,
+    read_evaluation,
+    read_object,
+    special_ids,
+    vocabulary_size,
+)
+from dap.reports import versions, write_json
+from dap.text import BitextFile, disk_path, find_bitext
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +179,8 @@ def read_licences(path: str) -> dict[str, str]:
 
 def fetch_opus(args: DataArguments) -> tuple[dict[str, str], dict[str, str]]:
     """Downloads what OPUS has: path -> origin, and origin -> licence."""
-    from dap.opus import CORPORA, fetch, find_files
-    from dap.opus import licences as opus_licences
+    from dap.prepare import CORPORA, fetch, find_files
+    from dap.prepare import licences as opus_licences
 
     names = [name for given in args.opus for name in given.split(",")]
     corpora = list(CORPORA) if names == ["all"] else names
@@ -262,8 +280,8 @@ def write_leaks(plan: Plan, sources: Sequence[Source], path: Path) -> None:
 def write_vocabulary(plan: Plan, languages: Sequence[str]) -> None:
     """`target_vocabulary.json`: ids on the English training side, special tokens but SEP left out.
 
-    These are what `dap.data.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts the
-    softmax of RTL to.
+    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
+    the softmax of RTL to.
     """
     seen = np.any([np.load(plan.written(language) / "vocabulary.npy") for language in languages], axis=0)  # (V,)
     seen[special_ids(plan.target_vocabulary)] = False

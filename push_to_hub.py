@@ -18,10 +18,8 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
-from dap.hub import fetch, upload
-from dap.model_card import read_sources
-from dap.publishing import LAYOUTS, Options, write
-from dap.records import read_report
+from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write
+from dap.reports import read_report
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +126,7 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
 def find_onnx_export() -> Callable[[Path], Any]:
     """What exports a published folder's encoder into its `onnx/`; raises `ValueError` where that is not installed."""
     try:
-        from dap.onnx_export import export, require_packages
+        from dap.encoding import export, require_packages
 
         require_packages()
     except (ImportError, ValueError) as error:

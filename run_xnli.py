@@ -2,7 +2,7 @@
 
     accelerate launch run_xnli.py --model_name_or_path out --data_dir xnli/ --train_data mnli.tsv --output_dir xnli-out
 
-`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (dap/nli.py says more), or a Hub id such as
+`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (dap/xnli/data.py says more), or a Hub id such as
 `facebook/xnli`. Each pair of learning rate and seed is a run of its own in `output_dir`: finished ones are used again,
 and a stopped one goes on from its checkpoint when the same command is given again.
 """
@@ -25,18 +25,26 @@ from transformers import HfArgumentParser, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
-from dap.embeddings import model_fingerprint
-from dap.encoding import SentenceEncoder
-from dap.finetuning import XNLITrainer, accuracy, build_classifier, build_trainer, has_token_types
-from dap.languages import NAMES
-from dap.nli import NLIData, NLISource, chosen_languages, find_nli, prepare_nli, training_source
-from dap.paper import XNLI_LANGUAGES, xnli_table
-from dap.records import is_free, report, write_json
-from dap.rendering import text_table
-from dap.results import merge_seeds
-from dap.resuming import differences, find_resumable, has_ended, load_ended
-from dap.trainer import leave_together
-from dap.xnli_arguments import DataArguments, ModelArguments, XNLITrainingArguments
+from dap.encoding import SentenceEncoder, model_fingerprint
+from dap.languages import NAMES, XNLI_LANGUAGES
+from dap.reports import is_free, merge_seeds, report, text_table, write_json, xnli_table
+from dap.training import differences, find_resumable, has_ended, leave_together, load_ended
+from dap.xnli import (
+    DataArguments,
+    ModelArguments,
+    NLIData,
+    NLISource,
+    XNLITrainer,
+    XNLITrainingArguments,
+    accuracy,
+    build_classifier,
+    build_trainer,
+    chosen_languages,
+    find_nli,
+    has_token_types,
+    prepare_nli,
+    training_source,
+)
 from encoder_dap import require_encoder
 from modeling_dap import DAPForSequenceClassification, DAPModel
 

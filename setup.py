@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
@@ -54,7 +54,7 @@ setup(
         "prepare_data",
         "push_to_hub",
     ],
-    packages=["dap"],
+    packages=find_packages(include=["dap", "dap.*"]),
     install_requires=[
         "torch>=2.8",
         "transformers>=5.20",

@@ -19,27 +19,43 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from dap.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments, given_fields, parse_arguments
-from dap.corpus import count_pairs, find_bitext, load_bitext
-from dap.data import BitextCollator, read_target_vocabulary, target_vocabulary, token_counts, tokenize_bitext
 from dap.encoding import hub_commit, longest_input
-from dap.head_warmup import StopEarlyAfterWarmup
-from dap.mixing import LanguageMixSampler, mix_languages
 from dap.publishing import Options, publish
-from dap.records import write_json
-from dap.resuming import (
+from dap.reports import write_json
+from dap.text import count_pairs, find_bitext, load_bitext
+from dap.training import (
+    CONFIG_DEFAULTS,
     FINISHED,
+    BitextCollator,
+    DAPTrainer,
+    DAPTrainingArguments,
+    DataArguments,
     FindBestAgain,
+    LanguageMixSampler,
+    ModelArguments,
     RecordInCheckpoints,
+    StopEarlyAfterWarmup,
     describe_run,
+    drop_targets,
     find_resumable,
+    freeze_word_embeddings,
+    given_fields,
+    goes_on,
     has_ended,
     keep_record,
+    leave_together,
     load_ended,
+    load_model,
+    load_start_config,
+    load_tokenizer,
+    mix_languages,
+    parse_arguments,
+    read_target_vocabulary,
+    split_validation,
+    target_vocabulary,
+    token_counts,
+    tokenize_bitext,
 )
-from dap.splitting import drop_targets, split_validation
-from dap.starting import goes_on, load_model, load_start_config, load_tokenizer
-from dap.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, leave_together
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)

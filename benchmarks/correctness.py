@@ -17,7 +17,7 @@ from transformers import BertConfig, ModernBertConfig, PreTrainedConfig, Roberta
 from benchmarks.timing import add_machine_arguments, prepare_machine, save
 from benchmarks.train_step import CachedGradients, Gradients
 from benchmarks.workload import OBJECTIVES
-from dap.rendering import text_table
+from dap.reports import text_table
 from encoder_dap import layer_stack
 from modeling_dap import DAPConfig, DAPForPreTraining
 

@@ -23,7 +23,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
 from benchmarks.workload import SIZES
 from dap.encoding import SentenceEncoder
-from dap.rendering import text_table
+from dap.reports import text_table
 
 OURS, LIBRARY = "ours", "sentence-transformers"
 LEAST_COSINE = {"float32": 0.9999, "bf16": 0.99}

@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Workload, add_workload_arguments
-from dap.paper import PAPER_COST
-from dap.rendering import text_table
+from dap.reports import PAPER_COST, text_table
 
 # Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))

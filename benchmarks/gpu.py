@@ -22,8 +22,7 @@ import torch
 
 from benchmarks.timing import CPU, WALL, show
 from benchmarks.train_step import LIBRARY, MATRIX, ratios, shares
-from dap.records import machine, versions
-from dap.rendering import text_table
+from dap.reports import machine, text_table, versions
 
 #: Ratios of training steps that are aimed for on a CPU.
 GOALS = {f"DAP / {LIBRARY}": 0.70, "DAP / TR": 1.22, "TLM / TR": 2.20}

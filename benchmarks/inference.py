@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dap.encoding import SentenceEncoder
-from dap.onnx_export import FLOAT32, INT8, OnnxEncoder, export
-from dap.records import machine, versions, write_json
-from dap.rendering import text_table
-from dap.retrieval import retrieval_accuracy
+from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder, export
+from dap.reports import machine, text_table, versions, write_json
+from dap.search import retrieval_accuracy
 from eval_retrieval import read_languages
 
 

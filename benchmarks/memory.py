@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from benchmarks.timing import add_machine_arguments, medians, prepare_machine, save, show
 from benchmarks.train_step import CachedGradients, Gradients
 from benchmarks.workload import OBJECTIVES, Workload, add_workload_arguments
-from dap.rendering import text_table
+from dap.reports import text_table
 from losses_dap import vocabulary_cross_entropy
 
 OURS, NAIVE = "ours", "naive"

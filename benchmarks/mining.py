@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dap.records import machine, versions, write_json
-from dap.rendering import text_table
-from dap.similarity import mutual_neighbours
+from dap.reports import machine, text_table, versions, write_json
+from dap.search import mutual_neighbours
 
 Search = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 

@@ -23,10 +23,9 @@ from transformers import AutoTokenizer
 from benchmarks.flops import step
 from benchmarks.timing import CPU, WALL, add_machine_arguments, medians, prepare_machine, save, show, synchronise
 from benchmarks.workload import CLS, PAD, SEP, Workload, add_workload_arguments
-from dap.corpus import load_bitext
-from dap.data import BitextCollator, tokenize_bitext
-from dap.mixing import mix_languages
-from dap.rendering import text_table
+from dap.reports import text_table
+from dap.text import load_bitext
+from dap.training import BitextCollator, mix_languages, tokenize_bitext
 
 LANGUAGES = [f"l{number}" for number in range(36)]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from dap.records import machine, versions, write_json
+from dap.reports import machine, versions, write_json
 
 Step = Callable[[], object]
 WALL, CPU = "wall", "cpu"

@@ -23,8 +23,8 @@ from torch.optim import AdamW
 from benchmarks.flops import real_token_flops
 from benchmarks.timing import CPU, WALL, MatrixWork, add_machine_arguments, alternate, prepare_machine, save
 from benchmarks.workload import Workload, add_workload_arguments, share_weights, token_counts
-from dap.grad_cache import CachedBatch
-from dap.rendering import text_table
+from dap.reports import text_table
+from dap.training import CachedBatch
 from encoder_dap import layer_stack
 from modeling_dap import DAPForPreTraining
 

@@ -46,6 +46,8 @@ TATOEBA_36: tuple[str, ...] = tuple(_LANGUAGES)
 TATOEBA_28: tuple[str, ...] = tuple(c for c in TATOEBA_36 if c not in {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"})
 #: The languages of XNLI but English; the appendix's rows reproduce the paper's 14-language averages with them.
 TATOEBA_14: tuple[str, ...] = ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+#: The languages of XNLI, in the order of the paper's table.
+XNLI_LANGUAGES = ("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur")
 
 #: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names; English, the pivot, is included.
 ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGUAGES.items()}

@@ -35,12 +35,10 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from transformers import HfArgumentParser
 
-from dap.alignment import align_tokens
-from dap.corpus import read_sentences
-from dap.embeddings import Encoder, embed_to_disk
-from dap.encoder_arguments import EncoderArguments
+from dap.encoding import Encoder, EncoderArguments, embed_to_disk
 from dap.languages import NAMES, to_iso1
-from dap.mining import DistinctSentences
+from dap.search import DistinctSentences, align_tokens
+from dap.text import read_sentences
 
 PAGE = Path(__file__).with_suffix(".html")
 #: Where the page takes up what it is about.

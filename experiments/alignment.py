@@ -26,11 +26,9 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
-from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
-from dap.encoder_arguments import EncoderArguments
-from dap.encoding import SentenceEncoder
-from dap.records import check_outputs, write_json
-from dap.rendering import text_table
+from dap.encoding import EncoderArguments, SentenceEncoder
+from dap.reports import check_outputs, text_table, write_json
+from dap.search import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, reference
 from experiments.statistics import ALIGNMENT

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dap.paper import PAPER_COST
+from dap.reports import PAPER_COST
 from experiments.markdown import paragraph, table
 
 HEADER = ["", "GFLOPs", "/ TR", "paper", "/ TR", "CPU ms a pair", "/ TR", "paper, ms", "/ TR"]

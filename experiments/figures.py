@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from transformers import HfArgumentParser
 
-from dap.analysis import plot_alignment, plot_token_states
 from dap.encoding import SentenceEncoder
 from dap.languages import NAMES
+from dap.search import plot_alignment, plot_token_states
 from eval_retrieval import read_languages
 from experiments.alignment import states_of_words, token_spans
 from experiments.reference import word_spans

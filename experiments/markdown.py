@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dap.rendering import markdown_table
+from dap.reports import markdown_table
 
 MARK = re.compile(r"<!-- (begin|end) ([\w-]+) -->")
 Cell = str | int

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerBase
 
-from dap.corpus import find_bitext, read_pairs
+from dap.text import find_bitext, read_pairs
 
 
 def sentences(paths: Sequence[str], pairs: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dap.records import is_free
+from dap.reports import is_free
 from experiments.recipes import OWN, Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 

@@ -22,10 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from dap.archives import disk_path
-from dap.corpus import find_bitext, read_pairs
-from dap.formats import BitextFile
-from dap.records import write_json
+from dap.reports import write_json
+from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 from eval_retrieval import Pairs
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
 

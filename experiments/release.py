@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 import train_dap
-from dap.arguments import parse_arguments
-from dap.trainer import DAPTrainingArguments
+from dap.training import DAPTrainingArguments, parse_arguments
 from losses_dap import RankingResult
 from modeling_dap import DAPForPreTraining
 

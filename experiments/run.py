@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dap.records import machine, versions, write_json
-from dap.resuming import FINISHED
-from dap.run_folder import claimed, read_object
+from dap.prepare import claimed, read_object
+from dap.reports import machine, versions, write_json
+from dap.training import FINISHED
 from experiments.recipes import Recipe, Run, command, flags, read_recipe
 from experiments.statistics import DEV
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dap.paper import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
+from dap.reports import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
 from experiments.recipes import Recipe, Run
 
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions

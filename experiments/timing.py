@@ -20,11 +20,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from benchmarks.timing import alternate
-from dap.corpus import load_bitext
-from dap.data import BitextCollator, tokenize_bitext
-from dap.mixing import LanguageMixSampler, mix_languages
-from dap.records import machine, versions, write_json
-from dap.trainer import freeze_word_embeddings
+from dap.reports import machine, versions, write_json
+from dap.text import load_bitext
+from dap.training import BitextCollator, LanguageMixSampler, freeze_word_embeddings, mix_languages, tokenize_bitext
 from experiments.recipes import Run, read_recipe
 from experiments.run import RESULTS, Job, Workspace, parse_places
 from modeling_dap import DAPForPreTraining

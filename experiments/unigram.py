@@ -13,8 +13,8 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from dap.corpus import load_bitext
-from dap.data import token_counts, tokenize_bitext
+from dap.text import load_bitext
+from dap.training import token_counts, tokenize_bitext
 
 
 def entropy(counts: np.ndarray) -> float:

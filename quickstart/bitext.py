@@ -10,7 +10,7 @@ from pathlib import Path
 import polib
 
 from dap.languages import ISO3, TATOEBA_36
-from dap.splitting import normalise
+from dap.training import normalise
 
 Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # by language

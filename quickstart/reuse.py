@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from dap.records import is_free, write_json
-from dap.resuming import FINISHED
+from dap.reports import is_free, write_json
+from dap.training import FINISHED
 
 RECORD = "made_from.json"  # written before training begins
 

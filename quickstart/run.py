@@ -16,11 +16,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
-from dap.analysis import TokenStates, plot_token_states
 from dap.encoding import SentenceEncoder
 from dap.languages import NAMES
-from dap.records import write_json
-from dap.rendering import text_table
+from dap.reports import text_table, write_json
+from dap.search import TokenStates, plot_token_states
 from eval_retrieval import Pairs, evaluate, read_languages
 from quickstart import bitext, encoder, fetch, reuse
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 import eval_retrieval
-from dap.encoding import SentenceEncoder, length_batches
-from dap.precision import reduced
-from dap.results import run as merge_reports
-from dap.retrieval import retrieval_accuracy
+from dap.encoding.encoder import SentenceEncoder, length_batches
+from dap.encoding.precision import reduced
+from dap.reports.merge import run as merge_reports
+from dap.search.retrieval import retrieval_accuracy
 from eval_retrieval import evaluate, main, read_languages, run
 from modeling_dap import DAPForPreTraining
 
@@ -103,7 +103,7 @@ def test_batches_of_one_and_of_512_sentences_give_the_same_accuracies(
         sizes.extend(map(len, made))
         return made
 
-    monkeypatch.setattr("dap.encoding.length_batches", batches_of)
+    monkeypatch.setattr("dap.encoding.encoder.length_batches", batches_of)
     argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
     singles = run([*argv, "--token_budget", "1"])
     assert set(sizes) == {1}

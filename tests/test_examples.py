@@ -24,8 +24,8 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertModel, PreTrainedTokenizerFast
 
-from dap.alignment import align_tokens
-from dap.encoding import SentenceEncoder
+from dap.encoding.encoder import SentenceEncoder
+from dap.search.alignment import align_tokens
 
 PAIRS = synthetic_pairs("de", 12)
 EVIL = "<script>document.title='taken'</script> & <b>kaban</b>"

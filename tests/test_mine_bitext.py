@@ -17,8 +17,8 @@ from conftest import synthetic_pairs
 from forked import take_own_lock
 
 import mine_bitext
-from dap.encoding import SentenceEncoder
-from dap.mining import margin_scores
+from dap.encoding.encoder import SentenceEncoder
+from dap.search.mining import margin_scores
 from mine_bitext import main, run
 
 PAIRS = synthetic_pairs("de", 40)

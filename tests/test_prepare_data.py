@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from dap.corpus import load_bitext
-from dap.data import target_vocabulary, tokenize_bitext
-from dap.formats import BitextFile
-from dap.splitting import normalise
+from dap.text.corpus import load_bitext
+from dap.text.formats import BitextFile
+from dap.training.data import target_vocabulary, tokenize_bitext
+from dap.training.splitting import normalise
 from prepare_data import DataArguments, find_sources, main, run
 
 SHARED = REPOSITORY.parent / "shared"

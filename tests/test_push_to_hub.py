@@ -19,9 +19,9 @@ from tiny_models import tiny_model
 from transformers import PreTrainedTokenizerFast
 
 import push_to_hub
-from dap.encoding import SentenceEncoder
-from dap.records import report, write_json
-from dap.results import merge_seeds
+from dap.encoding.encoder import SentenceEncoder
+from dap.reports.merge import merge_seeds
+from dap.reports.records import report, write_json
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
@@ -66,12 +66,12 @@ from pathlib import Path
 import numpy as np
 import push_to_hub
 import train_dap
-from dap.hub import fetch, upload
-from dap.publishing import Options, publish
+from dap.publishing.hub import fetch, upload
+from dap.publishing.folder import Options, publish
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForPreTraining
-from dap.encoding import SentenceEncoder
+from dap.encoding.encoder import SentenceEncoder
 
 checkpoint, results, sentences = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 flags = ["--with_heads", "--results", results]

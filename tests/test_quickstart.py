@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dap.arguments import parse_arguments
+from dap.training.arguments import parse_arguments
 from quickstart import bitext, encoder, fetch, reuse, run
 
 WIDTH, INNER, LAYERS, HEADS = 32, 64, 1, 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from dap.arguments import parse_arguments
+from dap.training.arguments import parse_arguments
 from modeling_dap import DAPForPreTraining
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -35,12 +35,12 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("program", "modules"),
     [
-        ("eval_retrieval.py", ("dap.encoder_arguments", "eval_retrieval")),
-        ("mine_bitext.py", ("dap.encoder_arguments", "mine_bitext")),
-        ("run_xnli.py", ("dap.xnli_arguments",)),
-        ("prepare_data.py", ("prepare_data", "dap.cleaning")),
+        ("eval_retrieval.py", ("dap.encoding.arguments", "eval_retrieval")),
+        ("mine_bitext.py", ("dap.encoding.arguments", "mine_bitext")),
+        ("run_xnli.py", ("dap.xnli.arguments",)),
+        ("prepare_data.py", ("prepare_data", "dap.prepare.filters")),
         ("push_to_hub.py", ("push_to_hub",)),
-        ("-m dap.onnx_export", ("dap.onnx_export",)),
+        ("-m dap.encoding.onnx", ("dap.encoding.onnx",)),
     ],
 )
 def test_flags_in_readme_are_those_of_the_commands(program: str, modules: tuple[str, ...]) -> None:

@@ -20,10 +20,10 @@ from transformers import (
     T5EncoderModel,
 )
 
-from dap.card_results import eval_results
-from dap.encoding import SentenceEncoder
-from dap.finetuning import XNLITrainer, build_classifier, has_token_types
-from dap.nli import LABELS
+from dap.encoding.encoder import SentenceEncoder
+from dap.publishing.card_results import eval_results
+from dap.xnli.data import LABELS
+from dap.xnli.finetuning import XNLITrainer, build_classifier, has_token_types
 from modeling_dap import DAPForPreTraining
 from run_xnli import main, run
 

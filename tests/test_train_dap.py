@@ -19,8 +19,8 @@ from transformers import (
 )
 
 import modeling_dap
-from dap.arguments import parse_arguments
-from dap.resuming import FINISHED
+from dap.training.arguments import parse_arguments
+from dap.training.resuming import FINISHED
 from train_dap import build_datasets, build_trainer, main, run
 
 

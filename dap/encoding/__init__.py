@@ -1,0 +1,30 @@
+"""Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
+
+from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
+from dap.encoding.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk, model_fingerprint
+from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
+from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, export, require_packages
+from dap.encoding.precision import PRECISIONS, reduced, require_dimension
+
+__all__ = [
+    "Encoder",
+    "EncoderArguments",
+    "FLOAT32",
+    "INT8",
+    "LibraryEncoder",
+    "OnnxEncoder",
+    "PRECISIONS",
+    "SHARD_SIZE",
+    "SentenceEncoder",
+    "disk_full",
+    "embed_to_disk",
+    "export",
+    "hub_commit",
+    "load_encoder",
+    "longest_input",
+    "model_fingerprint",
+    "reduced",
+    "require_dimension",
+    "require_packages",
+    "tokens_of_a_batch",
+]

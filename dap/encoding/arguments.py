@@ -1,0 +1,79 @@
+"""The arguments by which a command names an encoder, and the encoder that they name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from configuration_dap import CHOICES
+from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.encoding.onnx import OnnxEncoder
+from dap.reports import report, training_record
+
+
+@dataclass
+class EncoderArguments:
+    """Which model, and how it makes a sentence vector."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id, or a "
+                  ".onnx file of ours.", "aliases": ["--model"]},
+    )  # fmt: skip
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
+                  "choices": list(CHOICES["pooling"])},
+    )  # fmt: skip
+    prefix: str | None = field(
+        default=None,
+        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
+    )
+    max_seq_length: int | None = field(
+        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
+    )
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
+    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
+
+    def load(self) -> SentenceEncoder | LibraryEncoder:
+        """The encoder.
+
+        Raises:
+            ValueError: it cannot be loaded; names the model and the reason.
+        """
+        options = dict(vars(self))
+        name = options.pop("model_name_or_path")
+        try:
+            return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
+        except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
+            raise ValueError(f"--model_name_or_path {name}: {error}") from error
+
+    def _load_onnx(self) -> OnnxEncoder:
+        if self.pooling or self.bf16:
+            raise ValueError("pooling and number format are fixed in the file: leave pooling and bf16 out")
+        return OnnxEncoder(self.model_name_or_path, prefix=self.prefix, max_seq_length=self.max_seq_length)
+
+    def report(
+        self,
+        encoder: SentenceEncoder | LibraryEncoder,
+        protocol: str,
+        numbers: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """What `dap.reports.report` says of the loaded encoder: its own settings, seed and recipe are put in."""
+        own = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
+        own |= {"bf16": encoder.bf16} | dict(settings)
+        seed, recipe = training_record(self.model_name_or_path)
+        if recipe:
+            own["recipe"] = recipe
+        revision = encoder.revision or self.revision
+        return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)
+
+
+def tokens_of_a_batch(wanted: int | None) -> int:
+    """The `--token_budget` given, else what keeps a GPU busy or a CPU's caches warm."""
+    if wanted is not None:
+        return wanted
+    return 32768 if torch.cuda.is_available() else 4096

@@ -1,0 +1,230 @@
+"""Sentence vectors on disk: encoded once in shards, which survive a kill and belong to one model and one text.
+
+A shard is `shard-000003-1f….npy`: its number, then a hash of the model's fingerprint and the shard's sentences. It has
+that name only when it is whole and on disk, so what carries the name can be used again, and what belongs to another
+model or another text is not found. One run at a time may use a folder; the processes of a run share it.
+
+Legend: `N` sentences, `D` dimensions.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
+
+#: Sentences of a shard: what a kill may lose, and the unit that processes share.
+SHARD_SIZE = 16384
+#: Sentences encoded between two steps of the progress bar.
+PIECE = 1024
+FORMAT = "1"
+#: Entries of a config that say where it came from, not what the model computes.
+ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
+
+Encoder = SentenceEncoder | LibraryEncoder
+
+
+def model_fingerprint(encoder: Encoder) -> str:
+    """SHA-256 of all that shapes a vector: weights, config, tokenizer, pooling, prefix, length and bf16.
+
+    The path does not count: a copy of the model has its fingerprint. Nor does the pooler, which no vector comes from
+    and which a checkpoint may lack, so that it is random at each loading.
+    """
+    model, digest = encoder.model, hashlib.sha256(FORMAT.encode())
+    tokenizer = getattr(encoder, "tokenizer", None) or model.tokenizer
+    settings = (encoder.pooling, encoder.prefix, encoder.max_seq_length, encoder.bf16, str(model))
+    for part in (settings, _config(getattr(model, "config", None)), _tokenizer(tokenizer)):
+        digest.update(json.dumps(part, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if "pooler" not in name.split("."):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _config(config: Any) -> Any:
+    """What the model computes, as plain JSON values, nested configs included."""
+    content = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(content, dict):
+        return content
+    return {key: _config(value) for key, value in content.items() if key not in ORIGIN}
+
+
+def _tokenizer(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    content = json.loads(backend.to_str())
+    return {key: value for key, value in content.items() if key not in ("truncation", "padding")}  # left by each call
+
+
+def embed_to_disk(
+    encoder: Encoder,
+    sentences: Iterable[str],
+    folder: str | Path,
+    shard_size: int = SHARD_SIZE,
+    token_budget: int = 4096,
+    progress: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    where: Callable[[int], str] = "sentence {}".format,
+    fingerprint: str | None = None,
+) -> np.ndarray:
+    """The sentences' vectors, (N, D) float32, read-only and memory mapped; not normalised, as `encode` gives them.
+
+    Finished shards in the folder are used again; a kill loses the shard being written. Only one shard's text is in
+    memory at a time. Shards of another model or text are removed. Several shards are joined in an unnamed file in the
+    same folder, which takes their size once more until the result is let go.
+
+    Process `rank` of `world_size` encodes every `world_size`-th shard and waits for the others; all of them need the
+    same text and the same folder. Only process 0 gets the vectors, the others get none: (0, D).
+
+    Args:
+        sentences: read once, in order; the progress bar knows its end if it has a length.
+        token_budget: most tokens a batch; the vectors do not depend on it.
+        where: what an error calls the sentence of a number, counted from 0.
+        fingerprint: the encoder's `model_fingerprint`, for those who have it already.
+
+    Raises:
+        ValueError: the model gives NaN or infinity for a sentence, which is named.
+        OSError: the disk is full; no incomplete shard is left.
+    """
+    folder, fingerprint, shards = Path(folder), fingerprint or model_fingerprint(encoder), []
+    folder.mkdir(parents=True, exist_ok=True)
+    total = len(sentences) if isinstance(sentences, Sized) else None
+    with tqdm(total=total, desc=f"encoding {folder.name}", unit=" sentences", disable=not progress) as bar:
+        for number, text in enumerate(_blocks(sentences, shard_size)):
+            shard = folder / f"shard-{number:06d}-{_key(fingerprint, text)}.npy"
+            shards.append(shard)
+            if number % world_size != rank or _is_whole(shard, len(text)):
+                bar.update(len(text))
+                continue
+            _remove(folder, number)
+            vectors = _encode(encoder, text, token_budget, bar)  # (n, D)
+            _check_finite(vectors, text, lambda row, start=number * shard_size: where(start + row))
+            write_vectors(vectors, shard)
+    _wait_for_everyone()
+    if rank == 0:
+        _remove_others(folder, shards)
+    return _join(shards, folder) if shards and rank == 0 else encoder.encode([""])[:0]
+
+
+def _wait_for_everyone() -> None:
+    if torch.distributed.is_initialized():
+        is_nccl = torch.distributed.get_backend() == "nccl"
+        torch.distributed.barrier(device_ids=[torch.cuda.current_device()] if is_nccl else None)
+
+
+def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
+    if size < 1:
+        raise ValueError(f"shard_size={size}: at least 1 sentence")
+    stream = iter(sentences)
+    while block := list(islice(stream, size)):
+        yield block
+
+
+def _key(fingerprint: str, text: Sequence[str]) -> str:
+    digest = hashlib.sha256(fingerprint.encode())
+    for sentence in text:
+        data = sentence.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()[:16]
+
+
+def _is_whole(shard: Path, rows: int) -> bool:
+    """Whether the shard exists and has its rows: a disk may have lost what it had promised to keep."""
+    try:
+        return len(np.load(shard, mmap_mode="r")) == rows
+    except (OSError, ValueError, EOFError):
+        return False
+
+
+def _encode(encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm) -> np.ndarray:
+    """One shard's vectors (n, D), encoded in pieces of like length: the bar moves, and little is padded."""
+    order, pieces = sorted(range(len(text)), key=lambda i: -len(text[i])), []
+    for start in range(0, len(order), PIECE):
+        rows = order[start : start + PIECE]
+        pieces.append(encoder.encode([text[i] for i in rows], token_budget))  # (PIECE, D)
+        bar.update(len(rows))
+    return np.concatenate(pieces)[np.argsort(order)].astype(np.float32, copy=False)
+
+
+def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str]) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+    if len(bad):
+        raise ValueError(
+            f"{where(int(bad[0]))}: NaN or infinity in the vector of {text[bad[0]][:60]!r} (one of {len(bad)} such "
+            f"vectors in its shard): check the model's weights, or leave bf16 out"
+        )
+
+
+def write_vectors(vectors: np.ndarray, path: Path) -> None:
+    """Writes a .npy file that appears under its name only when it is whole and on disk.
+
+    Raises:
+        OSError: among others, the disk is full: the message names the path, the bytes needed and the remedy.
+    """
+    with disk_full(path, vectors.nbytes):
+        handle, temporary = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
+                file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def disk_full(path: Path, needed: int | None = None, remedy: str = ANOTHER_FOLDER) -> Iterator[None]:
+    """Turns "no space left" into a message that says where, how many bytes are needed if known, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        amount = "" if needed is None else f"{needed:,} bytes to write, "
+        raise OSError(f"{path}: the disk is full ({amount}{free:,} free); {remedy}") from error
+
+
+def _remove(folder: Path, number: int) -> None:
+    """The leftovers of a shard: another model's or text's, and what a kill has left unfinished."""
+    for path in folder.glob(f"shard-{number:06d}-*"):
+        path.unlink(missing_ok=True)
+
+
+def _remove_others(folder: Path, shards: list[Path]) -> None:
+    for path in set(folder.glob("shard-[0-9]*-*")) - set(shards):
+        path.unlink(missing_ok=True)
+
+
+def _join(shards: list[Path], folder: Path) -> np.ndarray:
+    """The vectors of all shards as one memory map (N, D): of the only shard, or of an unnamed copy of several."""
+    parts = [np.load(shard, mmap_mode="r") for shard in shards]
+    if len(parts) == 1:
+        return parts[0]
+    rows, needed = sum(map(len, parts)), sum(part.nbytes for part in parts)
+    with disk_full(folder / "joined shards", needed), tempfile.TemporaryFile(dir=folder) as file:
+        for part in parts:
+            file.write(np.ascontiguousarray(part).data)
+        file.flush()
+        return np.memmap(file, np.float32, "r", shape=(rows, parts[0].shape[1]))

@@ -1,0 +1,91 @@
+"""Read the sentences of evaluation sets in whatever form they come, for the leak check (no models)."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dap.prepare.filters import repair_texts
+from dap.text import BitextFile, disk_path, find_bitext, read_pairs, read_sentences
+
+_PACKED = (".gz", ".xz")
+#: What is no text by lines; taken for it, its sentences would never be found.
+_NO_LINES = (".csv", ".json", ".parquet", ".po", ".tmx", ".xml", ".zip")
+
+
+def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
+    """Sentences of evaluation sets, repaired as training text is (`cleaning.repair`), in no particular order.
+
+    Args:
+        paths: parallel text as `find_bitext` takes it; other files, and other files of a folder: of JSONL every
+            string in the records, else plain text, one sentence a line, or several between tabs (such as XNLI's
+            premise and hypothesis). Moses sides are read alone, as evaluation sets (BUCC's) may have sides of
+            different length.
+
+    Raises:
+        ValueError, FileNotFoundError: as `find_bitext`, `read_pairs` and `read_sentences`; a file that is neither
+            parallel text nor lines; broken JSON.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        tables, texts = _evaluation_files(Path(path))
+        for table in tables:
+            found.update((side, None) for pair in read_pairs(table) for side in pair.values())
+        for text in texts:
+            found.update((sentence, None) for sentence in _sentences(text))
+    repaired = repair_texts(pl.Series(list(found), dtype=pl.String)).to_list()
+    return [text for text in dict.fromkeys(repaired) if text]
+
+
+def _evaluation_files(path: Path) -> tuple[list[BitextFile], list[str]]:
+    """Tables of pairs, and plain text."""
+    try:
+        files = [file for files in find_bitext(path).values() for file in files]
+    except ValueError:  # no name in it tells a language
+        files = []
+    tables = [file for file in files if file.format != "moses"]
+    sides = {side for file in files if file.format == "moses" for side in file.paths}
+    read = sides.union(*(table.paths for table in tables))
+    known = read | {str(disk_path(name)) for name in read}
+    if path.is_dir():
+        plain = {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
+    else:
+        plain = set() if files else {str(path)}
+    return tables, sorted(sides | plain)
+
+
+def _sentences(path: str) -> Iterator[str]:
+    """The sentences of JSONL or plain text, blank ones included."""
+    kind = _kind(Path(path))
+    if kind in _NO_LINES:
+        raise ValueError(
+            f"{path}: {kind} is not read for evaluation sentences; give lines of text, JSONL, or parallel text under "
+            "a name that tells its language (de-en.parquet)"
+        )
+    for number, line in enumerate(read_sentences(path), 1):
+        if kind != ".jsonl":
+            yield from line.split("\t")
+        elif line.strip():
+            yield from _strings(_record(line, f"{path}, line {number}"))
+
+
+def _kind(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix in _PACKED else path).suffix.lower()
+
+
+def _record(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: no JSON ({error}); repair the line") from error
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a record, names of its fields left out."""
+    if isinstance(value, str):
+        yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)

@@ -1,0 +1,289 @@
+"""Filters that repair or drop pairs of parallel text, a block at a time (polars; no models).
+
+A pair that fails is counted under the first reason that applies, in the order of `REASONS`. The filters and their
+defaults are those of the paper's release; the script and the language are checked beyond it.
+
+*Tokens* are those of a subword tokenizer where one is given, as in the paper's release. Else they are words: what
+stands between spaces, and in the scripts of `CHARACTERS_PER_WORD`, which put no spaces, so many characters (1.5 Han,
+3 kana or 5 Thai ones make a word; a pair's other side would seem too short otherwise).
+
+Shapes: N pairs of the block.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from unicodedata import is_normalized
+
+try:
+    import polars as pl
+except ImportError as error:
+    raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
+
+from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, to_iso1
+from dap.prepare.tokens import Tokens
+
+#: Why a pair is dropped, in the order in which the reasons are tried.
+REASONS = ("empty", "url", "short", "length_ratio", "long", "identical", "shared", "script", "language")
+#: What is repaired in a pair that may stay.
+REPAIRS = ("control_characters", "nfc")
+SIDES = ("source", "target")
+
+_CONTROL = r"[\p{Cc}\x{FEFF}\x{2028}\x{2029}]"  # zero-width joiners and marks of direction are text
+_BLANK = r"[\s\p{Cc}\x{FEFF}]+"
+_UNTIDY = r"[[\s\p{Cc}\x{FEFF}]--\x20]|^ |  | $"
+_NO_SPACES = "".join(rf"\p{{{script}}}" for script in CHARACTERS_PER_WORD)
+_WIDE_PUNCTUATION = r"\x{3000}-\x{303F}\x{FF00}-\x{FF0F}\x{FF1A}-\x{FF20}"
+_RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
+
+#: Texts -> a language code each; what `--language_identifier module:function` names.
+Identifier = Callable[[list[str]], Sequence[str]]
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class CleaningOptions:
+    """Thresholds of the filters; the defaults are the paper's release, but `min_script`, which it does not have."""
+
+    url_pattern: str = _option("@|http", "Drop pairs in which this regular expression is found.")
+    min_tokens: int = _option(4, "Drop pairs with fewer tokens on a side.")
+    max_ratio: float = _option(2.0, "Drop pairs with more tokens on one side for each of the other ...")
+    ratio_beyond: int = _option(32, "... where the longer side has more tokens than this.")
+    max_tokens: int = _option(64, "Drop pairs with more tokens on both sides.")
+    max_shared: float = _option(
+        0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep."
+    )
+    min_script: float = _option(0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep.")
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.url_pattern)
+            pl.Series([""]).str.contains(self.url_pattern)
+        except (re.error, pl.exceptions.PolarsError) as error:
+            raise ValueError(f"url_pattern={self.url_pattern!r} is no regular expression: {error}") from error
+        if not 0.0 <= self.min_script <= 1.0:
+            raise ValueError(f"min_script is a share of letters, 0 (no check) to 1, not {self.min_script}")
+        for name, least in (("max_ratio", 1.0), ("max_shared", 1e-9), ("min_tokens", 0), ("max_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least:g}")
+
+
+class Cleaner:
+    """Repairs and judges the pairs of one language.
+
+    Args:
+        language, target: codes; a code without known script is not checked for it.
+        tokens: the subword tokens to count; None counts words.
+        identify: tells the languages of texts; asked for the pairs alone that pass everything else.
+    """
+
+    def __init__(
+        self,
+        language: str,
+        options: CleaningOptions | None = None,
+        target: str = "en",
+        tokens: Tokens | None = None,
+        identify: Identifier | None = None,
+    ) -> None:
+        self.options = options or CleaningOptions()
+        self.languages = {"source": language, "target": target}
+        self.tokens, self.identify = tokens, identify
+
+    def __call__(self, pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+        """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
+
+        Raises:
+            ValueError: the language identifier does not give one code a text.
+        """
+        pairs, counts = repair(pairs)
+        judged = pairs.with_columns(self._reason(pairs))
+        dropped = dict(judged["reason"].drop_nulls().value_counts().iter_rows())
+        kept = judged.filter(pl.col("reason").is_null()).drop("reason")
+        if self.identify:
+            passed = self._identified(kept)
+            dropped["language"] = len(kept) - int(passed.sum())
+            kept = kept.filter(passed)
+        return kept, counts | {reason: dropped.get(reason, 0) for reason in REASONS}
+
+    def _reason(self, pairs: pl.DataFrame) -> pl.Series:
+        """The first reason to drop each pair, null for none: (N,) str."""
+        options, source, target = self.options, pl.col("source"), pl.col("target")
+        columns = [column for side in SIDES for column in self._measure(pairs[side], side)]
+        counts = [pl.col(f"{side}_count") for side in SIDES]
+        shortest, longest = pl.min_horizontal(counts), pl.max_horizontal(counts)
+        failures = {
+            "empty": (source == "") | (target == ""),
+            "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
+            "short": shortest < options.min_tokens,
+            "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
+            "long": shortest > options.max_tokens,
+            "identical": source == target,
+            "shared": self._shared(),
+            "script": pl.col("source_foreign") | pl.col("target_foreign"),
+        }
+        reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
+        return pairs.with_columns(columns).select(reasons.cast(pl.String).alias("reason")).to_series()
+
+    def _shared(self) -> pl.Expr:
+        """Whether the sides have too many tokens in common."""
+        source, target = (pl.col(f"{side}_tokens") for side in SIDES)
+        common = source.list.set_intersection(target).list.len()
+        fewest = pl.min_horizontal(source.list.n_unique(), target.list.n_unique())
+        return (common > 0) & (common >= self.options.max_shared * fewest)
+
+    def _measure(self, texts: pl.Series, side: str) -> list[pl.Series]:
+        """Tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
+        scripts = SCRIPTS.get(self.languages[side], ())
+        if self.tokens is None:
+            tokens, count = words(texts, scripts)
+        else:
+            tokens = self.tokens(texts)
+            count = tokens.list.len()
+        foreign = wrong_script(texts, scripts, self.options.min_script)
+        columns = {"tokens": tokens, "count": count, "foreign": foreign}
+        return [column.alias(f"{side}_{name}") for name, column in columns.items()]
+
+    def _identified(self, pairs: pl.DataFrame) -> pl.Series:
+        """Whether both sides are in their language, by the plug-in: (N,) bool."""
+        passed = pl.Series([True] * len(pairs), dtype=pl.Boolean)
+        for side in SIDES:
+            codes = identified(self.identify, pairs[side].to_list()) if len(pairs) else []
+            language = base_code(self.languages[side])
+            passed &= pl.Series([base_code(code) == language for code in codes], dtype=pl.Boolean)
+        return passed
+
+
+def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Pairs in Unicode NFC, with each run of white space and control characters as one space, and none at the ends.
+
+    Returns the pairs and how many of them held control characters (tabs within a side included) or were not NFC.
+    """
+    control = pairs.select(pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL)).sum()).item()
+    composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
+    changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])
+    tidy = composed.with_columns(_tidy(composed[side]) for side in SIDES)
+    return tidy, {"control_characters": control, "nfc": int(changed.sum())}
+
+
+def repair_texts(texts: pl.Series) -> pl.Series:
+    """Texts of no pair, such as evaluation sentences, as `repair` leaves those of a side: (N,) str."""
+    return _tidy(_compose(texts))
+
+
+def _compose(texts: pl.Series) -> pl.Series:
+    return _where(texts, _composing(), _to_nfc)
+
+
+def _tidy(texts: pl.Series) -> pl.Series:
+    return _where(texts, _UNTIDY, _to_tidy)
+
+
+def _where(texts: pl.Series, pattern: str, change: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """Texts, those changed in which the pattern is found: most texts need no repair, and finding that out is cheap."""
+    found = texts.str.contains(pattern)
+    return texts.scatter(found.arg_true(), change(texts.filter(found))) if found.any() else texts
+
+
+def _to_nfc(texts: pl.Series) -> pl.Series:
+    return texts.str.normalize("NFC")
+
+
+def _to_tidy(texts: pl.Series) -> pl.Series:
+    return texts.str.replace_all(_BLANK, " ").str.strip_chars(" ")
+
+
+@cache
+def _composing() -> str:
+    """A pattern that every text has which is not in NFC: what composes with the letter before it, or decomposes."""
+    unstable = [rf"\x{{{code:X}}}" for code in range(sys.maxunicode + 1) if not is_normalized("NFC", chr(code))]
+    return rf"[\p{{M}}\x{{1160}}-\x{{11FF}}{''.join(unstable)}]"
+
+
+def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:
+    """Words of repaired texts of a language with these scripts, and their number (see the module's docstring).
+
+    In a script without spaces the tokens are its characters and the runs of others.
+
+    >>> texts = pl.Series(["他们在 Windows 10 上工作。"])
+    >>> [column.to_list() for column in words(texts, ["Han"])]
+    [[['他', '们', '在', 'Windows', '10', '上', '工', '作']], [6]]
+    """
+    if not CHARACTERS_PER_WORD.keys() & set(scripts):
+        return texts.str.split(" "), texts.str.count_matches(" ", literal=True) + (texts != "").cast(pl.UInt32)
+    count = texts.str.count_matches(_RUN).cast(pl.Float64)
+    for script, characters in CHARACTERS_PER_WORD.items():
+        count = count + texts.str.count_matches(rf"\p{{{script}}}") / characters
+    return texts.str.extract_all(rf"[{_NO_SPACES}]|{_RUN}"), count.ceil().cast(pl.UInt32)
+
+
+def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.Series:
+    """Whether less than `least` of the letters is in the scripts, or there is no letter: (N,) bool.
+
+    Texts without a foreign letter, which are most, are not counted through.
+    """
+    if not scripts or not least:
+        return pl.Series([False] * len(texts), dtype=pl.Boolean)
+    own = "".join(rf"\p{{{script}}}" for script in scripts)
+    doubtful = texts.str.contains(rf"[\p{{L}}--[{own}]]") | ~texts.str.contains(rf"[\p{{L}}&&[{own}]]")
+    some = texts.filter(doubtful)
+    letters = some.str.replace_all(r"\P{L}+", "")
+    native = letters.str.replace_all(f"[^{own}]+", "").str.len_chars()
+    total = letters.str.len_chars()
+    wrong = (total == 0) | (native < least * total)
+    return doubtful.scatter(doubtful.arg_true(), wrong)
+
+
+def load_identifier(name: str) -> Identifier:
+    """The function that `module:function` names.
+
+    Raises:
+        ValueError: no such module or function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "
+            "code for each of a list of texts"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"language_identifier {name!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def identified(identify: Identifier, texts: list[str]) -> list[str]:
+    """The codes that a language identifier gives N texts: N str.
+
+    Raises:
+        ValueError: it fails, or does not give one code, a str, a text.
+    """
+    name = f"language identifier {getattr(identify, '__module__', '?')}:{getattr(identify, '__qualname__', identify)}"
+    try:
+        codes = list(identify(texts))
+    except Exception as error:  # whatever a plug-in raises
+        raise ValueError(f"the {name} failed: {error!r}") from error
+    if len(codes) != len(texts):
+        raise ValueError(f"the {name} gave {len(codes)} codes for {len(texts)} texts; give one each")
+    if odd := [code for code in codes if not isinstance(code, str)]:
+        raise ValueError(f"the {name} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
+    return codes
+
+
+def base_code(code: str) -> str:
+    """ISO 639-1 for English and the 36 languages, else the code as it stands without region and script.
+
+    >>> base_code("deu_Latn"), base_code("srp_Cyrl"), base_code("eng")
+    ('de', 'srp', 'en')
+    """
+    try:
+        return to_iso1(code)
+    except ValueError:
+        return re.split("[-_]", code)[0].lower()

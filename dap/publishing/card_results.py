@@ -1,0 +1,143 @@
+"""Reports of evaluations on a model card: entries of its `model-index`, and tables."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult
+
+from dap.languages import NAMES
+from dap.reports import HEAD, is_number, is_spread, markdown_table
+
+#: Key of a number in a report -> its metric on the Hub, and how the card names it.
+METRICS = {
+    "xx-en": ("accuracy", "accuracy xx→en"),
+    "en-xx": ("accuracy", "accuracy en→xx"),
+    "accuracy": ("accuracy", "accuracy"),
+    "precision": ("precision", "precision"),
+    "recall": ("recall", "recall"),
+    "f1": ("f1", "F1"),
+}
+#: The metric that tells what was measured -> task of the Hub, and its name.
+TASKS = {
+    "xx-en": ("sentence-similarity", "bitext retrieval"),
+    "f1": ("sentence-similarity", "bitext mining"),
+    "accuracy": ("text-classification", "natural language inference"),
+}
+HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
+
+Place = tuple[str, ...]
+
+
+def numbers_of(report: Mapping[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The numbers of a report by their place in it: ("languages", "de") and {"xx-en": 97.8, "pairs": 1000}.
+
+    A number of several seeds is {"mean": ..., "sd": ...}.
+    """
+    apart = (*HEAD, "models", "seeds", "n", "seconds_by_part")
+    body = {key: value for key, value in report.items() if key not in apart}
+    yield from sorted(_numbers(body, ()), key=lambda found: found[0][:1] == ("languages",))  # averages first
+
+
+def _numbers(node: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
+    if numbers := {name: value for name, value in node.items() if _is_numeric(value)}:
+        yield place, numbers
+    for name, value in node.items():
+        if isinstance(value, Mapping) and not _is_numeric(value):
+            yield from _numbers(value, (*place, name))
+
+
+def _is_numeric(value: Any) -> bool:
+    return is_number(value) or is_spread(value)
+
+
+def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
+    """A report as entries of a `model-index`, percent as in the report; numbers that are no metrics are left out."""
+    settings = report.get("settings", {})
+    cut = [
+        f"{key} {settings[key]}" for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")
+    ]
+    results = []
+    for place, numbers in numbers_of(report):
+        task = next((task for key, task in TASKS.items() if key in numbers), None)
+        for key, value in numbers.items():
+            if task is None or key not in METRICS:
+                continue
+            kind, name = METRICS[key]
+            result = EvalResult(
+                task_type=task[0],
+                task_name=task[1],
+                dataset_type=dataset_name(report),
+                dataset_name=dataset_name(report),
+                dataset_config=place[-1] if place else None,
+                dataset_split="validation" if place[:1] == ("dev",) else None,
+                metric_type=kind,
+                metric_name=f"{name} ({', '.join(cut)})" if cut else name,  # not of the whole vectors
+                metric_value=value["mean"] if isinstance(value, Mapping) else value,
+            )
+            results.append(result)
+    return results
+
+
+def dataset_name(report: Mapping[str, Any]) -> str:
+    """What a report was measured on: the last part of each path or Hub id, which look alike; never a whole path.
+
+    >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
+    'tatoeba'
+    """
+    settings = report.get("settings", {})
+    data = settings.get("data") or settings.get("bucc") or report["protocol"]
+    paths = [data] if isinstance(data, str) else list(data)
+    return ", ".join(path if path in HUB_DATASETS else Path(path).name for path in paths)
+
+
+def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ValueError` where two reports give one metric of one data set: a card can say only one of them."""
+    seen: set[tuple[str | None, ...]] = set()
+    for report in reports:
+        found = {(r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name) for r in eval_results(report)}
+        if twice := found & seen:
+            name = ", ".join(part for part in min(twice, key=str) if part)
+            raise ValueError(f"two reports give {name}: give one of them, or merge those of several seeds.")
+        seen |= found
+
+
+def results_text(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Every number of the reports, with the protocol that it belongs to; in percent where the report is."""
+    return "\n\n".join(_report_text(report) for report in reports)
+
+
+def _report_text(report: Mapping[str, Any]) -> str:
+    rows = list(numbers_of(report))
+    found = dict.fromkeys(name for _, numbers in rows for name in numbers)
+    columns = [name for name in METRICS if name in found] + [name for name in found if name not in METRICS]
+    header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
+    cells = [[_place(place), *(_cell(numbers.get(name)) for name in columns)] for place, numbers in rows]
+    settings = {**report.get("settings", {}), "seed": report.get("seed"), "seeds": report.get("seeds")}
+    said = [f"{name} {value!r}" for name, value in settings.items() if _is_plain(name, value)]
+    time = str(report.get("time", ""))[:10]
+    lines = [f"### {dataset_name(report)}", f"{report['protocol'].strip().rstrip('.')}. {'; '.join(said)}.".strip()]
+    if time:
+        lines[1] += f" Measured on {time}."
+    return "\n\n".join([*lines, markdown_table(header, cells)])
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Whether a setting is shown: neither what is empty or a list, nor a path, nor the card's heading."""
+    return name not in ("data", "bucc", "recipe") and isinstance(value, (str, int, float)) and "/" not in str(value)
+
+
+def _place(place: Place) -> str:
+    if not place:
+        return "all"
+    if place[0] == "languages":
+        return NAMES.get(place[-1], place[-1])
+    return " ".join(place[1:] if place[0] in ("averages", "pairs") else place)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return f"{value['mean']:.2f}" + ("" if value["sd"] is None else f" ± {value['sd']:.2f}")
+    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"

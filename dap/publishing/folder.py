@@ -1,0 +1,308 @@
+"""A checkpoint as the folder that is published.
+
+At the root lies what every library loads without code of ours: the plain backbone, its tokenizer and the files of
+sentence-transformers under their legacy names. `pretraining/` holds the whole DAP checkpoint, if it is wanted.
+Shapes: `N` sentences, `D` hidden size.
+"""
+
+import inspect
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+import configuration_dap
+from configuration_dap import DAPConfig
+from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
+from dap.publishing.card_results import dataset_name, require_different
+from dap.publishing.carried_code import copy_code
+from dap.publishing.hub import one_line, upload
+from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
+from dap.reports import write_json
+from modeling_dap import DAPForPreTraining, DAPModel
+
+LAYOUTS = ("plain", "dap")
+#: The probe covers scripts, a single letter, and more tokens than any maximum length that is usual.
+PROBE = ("Guten Morgen!", "Доброе утро, мир.", "我喜欢喝茶。", "a", "one two three four five six seven " * 100)
+#: What loading and encoding leave in a tokenizer_config.json: paths, and the lengths of training.
+LEFT_BY_USE = ("is_local", "local_files_only", "name_or_path", "max_length", "stride", "truncation_strategy")
+TOLERANCE = 1e-5  # of the largest value of a vector
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a checkpoint is published; None takes what the checkpoint says.
+
+    Args:
+        layout: "plain", or "dap" for the whole DAP checkpoint at the root.
+        with_heads: put the whole DAP checkpoint into `pretraining/` as well.
+        pooling, prefix, max_seq_length: as in `SentenceEncoder`.
+        normalize: have sentence-transformers give vectors of length 1.
+        trust_remote_code: run the code that a plain encoder carries.
+    """
+
+    layout: str = "plain"
+    with_heads: bool = False
+    pooling: str | None = None
+    prefix: str | None = None
+    max_seq_length: int | None = None
+    normalize: bool = False
+    trust_remote_code: bool = False
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raise `ValueError` unless the folder has weights as safetensors: pickles can run code, and are not read."""
+    modules = _read(folder / "modules.json") or [{"path": ""}]
+    place = folder / modules[0]["path"]  # sentence-transformers may keep the encoder in a subfolder
+    if any(place.glob("model*.safetensors")):
+        return
+    pickles = sorted(path.name for path in place.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if not pickles:
+        raise ValueError(f"{place} holds no weights as safetensors (model*.safetensors); others are not read.")
+    raise ValueError(
+        f"{place} has its weights only as {pickles[0]}, a pickle, which is not read. Where you trust it, convert it: "
+        f"python -c \"from transformers import AutoModel, AutoTokenizer; a, b = '{place}', '{place}-safe'; "
+        'AutoModel.from_pretrained(a).save_pretrained(b); AutoTokenizer.from_pretrained(a).save_pretrained(b)"'
+    )
+
+
+def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Published:
+    """Write the published layout of a checkpoint into an empty folder, and compare both on a few sentences.
+
+    Raises:
+        ValueError: no safetensors, an unknown layout, heads that are not there, a folder that is not empty, a
+            checkpoint that does not give sentence vectors, or vectors that differ after all.
+    """
+    options = options or Options()
+    if options.layout not in LAYOUTS:
+        raise ValueError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not empty: give another folder, or remove it.")
+    require_safetensors(checkpoint)
+    encoder = _load(checkpoint, options)
+    published = _describe(encoder, checkpoint, options)
+    with _whole_or_nothing(folder):
+        if published.layout == "dap":
+            write_pretraining(checkpoint, encoder.tokenizer, folder)
+        else:
+            write_backbone(encoder.model, encoder.tokenizer, folder)
+            if published.heads:
+                write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
+                copy_code(folder)  # where Transformers looks for it, whatever the subfolder
+        write_sentence_transformers_files(published, folder)
+        _require_same_vectors(encoder, folder)
+    return published
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Make a folder, and remove it again when what fills it fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def write(checkpoint: Path, folder: Path, repo_id: str, options: Options, sources: Sources) -> Published:
+    """`build`, and the model card as README.md."""
+    require_different(sources.reports)
+    published = build(checkpoint, folder, options)
+    with _whole_or_nothing(folder):
+        for report in sources.reports:
+            _require_same_making(report, published)
+        model_card(repo_id, published, sources).save(folder / "README.md")
+    return published
+
+
+def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -> str:
+    """Write a checkpoint's layout and card into a temporary folder and `upload` it (`to`); gives the commit's id."""
+    with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder:
+        write(Path(checkpoint), Path(folder), repo_id, options, read_sources(Path(checkpoint)))
+        return upload(Path(folder), repo_id, **to)
+
+
+def _require_same_making(report: dict[str, Any], published: Published) -> None:
+    """Raise `ValueError` where numbers belong to vectors that are made in another way than the published ones."""
+    settings = report.get("settings", {})
+    names = ["pooling", "prefix"] + ["max_seq_length"] * ("prefix" in settings)  # else that of a fine-tuned pair
+    for name in names:
+        ours = getattr(published, name)
+        if name in settings and settings[name] != ours:
+            raise ValueError(
+                f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, the model is "
+                f"published with {ours!r}: evaluate it so, or give --{name}."
+            )
+
+
+def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
+    config = _read(checkpoint / "config.json")
+    _require_publishable(checkpoint, config, options)
+    try:
+        encoder = load_encoder(
+            str(checkpoint), options.pooling, options.prefix, options.max_seq_length, options.trust_remote_code
+        )
+    except (OSError, ValueError) as error:  # what other libraries raise seldom names the checkpoint
+        raise ValueError(f"{checkpoint} cannot be loaded: {one_line(error)}") from error
+    if isinstance(encoder, LibraryEncoder):
+        raise ValueError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
+    encoder.model.to("cpu")
+    own = getattr(encoder.model.config, "pooling", None)
+    if options.layout == "dap" and encoder.pooling != own:
+        raise ValueError(f"pooling={encoder.pooling!r}, but {checkpoint} was trained with {own!r}: leave it out.")
+    return encoder
+
+
+def _require_publishable(checkpoint: Path, config: dict[str, Any], options: Options) -> None:
+    if "DAPForSequenceClassification" in config.get("architectures", []):
+        raise ValueError(
+            f"{checkpoint} is a classifier: publish the checkpoint that it was fine-tuned from, or push this one with "
+            "its own push_to_hub method."
+        )
+    if config.get("model_type") == DAPConfig.model_type:
+        return
+    if options.with_heads or options.layout == "dap":
+        raise ValueError(
+            f"{checkpoint} is a plain {config.get('model_type')!r} encoder without DAP heads: leave --with_heads and "
+            "--layout dap out."
+        )
+    if options.pooling is None and not (checkpoint / "modules.json").exists():
+        raise ValueError(f"{checkpoint} does not say how it pools: give --pooling cls or --pooling mean.")
+
+
+def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
+    config = encoder.model.config
+    is_dap = config.model_type == DAPConfig.model_type
+    modules = _read(checkpoint / "modules.json") or []
+    library = _read(checkpoint / "config_sentence_transformers.json")
+    backbone = _backbone(encoder.model)
+    return Published(
+        layout=options.layout,
+        heads=options.with_heads or options.layout == "dap",
+        model_type=backbone.config.model_type,
+        layers=backbone.config.num_hidden_layers,
+        hidden_size=encoder.hidden_size,
+        pooling=encoder.pooling,
+        prefix=encoder.prefix,
+        max_seq_length=encoder.max_seq_length,
+        normalize=options.normalize or any(module["type"].endswith(".Normalize") for module in modules),
+        similarity=config.tr_similarity if is_dap else library.get("similarity_fn_name") or "cosine",
+        has_pooler_option="add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters,
+        prompts=library.get("prompts") or {},
+    )
+
+
+def _backbone(model: PreTrainedModel) -> PreTrainedModel:
+    return model.encoder if isinstance(model, DAPModel) else model
+
+
+def write_backbone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save the plain encoder without pooler, whose weights no objective of ours trains, and its tokenizer."""
+    backbone = _backbone(model)
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None
+    if not type(backbone).__module__.startswith("transformers."):
+        raise ValueError(f"{type(backbone).__name__} needs code of its own to be loaded: no plain layout is possible.")
+    backbone.save_pretrained(folder)
+    _scrub(folder / "config.json")
+    save_tokenizer(tokenizer, longest_input(backbone), folder)
+
+
+def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save the DAP checkpoint with its heads, its tokenizer, the whole `auto_map` and the code that it names.
+
+    Raises:
+        ValueError: heads are missing.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, info = DAPForPreTraining.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
+    finally:
+        logging.set_verbosity(verbosity)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
+    model.config.auto_map = dict(configuration_dap.AUTO_MAP)
+    model.save_pretrained(folder)
+    copy_code(folder)
+    _scrub(folder / "config.json")
+    save_tokenizer(tokenizer, longest_input(model), folder)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, limit: int | None, folder: Path) -> None:
+    """Save a tokenizer so that Transformers 4 and 5 load it, without what encoding left in it.
+
+    Args:
+        limit: positions that the model has, where it counts them; a tokenizer's larger maximum is lowered.
+    """
+    if limit is not None and tokenizer.model_max_length > limit:
+        tokenizer.model_max_length = limit
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = {key: value for key, value in _read(path).items() if key not in LEFT_BY_USE}
+    if isinstance(config.get("extra_special_tokens"), list):  # of which Transformers 4 expects a mapping
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    if config.get("tokenizer_class") == "TokenizersBackend":  # a name that only Transformers 5 knows
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    write_json(config, path)
+
+
+def _scrub(path: Path) -> None:
+    """Take the path of the local folder that training began with out of a config.json."""
+    config = _read(path)
+    for part in (config, config.get("encoder_config", {})):
+        part.pop("_name_or_path", None)
+    write_json(config, path)
+
+
+def write_sentence_transformers_files(published: Published, folder: Path) -> None:
+    """Write what `SentenceTransformer(folder)` reads, under the legacy names that servers know.
+
+    Without modules.json that library would average token states, whatever the pooling was in training.
+    """
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * published.normalize
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    transformer: dict[str, Any] = {"max_seq_length": published.max_seq_length, "do_lower_case": False}
+    if published.layout == "plain" and published.has_pooler_option:
+        transformer["model_args"] = {"add_pooling_layer": False}
+    write_json(transformer, folder / "sentence_bert_config.json")
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling = {f"pooling_mode_{mode}": mode.split("_")[0] == published.pooling for mode in modes}
+    pooling |= {"pooling_mode_mean_sqrt_len_tokens": False, "include_prompt": True}
+    write_json({"word_embedding_dimension": published.hidden_size} | pooling, folder / "1_Pooling/config.json")
+    default = next((name for name, text in published.prompts.items() if text == published.prefix), "text")
+    prompts = published.prompts | ({default: published.prefix} if published.prefix else {})
+    library = {"prompts": prompts, "default_prompt_name": default if published.prefix else None}
+    write_json(library | {"similarity_fn_name": published.similarity}, folder / "config_sentence_transformers.json")
+    if published.normalize:
+        (folder / "2_Normalize").mkdir(exist_ok=True)
+        write_json({}, folder / "2_Normalize/config.json")  # a repository holds no empty folders
+
+
+def _require_same_vectors(encoder: SentenceEncoder, folder: Path) -> None:
+    before = encoder.encode(PROBE)  # (N, D)
+    again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
+    difference = float(np.abs(before - again.encode(PROBE)).max() / np.abs(before).max())
+    if not difference <= TOLERANCE:
+        raise ValueError(f"{folder} gives other vectors than the checkpoint, by {difference:.1e}: nothing was pushed.")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,138 @@
+"""Fetching from the Hub and pushing to it, with errors that say what to do and never hold the token."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+
+from dap.publishing.carried_code import CODE
+from dap.publishing.model_card import HEADS_FOLDER
+
+#: What is never fetched from the Hub: pickles, and weights of other frameworks.
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
+#: What an earlier push may have left that would contradict the present one; its own files are never deleted.
+STALE = ("model*.safetensors", "model.safetensors.index.json", "training_args.bin", f"{HEADS_FOLDER}/*")
+STALE += ("modules.json", "sentence_bert_config.json", "1_Pooling/*", "2_Normalize/*", "onnx/*")
+STALE += ("special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model")
+STALE += ("sentencepiece.bpe.model", "pytorch_model*.bin*", "run.json")
+STALE += tuple(f"{module.__name__}.py" for module in CODE)
+#: HTTP status of a refusal -> what to do.
+ADVICE = {
+    401: "the token is missing, wrong or expired: run `hf auth login`, or set HF_TOKEN",
+    402: "the account has to pay for this: look at its billing page",
+    403: "the token may not write there, or the account's storage is full: use a token with write access to {repo}, "
+    "or free space",
+    404: "no such account or organisation, or the token may not see it: check --repo_id {repo}",
+    413: "a file is larger than the Hub takes, or the storage is full: free space",
+    429: "too many requests: wait, and push again",
+    507: "the storage is full: free space on the account of {repo}",
+}
+
+
+def fetch(checkpoint: str, revision: str | None = None) -> Path:
+    """The checkpoint as a local folder: itself, or a download from the Hub without pickles.
+
+    Raises:
+        FileNotFoundError: neither a folder nor the id of a repository.
+        ValueError: the Hub does not give it.
+    """
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", checkpoint):
+        raise FileNotFoundError(f"{checkpoint}: no such folder, and not the id of a Hub repository.")
+    try:
+        return Path(snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS)))
+    except (HTTPError, OSError, ValueError) as error:
+        reason = without_token(one_line(error))
+        raise ValueError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
+
+
+def upload(
+    folder: Path, repo_id: str, private: bool = False, token: str | None = None, revision: str | None = None
+) -> str:
+    """Push a folder as one commit, so that a repository has all of it or nothing; gives the commit's id.
+
+    The client sends a file again after a cut connection. Afterwards the repository's files are compared with the
+    folder's. The token is the given one, HF_TOKEN, or that of `hf auth login`; `revision` is a branch that is there.
+
+    Raises:
+        ValueError: the Hub refuses or cannot be reached, a public repository is there although a private one is
+            wanted, or files are missing after the commit. The message never holds the token.
+    """
+    api = HfApi(token=token)
+    with explained(repo_id, token):
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        found = api.model_info(repo_id)
+    if private and not found.private:
+        raise ValueError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
+    with explained(repo_id, token):
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            revision=revision,
+            commit_message="Publish with dap-transformers",
+            delete_patterns=list(STALE),
+        )
+    with explained(repo_id, token, f"was pushed as commit {commit.oid[:8]}, but what arrived could not be checked"):
+        tree = api.list_repo_tree(repo_id, recursive=True, revision=commit.oid)
+        there = {item.path: getattr(item, "size", None) for item in tree}
+    here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    if lacking := sorted(name for name, size in here.items() if there.get(name) != size):
+        raise ValueError(f"{repo_id} lacks {', '.join(lacking)} after commit {commit.oid[:8]}: push again.")
+    return commit.oid
+
+
+@contextmanager
+def explained(repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> Iterator[None]:
+    """Turns what the Hub's client raises into a `ValueError` that says what to do; see `explain`."""
+    try:
+        yield
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        raise ValueError(explain(error, repo_id, token, outcome)) from None
+
+
+def explain(error: BaseException, repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> str:
+    """One line on why a push failed and what to do; the token is blotted out should an error hold it."""
+    text, response = one_line(error), None
+    for link in _chain(error):
+        if isinstance(link, OfflineModeIsEnabled):
+            return f"{repo_id} {outcome}: HF_HUB_OFFLINE is set; unset it."
+        if isinstance(link, HfHubHTTPError) and link.response is not None:
+            response = link.response
+            text = f"{response.status_code} {one_line(link.server_message or response.reason_phrase)}"
+            break
+        text = f"{type(link).__name__}: {one_line(link)}"  # the first cause says most
+    full = re.search(r"quota|storage limit", text.replace(repo_id, ""), re.IGNORECASE)
+    status = 507 if full else getattr(response, "status_code", None)
+    retry = "push again; what has arrived is not sent twice"
+    advice = ADVICE.get(status, "the Hub has a problem: " + retry if status and status >= 500 else None)
+    if advice is None:
+        advice = retry if not isinstance(error, ValueError) else ""
+    return f"{repo_id} {outcome}: {without_token(text, token)}" + (
+        f" ({advice.format(repo=repo_id)})" if advice else ""
+    )
+
+
+def without_token(text: str, token: str | None = None) -> str:
+    """The text with the given token, and the one that the Hub's client uses, blotted out."""
+    for secret in {token, get_token()} - {None, ""}:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def one_line(value: object) -> str:
+    """A message without line breaks.
+
+    >>> one_line("a\\n  b")
+    'a b'
+    """
+    return " ".join(str(value).split())

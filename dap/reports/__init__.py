@@ -1,0 +1,62 @@
+"""JSON records of runs, several seeds merged, and tables beside the paper's."""
+
+from dap.reports.merge import is_number, is_spread, merge_seeds
+from dap.reports.paper import (
+    BUCC_PAIRS,
+    BUCC_PROTOCOLS,
+    DIRECTIONS,
+    PAPER_BUCC,
+    PAPER_COST,
+    PAPER_MODELS,
+    PAPER_TATOEBA,
+    PAPER_XNLI,
+    TATOEBA_GROUPS,
+    bucc_table,
+    paper_table,
+    tatoeba_table,
+    xnli_table,
+)
+from dap.reports.records import (
+    HEAD,
+    RECORD,
+    check_outputs,
+    is_free,
+    machine,
+    read_report,
+    report,
+    training_record,
+    versions,
+    write_json,
+)
+from dap.reports.rendering import markdown_table, text_table
+
+__all__ = [
+    "BUCC_PAIRS",
+    "BUCC_PROTOCOLS",
+    "DIRECTIONS",
+    "HEAD",
+    "PAPER_BUCC",
+    "PAPER_COST",
+    "PAPER_MODELS",
+    "PAPER_TATOEBA",
+    "PAPER_XNLI",
+    "RECORD",
+    "TATOEBA_GROUPS",
+    "bucc_table",
+    "check_outputs",
+    "is_free",
+    "is_number",
+    "is_spread",
+    "machine",
+    "markdown_table",
+    "merge_seeds",
+    "paper_table",
+    "read_report",
+    "report",
+    "tatoeba_table",
+    "text_table",
+    "training_record",
+    "versions",
+    "write_json",
+    "xnli_table",
+]

@@ -1,0 +1,252 @@
+"""Reports of several seeds merged into one, and shown beside the paper's numbers.
+
+    python -m dap.reports.merge seed1.json seed2.json seed3.json --output merged.json
+
+Only reports that agree in how their numbers came about are merged. Those of bitext mining may be of several language
+pairs.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dap.reports.paper import (
+    BUCC_PAIRS,
+    BUCC_PROTOCOLS,
+    DIRECTIONS,
+    TATOEBA_GROUPS,
+    bucc_table,
+    paper_table,
+    tatoeba_table,
+    xnli_table,
+)
+from dap.reports.records import HEAD, check_outputs, read_report, timestamp, write_json
+from dap.reports.rendering import text_table
+
+#: Numbers that say how large the test set is.
+COUNTS = ("pairs", "gold")
+MEASURES = ("precision", "recall", "f1")
+#: Settings that say where the text was, and those that differ between the language pairs of bitext mining.
+PLACES = ("data", "bucc")
+OF_A_PAIR = ("pair", "text")
+SEED_MARK = re.compile(r"seed[-_=]?\d+")
+
+
+def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """One report of several that differ in the seed alone: mean and sample standard deviation of every number.
+
+    Every number, however deep, becomes {"mean": ..., "sd": ...} (sd None for one report). Whole numbers that are equal
+    in all reports stay as they are; those of `COUNTS` have to be. Models count as one if their settings name one
+    recipe (`training_record`), or if their names are equal but for a mark such as "seed1".
+
+    Args:
+        reports: file name -> what `report` made; the names are for errors.
+
+    Raises:
+        ValueError: no reports, or two that differ in protocol, settings, model or form, or are of one and the same
+            run. Names both files and both values.
+    """
+    if not reports:
+        raise ValueError("no reports to merge: give one file or more")
+    (first, one), *others = reports.items()
+    for file, other in others:
+        _same_question(first, one, file, other)
+    _different_runs(reports)
+    bodies = {file: {key: value for key, value in each.items() if key not in HEAD} for file, each in reports.items()}
+    head = {key: one.get(key) for key in ("protocol", "settings")}
+    head |= {"model": _family(one), "models": [each["model"] for each in reports.values()]}
+    head |= {"n": len(reports), "seeds": [each.get("seed") for each in reports.values()]}
+    return (
+        head | _merged(bodies) | {"time": timestamp(), "versions": [each.get("versions") for each in reports.values()]}
+    )
+
+
+def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """`merge_seeds` of bitext mining's reports of several language pairs, whose numbers are kept side by side.
+
+    Reports of anything else, or of one pair, are merged as they are.
+
+    Raises:
+        ValueError: as `merge_seeds`; or pairs that differ in more than their text, or in their numbers of seeds.
+    """
+    by_pair: dict[str | None, dict[str, Mapping[str, Any]]] = {}
+    for file, each in reports.items():
+        by_pair.setdefault(each.get("settings", {}).get("pair"), {})[file] = each
+    merged = [merge_seeds(group) for group in by_pair.values()]
+    if len(merged) < 2:
+        return merged[0] if merged else merge_seeds({})
+    (first, one), *others = ((next(iter(group)), part) for group, part in zip(by_pair.values(), merged))
+    for file, other in others:
+        _same_question(first, _of_any_pair(one), file, _of_any_pair(other))
+        if set(one["seeds"]) != set(other["seeds"]):
+            raise ValueError(
+                f"{first} is of the seeds {one['seeds']}, {file} of {other['seeds']}: give all pairs of each"
+            )
+    head = {key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")}
+    pairs = {pair: numbers for part in merged for pair, numbers in part["pairs"].items()}
+    of_pairs = {key: [part["settings"].get(key) for part in merged] for key in OF_A_PAIR}
+    return head | {"settings": one["settings"] | of_pairs, "pairs": pairs}
+
+
+def _of_any_pair(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {**report, "settings": {key: value for key, value in report["settings"].items() if key not in OF_A_PAIR}}
+
+
+def _family(one: Mapping[str, Any]) -> str:
+    return SEED_MARK.sub("seed*", one["model"])
+
+
+def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping[str, Any]) -> None:
+    """Raises unless both reports say the same protocol, settings (data among them), recipe and model."""
+    pairs = [("protocol", one.get("protocol"), other.get("protocol"))]
+    settings = [each.get("settings", {}) for each in (one, other)]
+    names = dict.fromkeys([*settings[0], *settings[1]])
+    if settings[0].get("text") is not None and settings[0]["text"] == settings[1].get("text"):
+        for place in PLACES:
+            names.pop(place, None)  # the same text from another place
+    pairs += [(f"settings.{name}", settings[0].get(name), settings[1].get(name)) for name in names]
+    if not settings[0].get("recipe"):
+        pairs.append(("model", _family(one), _family(other)))
+    for name, here, there in pairs:
+        if here != there:
+            raise ValueError(
+                f"{first} has {name} {here!r}, {file} has {there!r}: only reports of one protocol, data, settings and "
+                "model (but for a mark such as seed1 in its name) can be merged"
+            )
+
+
+def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises where two reports are of one model and seed, or of one recipe and seed, which give the same model."""
+    seen: dict[Any, str] = {}
+    for file, each in reports.items():
+        model = each.get("settings", {}).get("recipe") or f"{each['model']} {each.get('revision') or ''}".rstrip()
+        run = model, each.get("seed")
+        if run in seen:
+            raise ValueError(
+                f"{seen[run]} and {file} are of the same model {model} and seed {run[1]}; give each run once"
+            )
+        seen[run] = file
+
+
+def _merged(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> Any:
+    """File -> value at `place` of the report, merged into one value."""
+    (first, one), *others = values.items()
+    if all(isinstance(value, Mapping) for value in values.values()):
+        for file, other in others:
+            if differing := one.keys() ^ other.keys():
+                name = " ".join([*place, min(differing)])
+                raise ValueError(f"only one of {first} and {file} has {name!r}: evaluate both on the same")
+        return {name: _merged({file: value[name] for file, value in values.items()}, (*place, name)) for name in one}
+    differing = [(file, other) for file, other in others if other != one]
+    if all(is_number(value) for value in values.values()) and place[-1] not in COUNTS:
+        if isinstance(one, int) and not differing:
+            return one
+        return {"mean": statistics.fmean(values.values()), "sd": statistics.stdev(values.values()) if others else None}
+    for file, other in differing:
+        raise ValueError(f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation")
+    return one
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a report is a number of one run."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def merged_table(merged: Mapping[str, Any]) -> str:
+    """Every number of a merged report: a row a place, a column a name, "mean ± sd" in each."""
+    rows = list(_rows(merged, ()))
+    columns = list(dict.fromkeys(name for _, numbers in rows for name in numbers))
+    cells = [[" ".join(place) or "all", *(numbers.get(name) for name in columns)] for place, numbers in rows]
+    return text_table(["", *columns], cells)
+
+
+def _rows(node: Mapping[str, Any], place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    numbers = {name: _spread(value) for name, value in node.items() if is_spread(value)}
+    if numbers:
+        yield place, numbers
+    for name, value in node.items():
+        if isinstance(value, Mapping) and not is_spread(value) and name not in HEAD:
+            yield from _rows(value, (*place, name))
+
+
+def is_spread(value: Any) -> bool:
+    """Whether a value of a merged report is a number of several runs."""
+    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
+
+
+def _spread(value: Mapping[str, float | None]) -> str:
+    """Percentages with two decimals, thresholds and losses with four.
+
+    >>> _spread({"mean": 90.5, "sd": 0.25}), _spread({"mean": 1.0625, "sd": None})
+    ('90.50 ± 0.25', '1.0625')
+    """
+    digits = 2 if abs(value["mean"]) >= 10 else 4
+    return " ± ".join(f"{number:.{digits}f}" for number in value.values() if number is not None)
+
+
+def paper_beside(merged: Mapping[str, Any]) -> str | None:
+    """The means of a merged report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
+    means, name = _means(merged), f"{Path(merged['model']).name} (n={merged['n']})"
+    languages, averages = means.get("languages", {}), means.get("averages", {})
+    if any(group in averages for group in TATOEBA_GROUPS):
+        counts = {code: numbers["pairs"] for code, numbers in languages.items()}
+        table = tatoeba_table(_both_ways(languages), _both_ways(averages), counts)
+        return table + "\n\n" + paper_table(_both_ways(averages), name)
+    if languages and all("accuracy" in numbers for numbers in languages.values()):
+        return xnli_table({code: numbers["accuracy"] for code, numbers in languages.items()}, name)
+    split = BUCC_PROTOCOLS.get(merged["protocol"].removeprefix("BUCC ").split(":")[0])
+    pairs = {pair: numbers for pair, numbers in means.get("pairs", {}).items() if pair in BUCC_PAIRS}
+    if split and pairs:
+        return bucc_table({pair: [numbers[key] for key in MEASURES] for pair, numbers in pairs.items()}, name, split)
+    return None
+
+
+def _both_ways(part: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    return {place: [numbers[direction] for direction in DIRECTIONS] for place, numbers in part.items()}
+
+
+def _means(node: Any) -> Any:
+    if is_spread(node):
+        return node["mean"]
+    return {name: _means(value) for name, value in node.items()} if isinstance(node, Mapping) else node
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Merges the reports that the command line `argv` names, prints the tables; returns the merged report.
+
+    Raises:
+        ValueError: reports that do not belong together, or a file that is none.
+        FileNotFoundError: no such file.
+    """
+    parser = argparse.ArgumentParser(prog="python -m dap.reports.merge", description=__doc__.splitlines()[0])
+    parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, a seed each")
+    parser.add_argument("--output", help="JSON file for the merged report")
+    arguments = parser.parse_args(argv)
+    if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
+        raise ValueError(f"{repeated[0]} is given twice: give each report once")
+    if arguments.output:
+        check_outputs({"--output": arguments.output}, arguments.reports)
+    merged = merge_pairs({path: read_report(path) for path in arguments.reports})
+    if arguments.output:
+        write_json(merged, arguments.output)
+    print(f"{merged['model']}: {merged['protocol']}\nmean ± sample standard deviation, n={merged['n']}\n")
+    print("\n\n".join(table for table in (merged_table(merged), paper_beside(merged)) if table))
+    if arguments.output:
+        print(f"written to {arguments.output}")
+    return merged
+
+
+def main() -> None:
+    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    try:
+        run()
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

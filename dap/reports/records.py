@@ -1,0 +1,189 @@
+"""Records of runs and evaluations: JSON files that say how a number came about.
+
+A report is one evaluation's numbers with the model, protocol, settings, machine and versions behind them.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+#: What a report says about the run; everything else in it is a number of the evaluation.
+HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine")
+HEAD += ("versions",)
+RECORD = "run.json"  # what a run of train_dap.py is; see dap/training/resuming.py
+# Arguments that cannot change the weights, or only say how to resume: a resumed run may have others.
+FREE_GROUPS = ("logging_", "log_", "eval_", "save_", "hub_", "trackio_", "ddp_", "torch_", "do_")
+FREE_GROUPS += ("gradient_checkpointing", "activation_checkpointing")
+FREE = {"output_dir", "resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"}
+FREE |= {"report_to", "run_name", "project", "disable_tqdm", "include_num_input_tokens_seen", "push_to_hub"}
+FREE |= {"load_best_model_at_end", "metric_for_best_model", "greater_is_better", "early_stopping_patience"}
+FREE |= {"per_device_eval_batch_size", "prediction_loss_only", "include_for_metrics", "batch_eval_metrics"}
+FREE |= {"bf16_full_eval", "fp16_full_eval", "enable_jit_checkpoint", "debug", "skip_memory_metrics", "local_rank"}
+FREE |= {"use_cpu", "use_cache", "use_liger_kernel", "liger_kernel_config", "attn_implementation", "full_determinism"}
+FREE |= {"dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"}
+FREE |= {"dataloader_multiprocessing_context", "label_names", "length_column_name"}
+FREE |= {"mini_batch_size"}  # the same gradients in less memory
+FREE |= {"trust_remote_code", "max_bad_lines"}  # to read a model or a text at all
+#: Libraries whose version can move a number.
+LIBRARIES = ("dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy")
+LIBRARIES += ("sentence-transformers", "faiss-cpu")
+
+
+def report(
+    model: str,
+    protocol: str,
+    results: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    seconds: float,
+    revision: str | None = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """One result with what is needed to get it again, ready for `write_json`.
+
+    Args:
+        model: name or path of the checkpoint.
+        protocol: how the number came about, such as "Tatoeba, cosine, index match".
+        results: the numbers, named with their unit or direction.
+        settings: what was chosen for the run: pooling, prefix, lengths, data.
+        seconds: wall-clock time of the measured part.
+        revision: commit of the checkpoint on the Hub.
+        seed: of training or sampling, where there was one.
+    """
+    head = {"model": model, "revision": revision, "protocol": protocol, "seed": seed, "settings": dict(settings)}
+    tail = {"seconds": round(seconds, 2), "time": timestamp(), "machine": machine(), "versions": versions()}
+    return head | dict(results) | tail
+
+
+def timestamp() -> str:
+    """Date and time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of each of `LIBRARIES` that is installed."""
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Name of CPU and GPU (None where there is none), and PyTorch's number of threads."""
+    import torch  # takes seconds, which those who only write tables need not wait
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": _cpu_name(), "gpu": gpu, "threads": torch.get_num_threads(), "system": platform.platform()}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def write_json(content: Mapping[str, Any], path: str | Path) -> None:
+    """Writes the whole file or leaves what was there: a reader or a kill never sees half of it.
+
+    Raises:
+        ValueError: NaN or infinity, which JSON cannot hold.
+    """
+    path = Path(path)
+    text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def check_outputs(outputs: Mapping[str, str | Path], inputs: Iterable[str | Path] = ()) -> None:
+    """Finds out before the work what would spoil its end; makes the folders of the outputs.
+
+    Args:
+        outputs: argument that names the file -> file to be written.
+        inputs: files that are read, each as often as one likes.
+
+    Raises:
+        ValueError: an output that is an input or another output (names both), a folder, or cannot be written.
+    """
+    taken = {Path(path).resolve(): f"the input {path}" for path in inputs}
+    for name, path in outputs.items():
+        if Path(path).resolve() in taken:
+            raise ValueError(f"{name} {path} would overwrite {taken[Path(path).resolve()]}: give another file")
+        if Path(path).is_dir():
+            raise ValueError(f"{name} {path} is a folder: give the file to write")
+        taken[Path(path).resolve()] = f"{name} {path}"
+    for name, path in outputs.items():
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=Path(path).parent).close()
+        except OSError as error:
+            raise ValueError(f"{name} {path} cannot be written: {error}") from error
+
+
+def is_free(argument: str) -> bool:
+    """Whether an argument cannot change the weights.
+
+    >>> is_free("logging_steps"), is_free("learning_rate")
+    (True, False)
+    """
+    return argument in FREE or argument.startswith(FREE_GROUPS)
+
+
+def training_record(name_or_path: str) -> tuple[int | None, str | None]:
+    """Seed and recipe of a local checkpoint that train_dap.py made, from the `run.json` that it left; else None twice.
+
+    The recipe is a digest of all arguments that can change the weights but the seeds, of the languages, and of the
+    step for one of a run's checkpoints. The text is not part of it, since the seed draws the dev set; nor is the size
+    of a target vocabulary that comes from the text.
+    """
+    folder = Path(name_or_path)
+    places = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
+    path = next((place / RECORD for place in places if (place / RECORD).is_file()), None)
+    if path is None:
+        return None, None
+    run = json.loads(path.read_text(encoding="utf-8"))
+    by_seed = {"seed", "data_seed"} | ({"target_vocab_size"} if run.get("target_vocabulary_file") is None else set())
+    recipe = {name: value for name, value in run.items() if name not in by_seed}
+    recipe |= {name: sorted(recipe.get(name, {})) for name in ("training text", "dev text")}
+    recipe |= {"checkpoint": folder.name if len(places) > 1 else None}
+    return run.get("seed"), hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
+    """What `write_json` wrote of a `report`, or with `merged` of several that were merged, too.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not JSON, NaN in it, or no report (without model or protocol).
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not (isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("model", "protocol"))):
+        raise ValueError(f"{path} is no report of an evaluation: it names no model and protocol")
+    if "seeds" in content and not merged:
+        raise ValueError(f"{path} is a merged report: give the reports that it was made of")
+    return content
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it holds {constant}")

@@ -1,0 +1,56 @@
+"""Search over arrays of vectors: neighbours, retrieval accuracy, margin mining, BUCC and token alignment."""
+
+from dap.search.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
+from dap.search.alignment_plots import TokenStates, plot_alignment, plot_token_states
+from dap.search.approximate import approximate_neighbours, recall_at_k
+from dap.search.bucc import (
+    PROTOCOLS,
+    MiningScore,
+    Split,
+    best_threshold,
+    default_protocol,
+    find_splits,
+    judge,
+    read_gold,
+    read_text,
+    score_at,
+)
+from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, score_pairs, select
+from dap.search.retrieval import group_averages, retrieval_accuracy
+from dap.search.similarity import Array, Neighbours, mutual_neighbours, unit_rows
+
+__all__ = [
+    "Array",
+    "DistinctSentences",
+    "MARGINS",
+    "MiningScore",
+    "Neighbours",
+    "PROTOCOLS",
+    "Pairs",
+    "RETRIEVALS",
+    "Split",
+    "TokenStates",
+    "align_tokens",
+    "alignment_quality",
+    "approximate_neighbours",
+    "best_threshold",
+    "default_protocol",
+    "find_splits",
+    "group_averages",
+    "judge",
+    "mine",
+    "mutual_neighbours",
+    "neighbourhoods",
+    "plot_alignment",
+    "plot_token_states",
+    "read_gold",
+    "read_text",
+    "recall_at_k",
+    "retrieval_accuracy",
+    "score_at",
+    "score_pairs",
+    "select",
+    "token_retrieval_accuracy",
+    "unit_rows",
+    "word_states",
+]

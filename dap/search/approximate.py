@@ -1,0 +1,147 @@
+"""Approximate nearest neighbours by cosine through faiss, for corpora that are too large to compare in full.
+
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dap.search.similarity import Array, Neighbours, nearest_neighbours, unit_rows
+
+#: Rows that are added or searched at a time.
+PART = 4096
+#: Rows that an index is trained on at most: in all, and a cluster (faiss itself takes no more).
+TRAINING_ROWS = 1_000_000
+ROWS_A_CLUSTER = 256
+
+
+def approximate_neighbours(
+    source: Array, target: Array, k: int = 4, index: str = "IVF1024,Flat:nprobe=32", progress: bool = False
+) -> Neighbours:
+    """`dap.search.mutual_neighbours` by two faiss indexes, one a side, built and searched one after the other.
+
+    The index finds the neighbours; their cosines are computed again from the vectors, in float32. Rows for which the
+    index finds fewer than k, as where the lists that it visits are short, are compared with all rows of the other
+    side.
+
+    Args:
+        source: (N, D), need not be normalised.
+        target: (M, D).
+        k: 1 to min(N, M).
+        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), with search parameters after a colon
+            (`IVF4096,Flat:nprobe=64`). Without them an IVF index visits the square root of its number of lists.
+        progress: show a bar.
+
+    Raises:
+        ValueError: faiss is not installed or refuses the index, k out of range, or a row that is not finite.
+    """
+    if not 1 <= k <= min(len(source), len(target)):
+        raise ValueError(f"k={k} with {len(source)} source and {len(target)} target rows: choose at most the fewer")
+    total = 2 * (len(source) + len(target))
+    with tqdm(total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress) as bar:
+        forward = _search(source, "source", target, "target", k, index, bar)
+        backward = _search(target, "target", source, "source", k, index, bar)
+    return Neighbours(*forward, *backward)
+
+
+def recall_at_k(approximate: Neighbours, source: Array, target: Array, sample: int = 1000, seed: int = 0) -> float:
+    """Share of the exact k nearest neighbours that the approximate search found, 0 to 1, mean of both directions.
+
+    >>> rows = np.eye(3)
+    >>> found = np.array([[0], [1], [0]])
+    >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
+    True
+
+    Args:
+        sample: rows of each side that are compared exactly, drawn by `seed`.
+    """
+    forward = _recall(approximate.forward_indices, source, target, sample, seed)
+    return (forward + _recall(approximate.backward_indices, target, source, sample, seed)) / 2
+
+
+def _recall(found: np.ndarray, queries: Array, keys: Array, sample: int, seed: int) -> float:
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(queries))[:sample])
+    _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (sample, k)
+    hits = (found[chosen][:, :, None] == exact[:, None, :]).any(2)  # (sample, k)
+    return float(hits.mean())
+
+
+def _search(
+    queries: Array, query_name: str, keys: Array, key_name: str, k: int, name: str, bar: tqdm
+) -> tuple[np.ndarray, np.ndarray]:
+    index = _build(keys, key_name, name, bar)
+    scores = np.empty((len(queries), k), np.float32)
+    indices = np.empty((len(queries), k), np.int64)
+    short = np.zeros(len(queries), bool)  # rows for which fewer than k were found
+    for start in range(0, len(queries), PART):
+        block = _unit_block(queries, query_name, start)
+        with _refusals(name, keys, key_name):
+            found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 where nothing was found
+        short[start : start + PART] = found[:, 0] < 0
+        near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
+        exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
+        order = np.argsort(-exact, axis=1, kind="stable")
+        scores[start : start + PART] = np.take_along_axis(exact, order, 1)
+        indices[start : start + PART] = np.take_along_axis(found, order, 1)
+        bar.update(len(block))
+    if short.any():
+        scores[short], indices[short] = nearest_neighbours(queries[short], keys, k)
+    return scores, indices
+
+
+def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
+    """A trained faiss index that holds all keys."""
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'") from None
+    factory, _, parameters = name.partition(":")
+    with _refusals(name, keys, key_name):
+        index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
+        if not index.is_trained:
+            bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])  # of a quantiser's code: PQ16x12
+            index.train(_training_rows(keys, key_name, ROWS_A_CLUSTER * max(lists, 2**bits)))
+        if lists and not parameters:
+            parameters = f"nprobe={max(1, round(lists**0.5))}"
+        if parameters:
+            faiss.ParameterSpace().set_index_parameters(index, parameters)
+        for start in range(0, len(keys), PART):
+            block = _unit_block(keys, key_name, start)
+            index.add(block)
+            bar.update(len(block))
+    return index
+
+
+@contextmanager
+def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
+    """Turns faiss's errors into one that names the index and the rows, without faiss's own places in C++."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition(": ")[2]
+        raise ValueError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
+
+
+def _training_rows(keys: Array, key_name: str, wanted: int) -> np.ndarray:
+    """At most `wanted` and at most `TRAINING_ROWS` unit rows, evenly spread; read part by part."""
+    step = -(-len(keys) // min(wanted, TRAINING_ROWS))
+    rows = np.empty((-(-len(keys) // step), keys.shape[1]), np.float32)
+    for start in range(0, len(rows), PART):
+        part = keys[start * step : (start + PART) * step : step]
+        try:
+            rows[start : start + PART] = unit_rows(part, key_name).cpu().numpy()
+        except ValueError:
+            for number in range(start * step, len(keys), step):
+                unit_rows(keys[number : number + 1], key_name, number)  # names the row by its number among all
+            raise
+    return rows
+
+
+def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:
+    return unit_rows(rows[start : start + PART], name, start).cpu().numpy()

@@ -1,0 +1,193 @@
+"""Going on with a run that was stopped: which checkpoint to take, and whether it is the same run."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import sort_checkpoints
+
+from dap.reports import RECORD, is_free, write_json
+from dap.training.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
+from dap.training.trainer import DAPTrainingArguments
+from modeling_dap import DAPConfig
+
+logger = logging.getLogger(__name__)
+
+FINISHED = "train_results.json"  # written last, so it marks a finished run
+# What a checkpoint consists of, and the names that Trainer, DeepSpeed and FSDP give it.
+PARTS = {
+    "configuration": ["config.json"],
+    "weights": ["model*.safetensors", "pytorch_model*", "global_step*"],
+    "optimizer": ["optimizer*", "global_step*"],
+    "scheduler": ["scheduler.pt"],
+    "state of the random numbers": ["rng_state*.pth"],
+}
+# Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
+REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
+OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")  # all that is known of a stream's order
+SAMPLE = 2000  # pairs of a language that its digest is made from
+
+
+def find_resumable(args: DAPTrainingArguments) -> str | None:
+    """The checkpoint to go on from: the one asked for, or the last complete one in `output_dir`.
+
+    Raises:
+        ValueError: the folder holds a finished run, the checkpoint asked for is not complete, or the run saves only
+            the model.
+    """
+    folder = Path(args.output_dir)
+    if (folder / FINISHED).exists():
+        raise ValueError(f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it.")
+    wanted = str(args.resume_from_checkpoint)
+    if wanted.lower() == "false":
+        return None
+    if wanted.lower() not in ("none", "true"):
+        if lacking := missing_parts(Path(wanted)):
+            raise ValueError(f"--resume_from_checkpoint {wanted}: it lacks its {', '.join(lacking)}; name another.")
+        return wanted
+    checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
+    if checkpoints and args.save_only_model:
+        raise ValueError(
+            f"{folder} holds a run with --save_only_model, which cannot be resumed: give another --output_dir, or "
+            "--resume_from_checkpoint false to begin anew."
+        )
+    for checkpoint in reversed(checkpoints):
+        if not (lacking := missing_parts(Path(checkpoint))):
+            return checkpoint
+        logger.warning("%s is left out, as of a run killed at a save: it lacks %s", checkpoint, ", ".join(lacking))
+    return None
+
+
+def missing_parts(checkpoint: Path) -> list[str]:
+    """What a checkpoint lacks to be resumed from; the Trainer writes its own state after everything else."""
+    lacking = [part for part, names in PARTS.items() if not any(any(checkpoint.glob(name)) for name in names)]
+    try:
+        trainer_state(checkpoint)
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        lacking.append(TRAINER_STATE_NAME)
+    return lacking
+
+
+def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint's `trainer_state.json`."""
+    return json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+
+
+def has_ended(checkpoint: str, max_steps: int) -> bool:
+    """Whether the run had taken its last step, of `max_steps` (those of its epochs if that is not above 0), or stopped
+    early."""
+    state = trainer_state(checkpoint)
+    control = state.get("stateful_callbacks", {}).get("TrainerControl", {})
+    early = control.get("args", {}).get("should_training_stop", False) and state["global_step"] < state["max_steps"]
+    return early or state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
+
+
+def load_ended(trainer: Trainer, checkpoint: str) -> dict[str, float]:
+    """Load the model of a run that was killed after its last step (the best one, with `load_best_model_at_end`).
+
+    Gives the training's metrics.
+    """
+    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    trainer._load_from_checkpoint(best or checkpoint)
+    return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+
+
+def describe_run(
+    config: DAPConfig,
+    arguments: tuple[ModelArguments, DataArguments, DAPTrainingArguments],
+    train: Mapping[str, Any],
+    dev: Mapping[str, Dataset],
+) -> dict[str, Any]:
+    """What a run must keep when it is resumed: every argument that is not free, the model's fields, and the text."""
+    model, data, training = arguments
+    given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
+    without = {*REPLACED} if data.streaming else {*REPLACED, *OF_STREAMS}
+    record = {name: value for name, value in given.items() if not (is_free(name) or name in without)}
+    record |= {name: getattr(config, name) for name in CONFIG_DEFAULTS}  # with defaults filled in
+    record["pairs a step"] = training.per_device_train_batch_size * training.world_size
+    if not data.streaming:
+        record["training text"] = {language: describe_text(part) for language, part in train.items()}
+    record["dev text"] = {language: describe_text(part) for language, part in dev.items()}
+    return json.loads(json.dumps(record, default=str))  # as it is read again: lists for tuples
+
+
+def describe_text(part: Dataset) -> str:
+    """Number of pairs and a digest of `SAMPLE` of them, evenly spread; the same wherever the text lies.
+
+    >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
+    '2 pairs, 9b96b64269e1'
+    """
+    rows = np.linspace(0, len(part) - 1, min(len(part), SAMPLE)).astype(int).tolist()
+    digest = hashlib.sha256(json.dumps(part[rows] if rows else {}).encode())
+    return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
+
+
+def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
+    """Compare the run with the one that made the checkpoint; write it down where there is none.
+
+    Raises:
+        ValueError: the runs differ; names every difference.
+    """
+    if checkpoint is None:
+        if training.process_index == 0:
+            write_json(run, Path(training.output_dir) / RECORD)
+        return
+    places = [folder / RECORD for folder in (Path(checkpoint), Path(checkpoint).parent)]
+    record = next((place for place in places if place.exists()), places[0])
+    if not record.exists():
+        logger.warning("%s is not there: whether the arguments are the same as before is not known", record)
+        return
+    old = json.loads(record.read_text(encoding="utf-8"))
+    if differing := differences(old, run):
+        raise ValueError(
+            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another --output_dir, "
+            f"with --model_name_or_path {checkpoint} to train on from these weights; or --resume_from_checkpoint "
+            "false to begin anew."
+        )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs in two records, of mappings only the keys that do; a name that one of them lacks is of another
+    version.
+
+    >>> differences({"seed": 1, "text": {"de": 5, "fr": 7}}, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
+    ["text={'de': 5}, now {'de': 6}"]
+    """
+    found = []
+    for name in (name for name in old if name in new and old[name] != new[name]):
+        before, now = old[name], new[name]
+        if isinstance(before, dict) and isinstance(now, dict):
+            keys = [key for key in before | now if before.get(key) != now.get(key)]
+            before, now = ({key: side[key] for key in keys if key in side} for side in (before, now))
+        found.append(f"{name}={before!r}, now {now!r}")
+    return found
+
+
+class FindBestAgain(TrainerCallback):
+    """After `output_dir` was moved, the best checkpoint is where it is now."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        best = state.best_model_checkpoint
+        if state.best_global_step and (best is None or not Path(best).is_dir()):
+            here = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
+            state.best_model_checkpoint = str(here) if here.is_dir() else None
+
+
+class RecordInCheckpoints(TrainerCallback):
+    """Each checkpoint carries the record of its own run, whatever is begun anew in the folder later."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        record, checkpoint = Path(args.output_dir) / RECORD, Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
+            shutil.copyfile(record, checkpoint / RECORD)

@@ -1,0 +1,250 @@
+"""Vectors on disk against `encode`, and that what was finished survives kills, full disks and changes elsewhere."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import synthetic_pairs
+from forked import take_own_lock
+from transformers import AutoModel, AutoTokenizer, BertModel
+
+import dap.encoding.embeddings
+from dap.encoding.embeddings import embed_to_disk, model_fingerprint
+from dap.encoding.encoder import SentenceEncoder, load_encoder
+
+SENTENCES = [side for pair in synthetic_pairs("de", 25) for side in pair]  # 50
+
+
+@pytest.fixture
+def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+
+
+def shards(folder: Path) -> dict[str, int]:
+    """Name and modification time of everything in the folder, in order."""
+    return {path.name: path.stat().st_mtime_ns for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("shard_size", [7, 50, 1000])
+def test_vectors_are_those_of_encode(encoder: SentenceEncoder, shard_size: int, tmp_path: Path) -> None:
+    found = embed_to_disk(encoder, iter(SENTENCES), tmp_path / "new" / "x", shard_size)
+    assert isinstance(found, np.memmap)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
+    assert len(shards(tmp_path / "new" / "x")) == -(-50 // shard_size)
+    with pytest.raises(ValueError, match="read-only"):
+        found[0, 0] = 1.0
+
+
+def test_pieces_of_a_shard_come_back_in_order(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dap.encoding.embeddings, "PIECE", 8)
+    np.testing.assert_allclose(embed_to_disk(encoder, SENTENCES, tmp_path), encoder.encode(SENTENCES), atol=1e-6)
+
+
+def test_batches_do_not_change_the_vectors(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    small = embed_to_disk(encoder, SENTENCES, tmp_path / "a", token_budget=1)
+    np.testing.assert_allclose(small, embed_to_disk(encoder, SENTENCES, tmp_path / "b", token_budget=4096), atol=1e-6)
+
+
+def test_no_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    assert embed_to_disk(encoder, [], tmp_path).shape == (0, 32)
+    with pytest.raises(ValueError, match="shard_size=0"):
+        embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=0)
+
+
+def test_text_is_taken_one_shard_at_a_time(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    def text() -> Iterator[str]:
+        for number, sentence in enumerate(SENTENCES):
+            assert len(shards(tmp_path)) == number // 10  # all shards before this one are on disk already
+            yield sentence
+
+    assert len(embed_to_disk(encoder, text(), tmp_path, shard_size=10)) == 50
+
+
+def test_only_changed_text_is_encoded_again(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
+    before = list(shards(tmp_path).items())
+    changed = [*SENTENCES[:25], "another sentence", *SENTENCES[26:35]]  # in the third of now four shards
+    found = embed_to_disk(encoder, changed, tmp_path, shard_size=10)
+    after = list(shards(tmp_path).items())
+    assert [new == old for new, old in zip(after, before)] == [True, True, False, False]
+    assert len(after) == 4
+    np.testing.assert_allclose(found, encoder.encode(changed), atol=1e-6)
+
+
+def test_another_model_finds_no_shards(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
+    before = shards(tmp_path)
+    with torch.no_grad():
+        encoder.model.encoder.layer[0].output.dense.bias[0] += 1
+    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
+    np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
+    assert len(shards(tmp_path)) == 2
+    assert not shards(tmp_path).keys() & before.keys()
+
+
+@pytest.mark.parametrize("bytes_left", [0, 60, 500])
+def test_a_damaged_shard_is_made_again(encoder: SentenceEncoder, bytes_left: int, tmp_path: Path) -> None:
+    embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
+    os.truncate(min(tmp_path.iterdir()), bytes_left)
+    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
+    np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
+
+
+def test_processes_share_the_shards(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    second = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10, rank=1, world_size=2)
+    assert second.shape == (0, 32)
+    assert [name[:12] for name in shards(tmp_path)] == ["shard-000001", "shard-000003"]
+    before = shards(tmp_path)
+    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10, rank=0, world_size=2)
+    assert before.items() <= shards(tmp_path).items()
+    np.testing.assert_array_equal(found, embed_to_disk(encoder, SENTENCES, tmp_path / "one", shard_size=10))
+
+
+def test_nan_names_the_sentence(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    token = encoder.tokenizer("q", add_special_tokens=False)["input_ids"][-1]
+    with torch.no_grad():
+        encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
+    text = ["ban", "der", "fin", "q", "gol"]
+    with pytest.raises(ValueError, match="^line 4: NaN or infinity in the vector of 'q'"):
+        embed_to_disk(encoder, text, tmp_path, shard_size=2, where=lambda row: f"line {row + 1}")
+    assert [name[:12] for name in shards(tmp_path)] == ["shard-000000"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, whose writes fail as on a full disk")
+def test_a_full_disk_leaves_whole_shards_only(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = [], tempfile.mkstemp
+
+    def third_is_full(**options: str) -> tuple[int, str]:
+        made.append(real(**options))
+        if len(made) < 3:
+            return made[-1]
+        os.close(made[-1][0])
+        return os.open("/dev/full", os.O_WRONLY), made[-1][1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", third_is_full)
+        with pytest.raises(
+            OSError, match=r"shard-000002-\w+\.npy: the disk is full \(1,280 bytes to write, .* free\); "
+        ):
+            embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
+    before = shards(tmp_path)
+    assert [name[:12] for name in before] == ["shard-000000", "shard-000001"]
+    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
+    assert before.items() <= shards(tmp_path).items()
+    np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
+
+
+#: A fresh interpreter would import for seconds, but CUDA does not survive a fork.
+START = "spawn" if torch.cuda.is_available() else "fork"
+
+
+def embed_for_long(model: str, folder: Path) -> None:
+    torch.set_num_threads(1)  # the parent's threads are not in a forked process
+    take_own_lock()
+    encoder = SentenceEncoder.from_pretrained(model, "mean")
+    embed_to_disk(encoder, (f"ban der {i}" for i in range(20_000)), folder, shard_size=50)
+
+
+def test_a_killed_run_goes_on_with_its_shards(encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "vectors"
+    arguments = str(tiny_bert_dir), folder
+    process = multiprocessing.get_context(START).Process(target=embed_for_long, args=arguments)
+    process.start()
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("*.npy"))) < 3 and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    finished = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
+    assert 3 <= len(finished) < 400
+    (folder / "shard-000001-0123.tmp").write_bytes(b"what a kill may leave")
+    text = [f"ban der {i}" for i in range(50 * len(finished) + 120)]
+    found = embed_to_disk(encoder, text, folder, shard_size=50)
+    assert finished.items() <= shards(folder).items()
+    assert all(name.endswith(".npy") for name in shards(folder))
+    np.testing.assert_allclose(found, encoder.encode(text), atol=1e-5)
+
+
+def changed_weights(encoder: SentenceEncoder) -> None:
+    encoder.model.embeddings.LayerNorm.bias.data[0] += 1e-3
+
+
+def changed_tokenizer(encoder: SentenceEncoder) -> None:
+    encoder.tokenizer.add_tokens(["banban"])
+
+
+def changed_config(encoder: SentenceEncoder) -> None:
+    encoder.model.config.layer_norm_eps = 1e-3
+
+
+def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
+    return lambda encoder: setattr(encoder, name, value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed_weights,
+        changed_tokenizer,
+        changed_config,
+        setting("pooling", "cls"),
+        setting("prefix", "query: "),
+        setting("max_seq_length", 9),
+        setting("bf16", True),
+    ],
+)
+def test_the_fingerprint_sees_what_shapes_a_vector(
+    encoder: SentenceEncoder, change: Callable[[SentenceEncoder], None]
+) -> None:
+    before = model_fingerprint(encoder)
+    change(encoder)
+    assert model_fingerprint(encoder) != before
+
+
+def test_the_fingerprint_is_that_of_a_copy_and_of_a_used_model(
+    encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    before = model_fingerprint(encoder)
+    encoder.encode(SENTENCES)
+    shutil.copytree(tiny_bert_dir, tmp_path / "copy")
+    assert model_fingerprint(encoder) == before
+    assert model_fingerprint(SentenceEncoder.from_pretrained(str(tmp_path / "copy"), "mean")) == before
+
+
+def test_a_pooler_that_is_random_at_each_loading_does_not_count(tiny_bert_dir: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_dir)
+    models = [AutoModel.from_pretrained(tiny_bert_dir) for _ in range(2)]
+    assert isinstance(models[0], BertModel)
+    assert not torch.equal(models[0].pooler.dense.weight, models[1].pooler.dense.weight)
+    first, second = (model_fingerprint(SentenceEncoder(model, tokenizer)) for model in models)
+    assert first == second
+
+
+def test_models_of_the_sentence_transformers_library(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    torch.manual_seed(0)
+    parts = [modules.Transformer(str(tiny_bert_dir)), modules.Pooling(32, "mean"), modules.Dense(32, 8)]
+    library.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(tmp_path / "st"))
+    one, two = load_encoder(str(tmp_path / "st")), load_encoder(str(tmp_path / "st"))
+    found = embed_to_disk(one, SENTENCES, tmp_path / "vectors")
+    before = shards(tmp_path / "vectors")
+    embed_to_disk(two, SENTENCES, tmp_path / "vectors")
+    assert shards(tmp_path / "vectors") == before
+    np.testing.assert_allclose(found, one.encode(SENTENCES), atol=1e-6)
+    two.model[2].linear.bias.data[0] += 1
+    assert model_fingerprint(two) != model_fingerprint(one)

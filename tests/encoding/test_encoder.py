@@ -1,0 +1,371 @@
+"""SentenceEncoder against one sentence at a time, and the ways to load a checkpoint."""
+
+import copy
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import LANGUAGES, synthetic_pairs, tiny_config
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    T5Config,
+    XLNetConfig,
+)
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from dap.encoding.encoder import (
+    NeedsSentenceTransformers,
+    SentenceEncoder,
+    length_batches,
+    load_encoder,
+    longest_input,
+)
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
+
+SENTENCES = [side for language in LANGUAGES for pair in synthetic_pairs(language, 12) for side in pair]
+SENTENCES += ["", "a", SENTENCES[3], " ".join(SENTENCES[:30])]  # empty, short, repeated, longer than the limit
+
+
+def write_modules(folder: Path, prefix: str, pooling: dict, more: tuple[str, ...] = (), **transformer: object) -> None:
+    """The sentence-transformers files of a folder; `prefix` is what the type names begin with."""
+    types = {"legacy": {kind: f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", *more)}}
+    types["new"] = {
+        "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
+        "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+        "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
+        "Dense": "sentence_transformers.base.modules.dense.Dense",
+    }
+    paths = {"Transformer": ""} | {kind: f"{i}_{kind}" for i, kind in enumerate(("Pooling", *more), 1)}
+    modules = [
+        {"idx": i, "name": str(i), "path": paths[kind], "type": types[prefix][kind]} for i, kind in enumerate(paths)
+    ]
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
+
+
+def new_checkpoint(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+LEGACY_POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+NEW_POOLING = {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}
+
+
+def library_folder(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, length: int, normalize: bool = False
+) -> Any:
+    """A folder that the sentence-transformers library has saved, and its own model of it."""
+    library = pytest.importorskip("sentence_transformers")
+    with warnings.catch_warnings(action="ignore"):  # 6 has moved the modules, 5 does not know the new place
+        modules = pytest.importorskip("sentence_transformers.models")
+        model.save_pretrained(folder / "plain")
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.model_max_length = length
+        tokenizer.save_pretrained(folder / "plain")
+        parts = [modules.Transformer(str(folder / "plain")), modules.Pooling(32, "mean")]
+        parts += [modules.Normalize()] if normalize else []
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    library.SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(str(folder / "saved"))
+    return library.SentenceTransformer(str(folder / "saved"), device="cpu")
+
+
+def naive_encode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: list[str],
+    pooling: str,
+    prefix: str,
+    max_length: int,
+) -> np.ndarray:
+    """One sentence at a time in float64, without padding."""
+    model, rows = copy.deepcopy(model).double().eval(), []
+    for sentence in sentences:
+        ids = tokenizer(prefix + sentence, truncation=True, max_length=max_length, return_tensors="pt")["input_ids"]
+        if model.config.is_encoder_decoder:
+            states = model(input_ids=ids, decoder_input_ids=ids[:, :1]).encoder_last_hidden_state[0]
+        else:
+            states = model(input_ids=ids).last_hidden_state[0]
+        rows.append((states[0] if pooling == "cls" else states.mean(0)).detach().numpy())
+    return np.stack(rows)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("prefix", ["", "query: "])
+def test_equals_one_sentence_at_a_time(tiny_bert_dir: Path, pooling: str, prefix: str) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling, prefix, max_seq_length=40)
+    model, tokenizer = AutoModel.from_pretrained(tiny_bert_dir), AutoTokenizer.from_pretrained(tiny_bert_dir)
+    expected = naive_encode(model, tokenizer, SENTENCES, pooling, prefix, 40)
+    vectors = encoder.encode(SENTENCES)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("token_budget", [1, 50, 100_000])
+@pytest.mark.parametrize("full", [1, 64, 100_000])
+def test_budget_and_batching_change_nothing(
+    tiny_bert_dir: Path, token_budget: int, full: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    expected = encoder.encode(SENTENCES)
+    monkeypatch.setattr("dap.encoding.encoder.FULL_CPU_BATCH", full)
+    monkeypatch.setattr("dap.encoding.encoder.CHUNK", 17)
+    np.testing.assert_allclose(encoder.encode(SENTENCES, token_budget), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "deberta-v2", "modernbert"])
+def test_other_encoder_classes(tiny_tokenizer: PreTrainedTokenizerFast, model_type: str) -> None:
+    model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer))).eval()
+    encoder = SentenceEncoder(model, tiny_tokenizer, "mean", max_seq_length=40)
+    singles = np.concatenate([encoder.encode([sentence]) for sentence in SENTENCES])
+    np.testing.assert_allclose(encoder.encode(SENTENCES), singles, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_encoder_of_an_encoder_decoder(tiny_tokenizer: PreTrainedTokenizerFast, pooling: str) -> None:
+    shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    model = AutoModel.from_config(T5Config(vocab_size=len(tiny_tokenizer), **shape)).eval()
+    expected = naive_encode(model, tiny_tokenizer, SENTENCES, pooling, "", 40)
+    vectors = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(SENTENCES)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_a_text_without_tokens_is_the_zero_vector(
+    tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    vectors = SentenceEncoder(AutoModel.from_pretrained(tiny_bert_dir), tokenizer).encode(["ka lo", ""])
+    assert vectors[0].any()
+    assert not vectors[1].any()
+
+
+def test_equal_sentences_have_the_same_bits(tiny_bert_dir: Path) -> None:
+    vectors = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls").encode(SENTENCES, 64)
+    np.testing.assert_array_equal(vectors[3], vectors[-2])
+
+
+def test_no_sentences_and_a_bare_string(tiny_bert_dir: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls")
+    assert encoder.encode([]).shape == (0, 32)
+    assert encoder.encode_tokens([]) == []
+    with pytest.raises(ValueError, match="list of strings"):
+        encoder.encode("a string")
+    with pytest.raises(ValueError, match="token_budget=0"):
+        encoder.encode(["a"], token_budget=0)
+
+
+def test_training_mode_is_given_back(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    config = tiny_config("bert", len(tiny_tokenizer))
+    config.hidden_dropout_prob = 0.5
+    model = BertModel(config).train()
+    encoder = SentenceEncoder(model, tiny_tokenizer)
+    np.testing.assert_array_equal(encoder.encode(["ka lo"]), encoder.encode(["ka lo"]))
+    assert model.training
+
+
+def test_bf16_stays_near_float32(tiny_bert_dir: Path) -> None:
+    vectors = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean").encode(SENTENCES)
+    rough = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", bf16=True).encode(SENTENCES)
+    assert rough.dtype == np.float32
+    assert 0 < np.abs(rough - vectors).max() < 0.1
+
+
+@pytest.mark.parametrize("prefix", ["", "query: "])
+def test_token_states_leave_out_special_tokens_padding_and_prefix(tiny_bert_dir: Path, prefix: str) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", prefix)
+    sentences = ["kaban loder", "", "mifin"]
+    states = encoder.encode_tokens(sentences)
+    inner = len(encoder.tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"]) if prefix else 0
+    for sentence, found in zip(sentences, states, strict=True):
+        ids = encoder.tokenizer(prefix + sentence, return_tensors="pt")["input_ids"]
+        expected = encoder.model(input_ids=ids).last_hidden_state[0, 1 + inner : -1]
+        if not sentence:  # the space at the prefix's end may be a token of its own
+            expected = expected[expected.shape[0] - len(found) :]
+        np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-5)
+    assert len(states[1]) == 0
+    assert len(states[0]) >= 2
+
+
+def test_dap_checkpoint_brings_its_pooling_and_gives_its_pooler_output(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    config = DAPConfig(encoder_config=tiny_config("bert", len(tiny_tokenizer)).to_dict(), pooling="mean")
+    DAPModel(config).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    encoder = SentenceEncoder.from_pretrained(str(tmp_path))
+    assert isinstance(encoder.model, DAPModel)
+    assert encoder.pooling == "mean"
+    expected = encoder.model(**tiny_tokenizer(["kaban loder"], return_tensors="pt")).pooler_output
+    np.testing.assert_allclose(encoder.encode(["kaban loder"]), expected.detach().numpy(), atol=1e-6)
+    assert SentenceEncoder.from_pretrained(str(tmp_path), pooling="cls").pooling == "cls"
+    assert SentenceEncoder(encoder.model, tiny_tokenizer).pooling == "mean"
+
+
+def test_pretraining_checkpoint_loads_as_its_encoder(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr").save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(tmp_path)
+    expected = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls").encode(SENTENCES[:5])
+    np.testing.assert_allclose(
+        SentenceEncoder.from_pretrained(str(tmp_path)).encode(SENTENCES[:5]), expected, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_folder_saved_by_sentence_transformers(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, normalize: bool
+) -> None:
+    model = AutoModel.from_config(tiny_config("bert", len(tiny_tokenizer)))
+    library = library_folder(tmp_path, model, tiny_tokenizer, 33, normalize)
+    encoder = load_encoder(str(tmp_path / "saved"))
+    assert isinstance(encoder, SentenceEncoder)
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "query: ")
+    found, expected = encoder.encode(SENTENCES), library.encode(SENTENCES)
+    np.testing.assert_allclose(unit(found) if normalize else found, expected, atol=1e-5)
+    assert load_encoder(str(tmp_path / "saved"), prefix="").prefix == ""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"), [("bert", 80), ("modernbert", 80), ("xlm-roberta", 78), ("xlnet", VERY_LARGE_INTEGER)]
+)
+def test_length_of_a_folder_whose_tokenizer_has_no_limit(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, model_type: str, expected: int
+) -> None:
+    xlnet = XLNetConfig(vocab_size=len(tiny_tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=48, pad_token_id=1)
+    config = xlnet if model_type == "xlnet" else tiny_config(model_type, len(tiny_tokenizer))
+    library = library_folder(tmp_path, AutoModel.from_config(config), tiny_tokenizer, VERY_LARGE_INTEGER)
+    encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
+    assert encoder.max_seq_length == expected
+    if model_type == "xlm-roberta":  # the library counts the whole table of positions, and fails beyond its end
+        library.max_seq_length = expected
+    assert library.max_seq_length == expected
+    np.testing.assert_allclose(encoder.encode(SENTENCES), library.encode(SENTENCES), atol=1e-5)
+
+
+@pytest.mark.parametrize(("names", "pooling"), [("legacy", LEGACY_POOLING), ("new", NEW_POOLING)])
+@pytest.mark.parametrize("more", [(), ("Normalize",)])
+def test_folders_of_earlier_sentence_transformers(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, names: str, pooling: dict, more: tuple[str, ...]
+) -> None:
+    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), names, pooling, more, max_seq_length=33)
+    encoder = load_encoder(str(tmp_path))
+    assert isinstance(encoder, SentenceEncoder)
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "")
+    library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path), device="cpu")
+    expected = library.encode(SENTENCES, normalize_embeddings=True)
+    np.testing.assert_allclose(unit(encoder.encode(SENTENCES)), expected, atol=1e-5)
+
+
+def test_a_folders_length_above_the_position_table_is_capped(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), "new", NEW_POOLING, max_seq_length=82)
+    assert SentenceEncoder.from_pretrained(str(tmp_path)).max_seq_length == 80
+
+
+def test_folder_with_a_dense_module_goes_to_the_library(tmp_path: Path, tiny_bert_dir: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    transformer, pooling = modules.Transformer(str(tiny_bert_dir)), modules.Pooling(32, "mean")
+    model = library.SentenceTransformer(modules=[transformer, pooling, modules.Dense(32, 8)], device="cpu")
+    model.save(str(tmp_path))
+    with pytest.raises(NeedsSentenceTransformers, match="Transformer, Pooling, Dense"):
+        SentenceEncoder.from_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=r"Dense; pooling .* leave them out"):
+        load_encoder(str(tmp_path), pooling="cls")
+    vectors = load_encoder(str(tmp_path), prefix="query: ").encode(SENTENCES, token_budget=256)
+    np.testing.assert_allclose(vectors, model.encode([f"query: {s}" for s in SENTENCES]), atol=1e-5)
+
+
+def test_folder_with_a_dense_module_and_no_library(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), "new", NEW_POOLING, ("Dense",))
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
+    with pytest.raises(ValueError, match=r"Dense: pip install 'dap-transformers\[st\]'"):
+        load_encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "transformer"),
+    [
+        (NEW_POOLING | {"pooling_mode": "lasttoken"}, {}),
+        (NEW_POOLING | {"pooling_mode": ["cls", "mean"]}, {}),
+        (LEGACY_POOLING | {"pooling_mode_max_tokens": True}, {}),
+        (NEW_POOLING, {"do_lower_case": True}),
+    ],
+)
+def test_other_poolings_and_lower_casing_are_not_ours(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, pooling: dict, transformer: dict
+) -> None:
+    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), "new", pooling, (), **transformer)
+    with pytest.raises(NeedsSentenceTransformers):
+        SentenceEncoder.from_pretrained(str(tmp_path))
+
+
+def test_unknown_pooling_of_a_plain_encoder_is_the_papers_with_a_warning(
+    tiny_bert_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir))
+    assert (encoder.pooling, encoder.prefix) == ("cls", "")
+    assert encoder.max_seq_length == 80  # the model has no room for the default of 128
+    assert "does not say how it pools: using 'cls'" in caplog.text
+
+
+def test_missing_encoder_weights_are_an_error(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    model = BertModel(tiny_config("bert", len(tiny_tokenizer)))
+    weights = {name: weight for name, weight in model.state_dict().items() if "layer.2." not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of its encoder, such as 'encoder.layer.2"):
+        SentenceEncoder.from_pretrained(str(tmp_path))
+
+
+def test_arguments_that_do_not_fit(tiny_bert_dir: Path) -> None:
+    with pytest.raises(ValueError, match="pooling='max': choose one of cls, mean"):
+        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "max")
+    with pytest.raises(ValueError, match="max_seq_length=2 leaves no token of the text: give 3"):
+        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", max_seq_length=2)
+    with pytest.raises(ValueError, match="max_seq_length=81 is above the model's 80 positions"):
+        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", max_seq_length=81)
+
+
+@pytest.mark.parametrize(("model_type", "limit"), [("bert", 80), ("xlm-roberta", 78), ("modernbert", None)])
+def test_longest_input(model_type: str, limit: int | None) -> None:
+    assert longest_input(AutoModel.from_config(tiny_config(model_type))) == limit
+
+
+@pytest.mark.parametrize("full", [1, 30, 200])
+def test_batches_hold_every_row_once_within_the_budget(full: int) -> None:
+    lengths = random.Random(0).choices(range(60), k=500)
+    batches = length_batches(lengths, token_budget=50, full=full)
+    assert sorted(row for batch in batches for row in batch) == [row for row, length in enumerate(lengths) if length]
+    for batch in batches:
+        assert len(batch) * max(lengths[row] for row in batch) <= 50 or len(batch) == 1
+    if full == 1:
+        assert all(len({lengths[row] for row in batch}) == 1 for batch in batches)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_equals_cpu(tiny_bert_dir: Path) -> None:
+    on_cpu = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", device="cpu").encode(SENTENCES)
+    on_cuda = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", device="cuda").encode(SENTENCES)
+    np.testing.assert_allclose(on_cuda, on_cpu, atol=1e-4)

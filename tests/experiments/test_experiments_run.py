@@ -1,0 +1,382 @@
+"""Recipes and their runner: commands run in this process on tiny models, or on folders as finished runs leave them."""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import REPOSITORY
+from transformers import BertConfig
+
+import eval_retrieval
+import train_dap
+from configuration_dap import DAPConfig
+from dap.prepare.run_folder import claimed
+from dap.reports.records import RECORD, write_json
+from dap.training.arguments import given_fields, parse_arguments
+from dap.training.resuming import FINISHED
+from experiments import run as runner
+from experiments import timing
+from experiments.recipes import Recipe, flags, read_recipe
+from experiments.run import BEGUN, Busy, Job, Workspace, commit, execute, work
+from experiments.statistics import DEV
+
+Tell = Callable[..., Path]
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Tell:
+    """Writes a recipe."""
+
+    def write(**content: object) -> Path:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({"name": "study", **content}, sort_keys=False))
+        return path
+
+    return write
+
+
+def workspace_of(recipe: Recipe, folder: Path) -> Workspace:
+    return Workspace(recipe, folder / "runs", folder / "results")
+
+
+def finish(folder: Path, accuracy: float = 50.0) -> None:
+    """A folder as a training leaves it."""
+    history = [{"loss": 2.0, "step": 1}, {"eval_loss": 1.0, "step": 1}]
+    contents = {
+        RECORD: {"objective": "tr"},
+        "config.json": {"model_type": "dap"},
+        "trainer_state.json": {"log_history": history},
+        "eval_results.json": {DEV: accuracy},
+        FINISHED: {"train_runtime": 1.0},
+    }
+    for name, content in contents.items():
+        write_json(content, folder / name)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands run in this process; the list is of those that ran."""
+    ran: list[list[str]] = []
+
+    def execute_here(arguments: Sequence[str], log: Path) -> None:
+        ran.append([*arguments])
+        commands = {"train_dap.py": train_dap.run, "eval_retrieval.py": eval_retrieval.run}
+        commands[arguments[0]](list(arguments[1:]))
+
+    monkeypatch.setattr(runner, "execute", execute_here)
+    return ran
+
+
+def test_a_study_is_carried_out_once(
+    tell: Tell, in_process: list[list[str]], tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "a {folder} with spaces"
+    shutil.copytree(bitext_dir, data)
+    train = {"model_name_or_path": "{encoder}", "train_data": "{data}", "max_steps": 2, "dev_pairs": 10, "seed": 7}
+    train |= {"total_train_batch_size": 8, "learning_rate": 1e-3, "eval_strategy": "no", "save_strategy": "no"}
+    train |= {"logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "max_seq_length": 16}
+    evaluate = "eval_retrieval.py --model {model} --data_dir {data} --max_pairs 20 --output_file {result}"
+    runs = {"tr": {"objective": "tr"}, "dap": {"seeds": [3]}}
+    runs["tr-same-time"] = {"like": "tr", "same_time_as": "dap", "evaluate": []}
+    recipe = tell(train=train, evaluate={"found": evaluate}, runs=runs)
+    places = [str(recipe), "--places", f"encoder={tiny_bert_dir}", f"data={data}", "--output_dir", str(tmp_path)]
+    argv = [*places, "--results_dir", str(tmp_path / "results")]
+    with pytest.raises(SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.timing writes it$"):
+        runner.main(argv)
+    timing.main([*argv, "--repeats", "1"])
+    runner.main(argv)
+    assert [line[0] for line in in_process] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
+
+    collected = tmp_path / "results" / "study" / "dap-lr0.001" / "seed-3.json"
+    content = json.loads(collected.read_text())
+    assert content["record"]["seed"] == content["record"]["data_seed"] == content["seed"] == 3
+    assert [line["step"] for line in content["curve"]] == [1, 2]
+    assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
+    assert content["dev"][DEV] >= 0
+    assert content["config"]["objective"] == "tr+rtl"
+    assert content["command"][0] == "train_dap.py"
+    trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
+    assert (trained["--seed"], trained["--learning_rate"], trained["--max_steps"]) == ("3", "0.001", "2")
+    assert content["encoder"] == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]
+    assert content["machine"]["threads"] == torch.get_num_threads()
+
+    before = collected.stat().st_ino  # another file takes its place when it is written
+    runner.main(argv)
+    assert len(in_process) == 5
+    assert collected.stat().st_ino == before
+    shutil.rmtree(tmp_path / "study" / "dap-lr0.001" / "seed-3" / "found")  # as if killed after the training
+    collected.unlink()
+    runner.main(argv)
+    assert [line[0] for line in in_process[5:]] == ["eval_retrieval.py"]
+    assert (
+        json.loads(collected.read_text())["evaluations"]["found"]["settings"]
+        == content["evaluations"]["found"]["settings"]
+    )
+
+
+def test_the_search_takes_the_rate_of_the_best_accuracy(tell: Tell, tmp_path: Path) -> None:
+    content = {"seeds": [4, 5], "learning_rates": [1.0, 2.0, 3.0], "evaluate": {"e": "x.py {model}"}}
+    recipe = read_recipe(tell(**content, runs={"tr": None, "long": {"like": "tr", "max_steps": 9}}), {})
+    workspace = workspace_of(recipe, tmp_path)
+    tr, long = recipe.runs.values()
+    searched = [Job(tr, 4, rate, ()) for rate in (1.0, 2.0, 3.0)]
+    for job, accuracy in zip(searched, (10.0, 30.0, 20.0)):
+        assert list(workspace.jobs(tr)) == searched
+        assert not list(workspace.jobs(long))
+        with pytest.raises(ValueError, match="long: the search for its learning rate has not ended"):
+            timing.model_folder(workspace, long)
+        finish(workspace.folder(job), accuracy)
+    assert list(workspace.jobs(tr)) == searched + [Job(tr, seed, 2.0, ("e",)) for seed in (4, 5)]
+    assert list(workspace.jobs(long)) == [Job(long, seed, 2.0, ("e",)) for seed in (4, 5)]
+    assert timing.model_folder(workspace, long) == workspace.folder(Job(long, 4, 2.0, ()))
+    assert [job.name for job in runner.in_order(workspace, None)] == [
+        "tr-lr1/seed-4",
+        "tr-lr3/seed-4",
+        "tr-lr2/seed-4",
+        "long-lr2/seed-4",
+        "tr-lr2/seed-5",
+        "long-lr2/seed-5",
+    ]
+    (workspace.folder(searched[0]) / "eval_results.json").unlink()
+    with pytest.raises(ValueError, match="tr-lr1/seed-4 has no eval_mean_accuracy.*dev_pairs"):
+        work(workspace, None)
+
+
+def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(tell: Tell, tmp_path: Path) -> None:
+    train = {"learning_rate": 0.5, "max_steps": 100, "objective": "tr"}
+    runs = {"tr": {"command": "own.py"}, "dap": {"objective": "tr+rtl"}, "same": {"like": "tr", "same_time_as": "dap"}}
+    recipe = read_recipe(tell(train=train, runs=runs), {})
+    workspace, run = workspace_of(recipe, tmp_path), recipe.runs["same"]
+    job = Job(run, 3, 0.5, ())
+    write_json({"steps": {"dap": {"cpu": 3.0}}}, workspace.timing)
+    with pytest.raises(ValueError, match="timing.json tells nothing of tr: "):
+        workspace.arguments(job)
+    write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, workspace.timing)
+    expected = {"objective": "tr", "max_steps": 155, "learning_rate": 0.5, "seed": 3, "data_seed": 3}
+    assert workspace.arguments(job) == expected
+    assert run.command == "own.py"
+
+
+def test_only_runs_that_share_their_batches_are_timed(tell: Tell) -> None:
+    train = {"learning_rate": 0.5, "max_steps": 100, "train_data": "d"}
+    same = {"like": "tr", "same_time_as": "dap"}
+
+    def arguments(**own: object) -> dict[str, object]:
+        recipe = read_recipe(tell(train=train, runs={"tr": None, "dap": own, "same": same}), {})
+        return timing.shared_arguments(timing.compared(workspace_of(recipe, Path())))
+
+    with pytest.raises(ValueError, match="dap has no total_train_batch_size"):
+        arguments()
+    train["total_train_batch_size"] = 8
+    assert arguments(objective="tr")["max_seq_length"] == 32
+    with pytest.raises(ValueError, match="dap has language_mix='uniform', tr 'natural'"):
+        arguments(language_mix="uniform")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"steps": 3}, "unknown key steps; a recipe has name, train"),
+        ({"train": {"train_data": "{text}/train"}}, r"'\{text\}/train' needs --places text="),
+        ({"train": {"train_data": "{model}"}}, "needs --places model="),
+        ({"evaluate": {"e": "x.py {model} {text}"}}, "needs --places text="),
+        ({"evaluate": {"e": "x.py {"}}, "has a brace alone"),
+        ({"runs": {"a": {"evaluate": ["f"]}}}, "a evaluates f, which the recipe does not define"),
+        ({"runs": {"a": {"like": "b"}, "b": None}}, "a is like b, which must be a run above it"),
+        ({"runs": {"a": None, "b": {"same_time_as": "a"}}}, "b is same_time_as a, which needs like"),
+        ({"runs": {"a": None, "b": {"like": "a", "same_time_as": "a"}}}, "which needs max_steps"),
+        ({"learning_rates": []}, "a has no learning_rate"),
+        ({"runs": []}, "no recipe"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_named(content: dict, message: str, tell: Tell) -> None:
+    path = tell(**{"learning_rates": [1.0], "runs": {"a": None}, **content})
+    with pytest.raises(SystemExit, match=f"^error: .*recipe.yaml: .*{message}"):
+        runner.main([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--places", "data"], "--places data: give NAME=PATH"),
+        (["--places", "model=m"], "--places model=...: each run fills that in itself"),
+        (["--only", "b"], "--only b: .*recipe.yaml has a"),
+    ],
+)
+def test_mistakes_in_the_command_are_named(arguments: list[str], message: str, tell: Tell) -> None:
+    with pytest.raises(SystemExit, match=f"^error: {message}"):
+        runner.main([str(tell(learning_rates=[1.0], runs={"a": None})), *arguments])
+
+
+def test_a_failed_command_names_its_log_and_the_others_go_on(tell: Tell, tmp_path: Path) -> None:
+    runs = {"bad": {"command": "json.tool", "objective": "t r"}, "good": {"evaluate": []}}
+    path = tell(train={"learning_rate": 1.0}, evaluate={"e": "x.py"}, runs=runs)
+    workspace = workspace_of(read_recipe(path, {}), tmp_path)
+    bad, good = (Job(run, 0, 1.0, run.evaluate) for run in workspace.recipe.runs.values())
+    finish(workspace.folder(good))
+    log = workspace.folder(bad) / "train.log"
+    assert work(workspace, None) == [f"{bad.name}: json.tool ended with status 2: see {log}"]
+    assert "-m json.tool --learning_rate 1.0 --objective 't r' --seed 0" in log.read_text()
+    assert [workspace.state(job) for job in (bad, good)] == ["begun", "done"]
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(
+    tell: Tell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tell(train={"learning_rate": 1.0}, runs={"held": None, "own": None})
+    argv = [str(path), "--output_dir", str(tmp_path / "runs"), "--results_dir", str(tmp_path / "results")]
+    workspace = workspace_of(read_recipe(path, {}), tmp_path)
+    held, own = (Job(run, 0, 1.0, ()) for run in workspace.recipe.runs.values())
+    for job in (held, own):
+        finish(workspace.folder(job))
+    with claimed(workspace.folder(held)):
+        runner.main(argv)
+    runner.main([*argv, "--list"])
+    assert capsys.readouterr().out == f"{held.name}: not collected\n{own.name}: done\n"
+
+
+def test_what_another_process_had_is_tried_once_more_at_the_end(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None, "b": None, "c": None}), {})
+    workspace, tried = workspace_of(recipe, tmp_path), []
+
+    def carry_out(workspace: Workspace, job: Job) -> None:
+        tried.append(job.run.name)
+        if job.run.name == "a" or (job.run.name == "b" and tried.count("b") < 2):
+            raise Busy("another process is at work")
+        write_json({}, workspace.folder(job) / "done")
+
+    monkeypatch.setattr(Workspace, "carry_out", carry_out)
+    monkeypatch.setattr(
+        Workspace, "state", lambda workspace, job: "done" if (workspace.folder(job) / "done").is_file() else "open"
+    )
+    assert work(workspace, None) == []
+    assert tried == ["a", "b", "c", "a", "b"]
+
+
+def test_a_damaged_folder_stops_nothing_but_its_own_job(tell: Tell, tmp_path: Path) -> None:
+    recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None, "b": None}), {})
+    workspace = workspace_of(recipe, tmp_path)
+    damaged, sound = (Job(run, 0, 1.0, ()) for run in recipe.runs.values())
+    for job in (damaged, sound):
+        finish(workspace.folder(job))
+    (workspace.folder(damaged) / FINISHED).write_text("")
+    (failed,) = work(workspace, None)
+    assert failed.startswith(f"a-lr1/seed-0: {workspace.folder(damaged) / FINISHED}: no JSON")
+    assert workspace.state(sound) == "done"
+
+
+def test_what_began_is_told_anew_but_for_a_checkpoint(tell: Tell, tmp_path: Path) -> None:
+    recipe = read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {})
+    workspace = workspace_of(recipe, tmp_path)
+    job = Job(recipe.runs["a"], 0, 1.0, ())
+    workspace.begin(job, {"max_steps": 1})
+    workspace.begin(job, {"max_steps": 2})  # the first command failed before it had trained anything
+    (workspace.folder(job) / "checkpoint-1").mkdir()
+    workspace.begin(job, {"max_steps": 3})
+    assert json.loads((workspace.folder(job) / BEGUN).read_text())["command"][-1] == "2"
+
+
+def test_a_command_that_outlived_its_runner_keeps_others_away(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    with log.open("a") as file:
+        runner.lock(file, log)
+        left = subprocess.Popen(["sleep", "60"], stdout=file)
+    try:
+        with pytest.raises(Busy, match="train.log: a command of a runner that was killed still runs"):
+            execute(["json.tool", "--help"], log)
+    finally:
+        left.kill()
+        left.wait()
+    execute(["json.tool", "--help"], log)
+    with log.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is free again
+
+
+def test_how_far_a_training_is(tell: Tell, tmp_path: Path) -> None:
+    def workspace(**evaluate: str) -> Workspace:
+        path = tell(train={"learning_rate": 1.0}, evaluate=evaluate, runs={"a": None})
+        return workspace_of(read_recipe(path, {}), tmp_path)
+
+    def state() -> str:
+        return current.state(job)
+
+    current = workspace(e="x.py", f="x.py")
+    job = Job(current.recipe.runs["a"], 0, 1.0, ("e", "f"))
+    folder = current.folder(job)
+    assert state() == "open"
+    folder.mkdir(parents=True)
+    assert state() == "begun"
+    finish(folder)
+    write_json({"mean": 3}, folder / "f" / "f.json")
+    assert state() == "trained, without e"
+    write_json({"mean": 4}, folder / "e" / "e.json")
+    assert state() == "not collected"
+    current.carry_out(job)
+    assert state() == "done"
+    assert json.loads(current.result(job).read_text())["evaluations"] == {"e": {"mean": 4}, "f": {"mean": 3}}
+    write_json({"mean": 6}, folder / "e" / "e.json")  # evaluated anew
+    assert state() == "not collected"
+    current.carry_out(job)
+    assert json.loads(current.result(job).read_text())["evaluations"]["e"] == {"mean": 6}
+    current = workspace(e="x.py", f="x.py", g="x.py")
+    job = Job(job.run, 0, 1.0, ("e", "f", "g"))
+    assert state() == "trained, without g"
+    write_json({"mean": 5}, folder / "g" / "g.json")
+    assert state() == "not collected"
+
+
+def test_results_follow_their_folder_and_keep_what_trained_it(tell: Tell, tmp_path: Path) -> None:
+    workspace = workspace_of(read_recipe(tell(train={"learning_rate": 1.0}, runs={"a": None}), {}), tmp_path)
+    job = Job(workspace.recipe.runs["a"], 0, 1.0, ())
+    finish(workspace.folder(job))
+    told = {"command": ["train_dap.py"], "commit": "abc", "machine": {}, "versions": {}, "encoder": None}
+    write_json(told, workspace.folder(job) / BEGUN)
+    workspace.carry_out(job)
+    (workspace.folder(job) / BEGUN).unlink()  # as of a run from before it was written
+    finish(workspace.folder(job), accuracy=70.0)
+    assert workspace.state(job) == "not collected"
+    workspace.carry_out(job)
+    assert (workspace.known(job)["commit"], workspace.known(job)["dev"][DEV]) == ("abc", 70.0)
+    write_json({"model_step": 3}, workspace.folder(job) / "train_results.json")  # another training
+    workspace.carry_out(job)
+    assert workspace.known(job)["commit"] is None
+
+
+def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for line in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "m"]):
+        subprocess.run(["git", *line], cwd=tmp_path, check=True)
+    (tmp_path / "copy").mkdir()
+    assert len(commit(tmp_path)) == 40
+    (tmp_path / "results.json").write_text("{}")
+    assert len(commit(tmp_path)) == 40
+    (tmp_path / "other.py").write_text("1")
+    assert commit(tmp_path).endswith("-dirty")
+    assert commit(tmp_path / "copy") is None
+    shutil.rmtree(tmp_path / ".git")
+    assert commit(tmp_path) is None
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_path: Path) -> None:
+    places = {name: str(tmp_path) for name in ("encoder", "encoder_without_head", "data", "links")}
+    recipe = read_recipe(path, places)
+    assert recipe.name == path.stem
+    for run in recipe.runs.values():
+        own = {key: value for key, value in run.arguments.items() if key != "released_processes"}
+        model, _, _ = parse_arguments(flags(own | {"output_dir": str(tmp_path)}))
+        fields = given_fields(model) | {"mask_token_id": 4}
+        if "rtl_direction" in fields:
+            fields["rtl_languages"] = ["de"]  # the text's
+        DAPConfig(BertConfig(num_hidden_layers=4), **fields)

@@ -1,0 +1,124 @@
+"""Keys, samples and counts by parts against plain sets and loops."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import xxhash
+
+from dap.prepare import deduplication
+from dap.prepare.deduplication import (
+    Admission,
+    contains,
+    count_distinct,
+    normalise_all,
+    pair_keys,
+    ranks,
+    repeated_values,
+    sample,
+)
+from dap.training.splitting import normalise
+
+
+def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2**64, different, np.uint64)[rng.integers(0, different, count)]
+
+
+def test_texts_are_normalised_as_for_the_dev_split() -> None:
+    texts = [
+        "It's 5 o'clock!",
+        "…",
+        "",
+        " ?! ",
+        "Straße ΣΊΣΥΦΟΣ",
+        "火车，八点。",
+        "रेलगाड़ी",
+        "a\nb\u2028c",
+        "ﬁ ½ ⅷ İ",
+        "x" * 999,
+    ]
+    assert normalise_all(texts).texts() == [normalise(text) for text in texts]
+    assert normalise_all([]).texts() == []
+    alone = ["a" + chr(code) + "B" for code in range(0x1F000) if not 0xD800 <= code < 0xE000]
+    assert normalise_all(alone).texts() == [normalise(text) for text in alone]
+
+
+def test_keys_are_of_the_text_alone() -> None:
+    letters = normalise_all(["Good day!", "bad", "", "good, DAY", "goodda"])
+    keys = letters.keys()
+    assert keys[0] == keys[3] == normalise_all(["gOOdday"]).keys()[0]
+    assert len(set(keys.tolist())) == 4
+    assert keys[1] == xxhash.xxh3_64_intdigest("bad".encode("utf-32-le"))
+
+
+def test_pair_keys_tell_pairs_and_sides_apart() -> None:
+    rng = np.random.default_rng(0)
+    some = rng.integers(0, 50, (2, 20_000)).astype(np.uint64)
+    pairs = set(zip(*some.tolist()))
+    assert len(np.unique(pair_keys(*some))) == len(pairs) == 2500
+    assert pair_keys(*some).tolist() != pair_keys(*some[::-1]).tolist()
+
+
+def test_ranks_are_a_random_order_of_the_seed() -> None:
+    keys = np.arange(100_000, dtype=np.uint64)
+    orders = [ranks(keys, seed) for seed in (0, 1, -1)]
+    assert all(len(np.unique(order)) == len(keys) for order in orders)
+    for order in orders:
+        assert np.corrcoef(keys.astype(float), order.astype(float))[0, 1] == pytest.approx(0, abs=0.02)
+        assert np.bincount((order >> np.uint64(60)).astype(int), minlength=16) == pytest.approx(6250, rel=0.06)
+    for first, second in pairwise(orders):
+        assert np.corrcoef(first.astype(float), second.astype(float))[0, 1] == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.parametrize("part", [10**9, 700, 64])
+def test_counts_by_parts_are_those_of_a_set(part: int) -> None:
+    arrays = [random_keys(2000, 900), random_keys(0, 1), random_keys(1500, 900)]
+    values = np.concatenate(arrays).tolist()
+    assert count_distinct(arrays, part) == len(set(values))
+    assert repeated_values(arrays, part).tolist() == sorted({value for value in values if values.count(value) > 1})
+    assert count_distinct([], part) == len(repeated_values([], part)) == 0
+
+
+def naive_sample(values: list[int], size: int | None) -> list[bool]:
+    chosen = sorted(set(values))[:size]
+    first = {value: values.index(value) for value in chosen}
+    return [first.get(value) == row for row, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("part", [10**9, 200])
+@pytest.mark.parametrize("size", [None, 0, 1, 333, 10_000])
+def test_sample_by_parts_is_that_of_a_loop(part: int, size: int | None) -> None:
+    arrays = [random_keys(1200, 600), random_keys(800, 600)]
+    assert sample(arrays, size, part).tolist() == naive_sample(np.concatenate(arrays).tolist(), size)
+
+
+def test_extreme_values_have_a_part() -> None:
+    values = np.array([0, 2**64 - 1, 2**63, 0, 2**64 - 1], np.uint64)
+    assert count_distinct([values], 2) == 3
+    assert sample([values], None, 1).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("size", [None, 1, 100])
+def test_admission_lets_in_all_that_the_sample_needs(size: int | None) -> None:
+    values = random_keys(20_000, 8000)
+    admit = Admission(size)
+    admitted = np.concatenate([admit(block) for block in np.array_split(values, 40)])
+    chosen = sample([values], size)
+    assert not (chosen & ~admitted).any()
+    assert sample([values[admitted]], size).tolist() == chosen[admitted].tolist()
+    assert admitted.sum() == len(values) if size is None else admitted.sum() < 0.2 * len(values)
+
+
+def test_parts_hold_about_as_many_keys_as_asked() -> None:
+    arrays = [random_keys(50_000, 50_000, seed) for seed in (0, 1)]
+    sizes = [len(values) for values, _ in deduplication._parts(arrays, 5000)]
+    assert sum(sizes) == 100_000
+    assert max(sizes) < 5500
+
+
+def test_contains_is_membership() -> None:
+    values = random_keys(1000, 300)
+    known = np.unique(random_keys(200, 300))
+    assert contains(known, values).tolist() == [value in set(known.tolist()) for value in values.tolist()]
+    assert contains(known[:0], values).tolist() == [False] * 1000

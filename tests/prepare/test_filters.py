@@ -1,0 +1,267 @@
+"""Every filter on hand-made pairs of several scripts, and all of them against a plain loop."""
+
+import random
+import unicodedata
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import polars as pl
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
+from dap.prepare.filters import REASONS, Cleaner, CleaningOptions, load_identifier, repair, words, wrong_script
+from dap.prepare.tokens import Tokens
+
+# Source and English of pairs that nothing is wrong with.
+GOOD = {
+    "de": ("Der Zug fährt um acht Uhr ab.", "The train leaves at eight o'clock."),
+    "ar": ("يغادر القطار في الساعة الثامنة صباحا", "The train leaves at eight o'clock."),
+    "zh": ("火车八点钟从车站出发。", "The train leaves the station at eight."),
+    "th": ("รถไฟออกจากสถานีเวลาแปดโมงเช้า", "The train leaves the station at eight."),
+    "hi": ("रेलगाड़ी सुबह आठ बजे चलती है।", "The train leaves at eight o'clock."),
+    "ka": ("მატარებელი დილის რვა საათზე გადის.", "The train leaves at eight o'clock."),
+    "ja": ("電車は朝の八時に駅を出ます。", "The train leaves the station at eight."),
+}
+
+
+def frame(*pairs: tuple[str, str]) -> pl.DataFrame:
+    return pl.DataFrame(pairs, schema={"source": pl.String, "target": pl.String}, orient="row")
+
+
+def reasons(language: str, *pairs: tuple[str, str], **options: float | str) -> list[str | None]:
+    """Why each pair is dropped, cleaned alone."""
+    clean = Cleaner(language, CleaningOptions(**options))
+    counts = [clean(frame(pair))[1] for pair in pairs]
+    return [next((reason for reason in REASONS if count[reason]), None) for count in counts]
+
+
+@pytest.mark.parametrize("language", GOOD)
+def test_good_pairs_stay(language: str) -> None:
+    kept, counts = Cleaner(language)(frame(GOOD[language], GOOD[language]))
+    expected = [tuple(unicodedata.normalize("NFC", side) for side in GOOD[language])] * 2
+    assert kept.rows() == expected
+    assert sum(counts[reason] for reason in REASONS) == 0
+
+
+@pytest.mark.parametrize("language", GOOD)
+def test_each_reason_in_each_script(language: str) -> None:
+    source, target = GOOD[language]
+    short = {"zh": "火车", "th": "รถไฟ", "ja": "電車"}.get(language, source.split()[0])
+    count = words(pl.Series([source]), SCRIPTS[language])[1].item()
+    other = GOOD["ka" if language != "ka" else "hi"][0]
+    cases = {
+        "url": [(f"{source} http://a.b", target), (source, f"{target} me@home")],
+        "short": [(short, target), (source, "The train leaves.")],
+        "length_ratio": [(source, " ".join(f"word{i}" for i in range(41))), (f"{source} " * 40, target)],
+        "long": [(" ".join([source] * -(-70 // count)), " ".join(f"word{i}" for i in range(70)))],
+        "shared": [(f"{source} A1 B2 C3 D4", "A1 B2 C3 D4 one two"), (f"{source} A1 B2", "A1 B2 one two")],
+        "script": [(other, target), (source, other), ("1 2 3 4 5", target)],
+    }
+    for reason, pairs in cases.items():
+        assert reasons(language, *pairs) == [reason] * len(pairs), reason
+    assert reasons(language, (target, target)) == ["identical"]
+    assert reasons(language, (" \x00 ", target)) == ["empty"]
+
+
+def test_limits_are_where_the_paper_has_them() -> None:
+    def pair(source: int, target: int) -> tuple[str, str]:
+        return " ".join(f"s{i}" for i in range(source)), " ".join(f"t{i}" for i in range(target))
+
+    assert reasons("de", pair(3, 4), pair(4, 4)) == ["short", None]
+    assert reasons("de", pair(32, 15), pair(33, 16), pair(34, 17)) == [None, "length_ratio", None]
+    assert reasons("de", pair(65, 64), pair(65, 65)) == [None, "long"]
+    shared = ("a b c d e f", "a b c x y z w")
+    assert reasons("de", shared, ("a b c d e f g", "a b c x y z w")) == ["shared", None]
+    assert reasons("de", ("a a a a a a b", "a c d e f g")) == ["shared"]  # one of two different tokens
+    assert reasons("de", shared, max_shared=0.6) == [None]
+    assert reasons("de", pair(3, 4), pair(40, 41), min_tokens=3, max_tokens=39) == [None, "long"]
+    assert reasons("de", pair(20, 9), ratio_beyond=10, max_ratio=3.0) == [None]
+    assert reasons("de", pair(20, 9), ratio_beyond=10) == ["length_ratio"]
+    assert reasons("de", GOOD["de"], url_pattern="Zug") == ["url"]
+    assert reasons("de", GOOD["ka"], min_script=0.0) == [None]
+    assert reasons("xh", GOOD["ka"]) == [None]  # of unknown script
+
+
+def test_text_is_repaired_and_counted() -> None:
+    pairs = frame(
+        ("Cafe\u0301\tund\x00  Tee\u2028bitte ", "coffee and tea please"),
+        ("क\u093c", "\ufeffone"),
+        ("می\u200cخواهم", "\u1112\u1161\u11ab"),
+        ("Å\u2126", "plain"),
+    )
+    repaired, counts = repair(pairs)
+    assert repaired["source"].to_list() == ["Café und Tee bitte", "क\u093c", "می\u200cخواهم", "ÅΩ"]
+    assert repaired["target"].to_list() == ["coffee and tea please", "one", "한", "plain"]
+    assert counts == {"control_characters": 2, "nfc": 3}
+
+
+def test_nfc_is_unicodes_for_every_character() -> None:
+    characters = [chr(code) for code in range(0x21, 0x1E100) if unicodedata.category(chr(code))[0] in "LM"]
+    texts = [f"a{character}e\u0301{character}\u0308." for character in characters] + [f"x{c}y" for c in characters]
+    repaired, _ = repair(pl.DataFrame({"source": texts, "target": texts}))
+    assert repaired["source"].to_list() == [unicodedata.normalize("NFC", text) for text in texts]
+
+
+def test_other_columns_stay_beside_their_pair() -> None:
+    pairs = frame(GOOD["de"], ("zu kurz", "too short"), GOOD["de"]).with_columns(line=pl.Series([7, 8, 9]))
+    assert Cleaner("de")(pairs)[0]["line"].to_list() == [7, 9]
+    assert Cleaner("de")(pairs.clear())[0].rows() == []
+
+
+# Against a plain loop
+
+SCRIPT_NAMES = {"CJK UNIFIED": "Han", "HIRAGANA": "Hiragana", "KATAKANA LETTER": "Katakana"}
+
+
+def script_of(character: str) -> str:
+    name = unicodedata.name(character, "")
+    return next((script for start, script in SCRIPT_NAMES.items() if name.startswith(start)), name.split()[0].title())
+
+
+def naive_words(text: str, unspaced: bool) -> tuple[list[str], int]:
+    if not unspaced:
+        return text.split(" "), len(text.split(" ")) if text else 0
+    tokens, count, before = [], 0.0, ""
+    for character in text:
+        if (script := script_of(character)) in CHARACTERS_PER_WORD:
+            tokens.append(character)
+            count += 1 / CHARACTERS_PER_WORD[script]
+        elif character != " " and character not in "。，、！":
+            if before in ("", " ") or before in "。，、！" or script_of(before) in CHARACTERS_PER_WORD:
+                tokens.append("")
+                count += 1
+            tokens[-1] += character
+        before = character
+    return tokens, ceil(count - 1e-9)
+
+
+def naive_foreign(text: str, scripts: Sequence[str]) -> bool:
+    letters = [character for character in text if unicodedata.category(character)[0] == "L"]
+    native = sum(script_of(letter) in scripts for letter in letters)
+    return bool(scripts) and (not letters or native / len(letters) < 0.3)
+
+
+def naive_reason(language: str, source: str, target: str) -> str | None:
+    scripts = SCRIPTS[language]
+    first, first_count = naive_words(source, bool(CHARACTERS_PER_WORD.keys() & set(scripts)))
+    second, second_count = naive_words(target, False)
+    shortest, longest = sorted([first_count, second_count])
+    fails = {
+        "empty": not source or not target,
+        "url": any(mark in side for mark in ("@", "http") for side in (source, target)),
+        "short": shortest <= 3,
+        "length_ratio": longest > 32 and longest / max(shortest, 1e-9) > 2,
+        "long": shortest > 64,
+        "identical": source == target,
+        "shared": 0 < len(set(first) & set(second)) >= 0.5 * min(len(set(first)), len(set(second))),
+        "script": naive_foreign(source, scripts) or naive_foreign(target, SCRIPTS["en"]),
+    }
+    return next((reason for reason, failed in fails.items() if failed), None)
+
+
+def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
+    rng = random.Random(language)
+    pieces = [word for source, _ in GOOD.values() for word in unicodedata.normalize("NFC", source).split()]
+    own = unicodedata.normalize("NFC", GOOD[language][0]).split()
+    english = ["the", "train", "leaves", "at", "8", "we", "saw", "old", "birds", "12", "http", "home@", "Windows", "x"]
+
+    def text(words: list[str], longest: int) -> str:
+        chosen = rng.choices(words, k=rng.choice([0, 2, 4, 8, longest])) + rng.choices(
+            english + pieces, k=rng.randint(0, 2)
+        )
+        return " ".join(dict.fromkeys(chosen) if rng.random() < 0.5 else chosen)
+
+    pairs = [(text(own, 80), text(english[:10], 80)) for _ in range(count)]
+    return [(target, target) if rng.random() < 0.05 else (source, target) for source, target in pairs]
+
+
+@pytest.mark.parametrize("language", GOOD)
+def test_filters_equal_a_plain_loop(language: str) -> None:
+    pairs = random_pairs(language, 600)
+    expected = [naive_reason(language, *pair) for pair in pairs]
+    kept, counts = Cleaner(language)(frame(*pairs))
+    assert {reason: counts[reason] for reason in REASONS} == {reason: expected.count(reason) for reason in REASONS}
+    assert kept.rows() == [pair for pair, reason in zip(pairs, expected) if reason is None]
+    assert len(set(expected)) >= 6  # the pairs are worth something
+
+
+@pytest.mark.parametrize("language", GOOD)
+def test_words_and_scripts_equal_a_plain_loop(language: str) -> None:
+    texts = [side for pair in random_pairs(language, 300) for side in pair]
+    unspaced = bool(CHARACTERS_PER_WORD.keys() & set(SCRIPTS[language]))
+    tokens, counts = words(pl.Series(texts), SCRIPTS[language])
+    expected = [naive_words(text, unspaced) for text in texts]
+    assert counts.to_list() == [count for _, count in expected]
+    assert [found for found, text in zip(tokens.to_list(), texts) if text] == [
+        found for (found, _), text in zip(expected, texts) if text
+    ]
+    wrong = wrong_script(pl.Series(texts), SCRIPTS[language], 0.3)
+    assert wrong.to_list() == [naive_foreign(text, SCRIPTS[language]) for text in texts]
+
+
+def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    backend = tiny_tokenizer.backend_tokenizer
+    pair = ("Wortungetüm", "one two three four")
+    assert reasons("de", pair) == ["short"]
+    tokens = len(backend.encode(pair[0], add_special_tokens=False))
+    for least, dropped in ((tokens, 0), (tokens + 1, 1)):
+        clean = Cleaner("de", CleaningOptions(min_tokens=least, max_shared=2), tokens=Tokens(backend))
+        assert clean(frame(pair))[1]["short"] == dropped
+
+
+# Plug-in
+
+
+def test_the_identifier_sees_what_passed_and_its_word_counts() -> None:
+    asked: list[str] = []
+
+    def identify(texts: list[str]) -> list[str]:
+        asked.extend(texts)
+        return ["eng" if text.startswith("The") else "deu" if "Zug" in text else "nl" for text in texts]
+
+    dutch = ("De trein vertrekt om acht uur.", "The train leaves at eight o'clock.")
+    clean = Cleaner("de", identify=identify)
+    kept, counts = clean(frame(GOOD["de"], dutch, ("kurz", "short")))
+    assert kept.rows() == [GOOD["de"]]
+    assert (counts["language"], counts["short"]) == (1, 1)
+    assert "kurz" not in asked
+    with pytest.raises(ValueError, match="gave 1 codes for 2 texts"):
+        Cleaner("de", identify=lambda texts: ["de"])(frame(GOOD["de"], dutch))
+    assert clean(frame(("kurz", "short")))[1]["language"] == 0
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "math:no_such", "math", "math:pi", ""])
+def test_a_wrong_identifier_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"language_identifier {name!r}"):
+        load_identifier(name)
+
+
+@pytest.mark.parametrize(
+    "options", [{"url_pattern": "("}, {"min_script": 1.5}, {"max_ratio": 0.5}, {"max_shared": 0.0}, {"max_tokens": 0}]
+)
+def test_wrong_options_are_named(options: dict[str, float | str]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        CleaningOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda texts: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda texts: None, "failed: TypeError"),
+        (lambda texts: [("de", 0.9)] * len(texts), r"gave \('de', 0.9\) for a text"),
+        (lambda texts: [], "gave 0 codes for 1 texts"),
+    ],
+)
+def test_an_identifier_that_fails_is_named(answer: Any, message: str) -> None:
+    pairs = pl.DataFrame({"source": ["eins zwei drei vier"], "target": ["one two three four"]})
+    with pytest.raises(ValueError, match=f"language identifier test_filters:.*lambda.* {message}"):
+        Cleaner("de", identify=answer)(pairs)
+
+
+def test_the_identifier_may_tell_script_and_region_of_other_languages() -> None:
+    pairs = pl.DataFrame({"source": ["ово је добра реченица"], "target": ["this is a sentence"]})
+    cleaner = Cleaner("srp", identify=lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts])
+    assert len(cleaner(pairs)[0]) == 1

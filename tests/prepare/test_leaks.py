@@ -1,0 +1,193 @@
+"""The leak check finds what comparing every text with every evaluation sentence finds."""
+
+import json
+import lzma
+import random
+import unicodedata
+import zipfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dap.prepare.deduplication import normalise_all
+from dap.prepare.evaluation_sets import read_evaluation
+from dap.prepare.filters import repair
+from dap.prepare.leaks import BANDS, LeakIndex
+from dap.training.splitting import normalise
+
+LATIN = "the train leaves station at eight old birds sing over harbour Straße où élève mañana".split()  # noqa: SIM905
+WORDS = {
+    "latin": LATIN,
+    "cyrillic": "поезд отходит от станции в восемь часов старые птицы поют над гаванью".split(),  # noqa: SIM905
+    "chinese": list("火车八点钟从站出发老鸟在港口上空歌唱，。"),
+    "hindi": "रेलगाड़ी सुबह आठ बजे स्टेशन से चलती है पुराने पक्षी गाते हैं".split(),  # noqa: SIM905
+}
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        words = WORDS[rng.choice(list(WORDS))]
+        made.append(("" if len(words[0]) == 1 else " ").join(rng.choices(words, k=rng.randint(1, 14))))
+    return [*made, "", "!?", "ha" * 30, "short"]
+
+
+def altered(texts: list[str], seed: int) -> list[str]:
+    """Near copies: a few characters replaced, taken out or put in."""
+    rng = random.Random(seed)
+    changed = []
+    for text in texts:
+        letters = list(text)
+        for _ in range(rng.randint(0, 3)):
+            if letters:
+                place = rng.randrange(len(letters))
+                letters[place : place + rng.randint(0, 2)] = rng.choice(["", "x", "站", "ой", "A b"])
+        changed.append("".join(letters))
+    return changed
+
+
+@cache
+def grams(text: str, n: int) -> Counter:
+    return Counter(text[place : place + n] for place in range(len(text) - n + 1))
+
+
+@cache
+def wide(text: str) -> bool:
+    return 2 * sum(character >= "\u2e80" for character in text) > len(text)
+
+
+def compare(text: str, sentence: str) -> float:
+    text, sentence = normalise(text), normalise(sentence)
+    if text == sentence:
+        return 1.0
+    if wide(text) != wide(sentence):
+        return 0.0
+    n = next(band.n for band in BANDS if band.wide == wide(sentence) and len(sentence) <= band.longest)
+    one, other = grams(text, n), grams(sentence, n)
+    most = max(one.total(), other.total())
+    return (one & other).total() / most if most else 0.0
+
+
+@pytest.mark.parametrize("threshold", [None, 0.3, 0.7, 1.0])
+def test_equals_comparing_all_with_all(threshold: float | None) -> None:
+    evaluation = sentences(150, 0)
+    texts = sentences(150, 1) + altered(evaluation, 2)
+    index = LeakIndex(evaluation, threshold)
+    found = index(normalise_all(texts))
+    expected = {}
+    for row, text in enumerate(texts):
+        best = max(compare(text, sentence) for sentence in evaluation)
+        if best == 1.0 and normalise(text) in map(normalise, evaluation) or threshold and best >= threshold - 1e-9:
+            expected[row] = best
+    assert found.rows.tolist() == list(expected)
+    assert found.containment.tolist() == pytest.approx(list(expected.values()))
+    for row, sentence, share, equal in zip(found.rows, found.sentences, found.containment, found.equal):
+        assert compare(texts[row], evaluation[sentence]) == pytest.approx(share)
+        assert equal == (normalise(texts[row]) == normalise(evaluation[sentence]))
+    assert found.equal.sum() >= 20
+    assert threshold in (None, 1.0) or (~found.equal).sum() >= 20
+
+
+def test_equal_and_near_texts_of_each_kind() -> None:
+    index = LeakIndex(["Look both ways before you cross the road.", "他们在火车站等了八个小时才上车。", "Why?"])
+    texts = [
+        "LOOK both ways; before you cross the road",
+        "Look both ways before you cross a road",
+        "Look both ways",
+        "他们在火车站等了八个小时才下车",
+        "火车",
+        "why",
+        "Why not?",
+    ]
+    found = index(normalise_all(texts))
+    assert found.rows.tolist() == [0, 1, 3, 5]
+    assert found.equal.tolist() == [True, False, False, True]
+    assert found.sentences.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "text"),
+    [
+        ("He bought a red bicycle yesterday.", "He bought a new bicycle yesterday."),
+        ("Сегодня я не хочу идти домой.", "Сегодня я не хочу идти назад."),
+        ("他昨天买了一辆红色的自行车。", "他昨天买了一辆新的自行车。"),
+    ],
+)
+def test_a_replaced_word_in_a_short_sentence_is_near(sentence: str, text: str) -> None:
+    assert LeakIndex([sentence])(normalise_all([text])).rows.tolist() == [0]
+
+
+def test_no_texts_have_no_leaks() -> None:
+    index = LeakIndex(["Look both ways before you cross the road."])
+    assert index(normalise_all([])).rows.tolist() == []
+
+
+def test_a_saved_index_finds_the_same(tmp_path: Path) -> None:
+    evaluation = sentences(80, 0)
+    index = LeakIndex(evaluation)
+    index.save(tmp_path)
+    texts = normalise_all(altered(evaluation, 3))
+    loaded = LeakIndex.load(tmp_path)
+    assert loaded.sentences == evaluation
+    assert loaded(texts).rows.tolist() == index(texts).rows.tolist()
+    assert len(index(texts).rows) > 20
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0, 1.1])
+def test_a_wrong_threshold_is_named(threshold: float) -> None:
+    with pytest.raises(ValueError, match=f"not {threshold}"):
+        LeakIndex(["a"], threshold)
+
+
+def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets/de-en.tsv").write_text("eins\tone\nzwei\ttwo\n")
+    (tmp_path / "sets/zh-en.dev.zh").write_text("zh-1\t三\nzh-2\t四\n")
+    (tmp_path / "sets/zh-en.dev.en").write_text("en-1\tthree\n")  # fewer, as in BUCC
+    (tmp_path / "sets/xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
+    (tmp_path / "plain.txt").write_text("five\n \n")
+    expected = {"eins", "zwei", "one", "two", "zh-1", "zh-2", "en-1", "三", "四", "three", "premise", "hypothesis"}
+    assert set(read_evaluation([tmp_path / "sets"])) == expected
+    found = read_evaluation([tmp_path / "plain.txt", str(tmp_path / "sets/de-en.tsv")])
+    assert sorted(found) == ["eins", "five", "one", "two", "zwei"]
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_evaluation([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize("text", ["সে আজ সারা\u09dfই বাড়ি যাবে না।", "Die Bäume blühen schöner über dem Fluß."])
+def test_evaluation_sentences_are_composed_as_training_text_is(text: str, tmp_path: Path) -> None:
+    trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))[0]["source"].to_list()
+    for form in ("NFC", "NFD"):
+        written = unicodedata.normalize(form, text) if form == "NFD" else text
+        (tmp_path / "test.txt").write_text(f"{written}\n\ufeff\n", encoding="utf-8")
+        sentences = read_evaluation([tmp_path / "test.txt"])
+        assert sentences == trained  # what is blank after the repair is left out, too
+        assert LeakIndex(sentences, None)(normalise_all(trained)).rows.tolist() == [0]
+
+
+def test_an_archive_in_a_folder_of_evaluation_sets_is_read_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "de-en.txt.zip", "w") as archive:
+        archive.writestr("x.de-en.de", "eins\n")
+        archive.writestr("x.de-en.en", "one\n")
+    assert sorted(read_evaluation([tmp_path])) == ["eins", "one"]
+
+
+def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
+    records = [{"id": 1, "sentence": "one\ttwo", "translations": {"de": ["eins", None]}}, {"sentence": "three"}]
+    path = tmp_path / "flores.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
+    assert sorted(read_evaluation([path])) == ["eins", "one two", "three"]
+    path.write_text('{"sentence": "one"}\n{"sen')
+    with pytest.raises(ValueError, match="flores.jsonl, line 2: no JSON"):
+        read_evaluation([path])
+
+
+@pytest.mark.parametrize("name", ["test.json", "test.csv", "test.parquet", "test.json.gz"])
+def test_what_is_no_text_by_lines_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ValueError, match=f"{name}: .* is not read for evaluation sentences"):
+        read_evaluation([tmp_path / name])

@@ -1,0 +1,288 @@
+"""The card says what was recorded and measured, and nothing else."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import tiny_config
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
+from test_published_folder import dap_checkpoint
+from transformers import BertModel, PreTrainedTokenizerFast
+
+from dap.encoding.encoder import SentenceEncoder
+from dap.publishing.card_results import eval_results
+from dap.publishing.folder import Options, write
+from dap.publishing.model_card import (
+    Published,
+    Sources,
+    languages,
+    loss_curve,
+    model_card,
+    read_sources,
+)
+from dap.reports.merge import merge_seeds
+from dap.reports.records import report
+
+PLAIN = Published("plain", False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
+RUN = {
+    "model_name_or_path": "intfloat/multilingual-e5-small",
+    "base_commit": "614241f622f53c4eeff9890bdc4f31cfecc418b3",
+    "objective": "tr+rtl",
+    "rtl_layers": 2,
+    "tlm_weight": 0.1,
+    "learning_rate": 5e-05,
+    "pairs a step": 64,
+    "max_seq_length": 32,
+    "language_mix": "uniform",
+    "mix_alpha": 0.5,
+    "target_language": "en",
+    "training text": {"de": "31876 pairs, 88f034853299", "sw": "13832 pairs, 5ca2061b88ce"},
+}
+HISTORY = [{"step": 10 * i, "loss": 12.0 - i / 10, "tr_loss": 1.0, "rtl_loss": 11.0 - i / 10} for i in range(1, 33)]
+HISTORY += [
+    {"step": 160, "eval_mean_accuracy": 97.5, "eval_de-en_accuracy": 98.0},
+    {"step": 320, "train_runtime": 9.0},
+]
+TATOEBA = report(
+    "/home/someone/out",
+    "bitext retrieval: nearest neighbour",
+    {
+        "languages": {"de": {"pairs": 1000, "xx-en": 97.8, "en-xx": 97.7}, "sw": {"pairs": 390, "xx-en": 81.7949}},
+        "averages": {"all": {"xx-en": 89.8}},
+    },
+    {"pooling": "mean", "prefix": "", "max_seq_length": 128, "data": ["/home/someone/tatoeba"]},
+    10.0,
+)
+BUCC = report(
+    "/home/someone/out",
+    "BUCC, sample",
+    {"pairs": {"zh-en": {"precision": 90.5, "recall": 80.25, "f1": 85.07, "threshold": 1.06, "gold": 257}}},
+    {"bucc": "/home/someone/bucc", "margin": "ratio", "k": 4, "threshold": None},
+    10.0,
+)
+XNLI = report(
+    "/home/someone/out",
+    "XNLI, zero-shot",
+    {
+        "languages": {"en": {"pairs": 5010, "accuracy": 70.5}, "sw": {"pairs": 5010, "accuracy": 60.25}},
+        "mean": {"languages": 2, "accuracy": 65.375},
+        "dev": {"en": {"accuracy": 71.0}},
+    },
+    {"data": "facebook/xnli", "train_data": "/home/someone/snli.tsv", "search": [{"lr": 1}]},
+    10.0,
+    seed=3,
+)
+
+
+def test_card_says_what_is_known() -> None:
+    sources = Sources(
+        config={"model_type": "dap", "objective": "tr+rtl", "pooling": "mean"},
+        run=RUN,
+        history=HISTORY,
+        steps=320,
+        reports=[TATOEBA, BUCC, XNLI],
+        dataset_info={
+            "configs": {"de-en": {"origins": {"Tanzil": 876, "Europarl": 31000}}, "sw-en": {"origins": {"Tanzil": 1}}},
+            "licences": {"Europarl": "public domain"},
+        },
+        licence="apache-2.0",
+    )
+    card = model_card("user/dap-e5", PLAIN, sources)
+    data = card.data.to_dict()
+    assert data["language"] == ["de", "sw", "en"]
+    assert data["base_model"] == "intfloat/multilingual-e5-small"
+    assert data["license"] == "apache-2.0"
+    assert data["pipeline_tag"] == "sentence-similarity"
+    text = card.text
+    for expected in (
+        "Languages: German, Swahili, English.",
+        "45,708 sentence pairs of 2 languages with English",
+        "| German | de | 31,876 |",
+        "| Europarl | 31,000 | public domain |",
+        "| Tanzil | 877 | not stated |",
+        "| optimizer steps | 320 |",
+        "| rtl layers | 2 |",
+        "| German | 97.80 | 97.70 | 1,000 |",
+        "| Swahili | 81.79 |  | 390 |",
+        "| zh-en | 90.50 | 80.25 | 85.07 | 1.06 | 257 |",
+        "seed 3",
+        "The training cut sentences at 32 tokens",
+        "the mean of the tokens' last states, of at most 128 tokens; compare by cosine",
+        "@inproceedings{",
+    ):
+        assert expected in text, expected
+    assert "tlm" not in text  # of another objective
+    assert "mix alpha" not in text  # of another mix
+    assert "/home/someone" not in str(card)
+
+
+def test_model_index_has_every_metric_and_nothing_else() -> None:
+    card = model_card("user/dap-e5", PLAIN, Sources(reports=[TATOEBA, BUCC, XNLI]))
+    name, results = model_index_to_eval_results(ModelCard(str(card)).data.to_dict()["model-index"])
+    assert name == "dap-e5"
+    test = [result for result in results if result.dataset_split is None]
+    found = {(r.dataset_name, r.dataset_config, r.metric_name): (r.metric_type, r.metric_value) for r in test}
+    assert found == {
+        ("tatoeba", "de", "accuracy xx→en"): ("accuracy", 97.8),
+        ("tatoeba", "de", "accuracy en→xx"): ("accuracy", 97.7),
+        ("tatoeba", "sw", "accuracy xx→en"): ("accuracy", 81.7949),
+        ("tatoeba", "all", "accuracy xx→en"): ("accuracy", 89.8),
+        ("bucc", "zh-en", "precision"): ("precision", 90.5),
+        ("bucc", "zh-en", "recall"): ("recall", 80.25),
+        ("bucc", "zh-en", "F1"): ("f1", 85.07),
+        ("facebook/xnli", "en", "accuracy"): ("accuracy", 70.5),
+        ("facebook/xnli", "sw", "accuracy"): ("accuracy", 60.25),
+        ("facebook/xnli", "mean", "accuracy"): ("accuracy", 65.375),
+    }
+    tasks = {result.dataset_name: (result.task_type, result.task_name) for result in results}
+    assert tasks["bucc"] == ("sentence-similarity", "bitext mining")
+    assert tasks["facebook/xnli"] == ("text-classification", "natural language inference")
+    splits = {
+        (r.dataset_config, r.dataset_split): r.metric_value for r in results if r.dataset_name == "facebook/xnli"
+    }
+    assert splits["en", None] == 70.5
+    assert splits["en", "validation"] == 71.0
+
+
+def test_numbers_of_several_seeds_keep_their_spread() -> None:
+    seeds = {f"{i}.json": {**XNLI, "seed": i, "mean": {"languages": 2, "accuracy": 60.0 + i}} for i in (1, 2, 3)}
+    merged = merge_seeds(seeds)
+    mean = next(result for result in eval_results(merged) if result.dataset_config == "mean")
+    assert mean.metric_value == pytest.approx(62.0)
+    assert "62.00 ± 1.00" in model_card("user/dap", PLAIN, Sources(reports=[merged])).text
+
+
+def test_numbers_of_shortened_vectors_are_told_apart() -> None:
+    short = {**TATOEBA, "settings": {**TATOEBA["settings"], "truncate_dim": 256, "precision": "int8"}}
+    names = {result.metric_name for result in eval_results(short)}
+    assert names == {f"accuracy {way} (truncate_dim 256, precision int8)" for way in ("xx→en", "en→xx")}
+    whole = {**TATOEBA, "settings": {**TATOEBA["settings"], "truncate_dim": None, "precision": "float32"}}
+    assert {result.metric_name for result in eval_results(whole)} == {"accuracy xx→en", "accuracy en→xx"}
+
+
+def test_what_is_not_known_is_absent() -> None:
+    card = model_card("user/mystery", PLAIN, Sources())
+    data = card.data.to_dict()
+    assert not {"language", "license", "base_model", "model-index", "datasets", "metrics"} & set(data)
+    assert "Languages: not stated." in card.text
+    assert "Recipe and training data: not stated." in card.text
+    assert "No evaluation was given" in card.text
+    outside_code = re.sub(r"```.*?```", "", card.text, flags=re.DOTALL)
+    assert set(re.findall(r"\d+(?:\.\d+)?", outside_code)) == {"12", "384", "128"}  # what the config itself says
+    trained = model_card("user/dap", PLAIN, Sources(config={"objective": "tr", "model_type": "dap"})).text
+    assert "Amount of text: not stated." in trained
+    assert "Sources and licences: not stated." in trained
+    assert "### Loss" not in trained
+
+
+def test_an_encoder_of_masked_language_modelling_is_not_called_aligned() -> None:
+    made = model_card("user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})).text
+    assert "An encoder (`bert`, 12 layers) to start training from" in made
+    assert "objective `mlm` of masked language modelling" in made
+    assert "lie next to each other" not in made
+
+
+def test_loss_curve_keeps_ends_and_evaluations() -> None:
+    rows = [line.split(" | ") for line in loss_curve(HISTORY).splitlines() if re.match(r"\| \d", line)]
+    steps = [int(row[0].strip("| ")) for row in rows]
+    assert steps[0] == 10
+    assert steps[-1] == 320
+    assert steps == sorted(set(steps))
+    assert 10 <= len(steps) <= 14
+    assert rows[steps.index(160)][-1] == "97.500 |"
+    assert "tlm" not in loss_curve(HISTORY)
+    assert loss_curve([]) == ""
+    assert loss_curve(HISTORY[-2:]) == ""
+
+
+@pytest.mark.parametrize("layout", ["plain", "dap"])
+def test_snippets_run_as_they_are_written(
+    layout: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling="mean")
+    prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
+    options = Options(layout=layout, prefix=prefix, max_seq_length=9)
+    published = write(checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint))
+    monkeypatch.chdir(tmp_path)  # where the repository's id is a folder
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    sentences = ["Guten Morgen!", "Good morning!"]
+    expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix=prefix, max_seq_length=9).encode(sentences)
+    snippets = re.findall(r"```python\n(.*?)```", ModelCard.load("user/tiny/README.md").text, re.DOTALL)
+    assert len(snippets) == (4 if published.heads else 3)
+    for snippet in snippets[:3]:
+        names: dict[str, Any] = {}
+        exec(snippet, names)
+        np.testing.assert_allclose(np.asarray(names["vectors"]), expected, atol=1e-5)
+
+
+def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Path) -> None:
+    last = tmp_path / "out/checkpoint-320"
+    last.mkdir(parents=True)
+    (tmp_path / "out/run.json").write_text(json.dumps(RUN))
+    state = {"log_history": HISTORY, "global_step": 320}
+    for folder in (tmp_path / "out", last):
+        (folder / "config.json").write_text(json.dumps({"model_type": "dap", "objective": "tr+rtl"}))
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        sources = read_sources(folder)
+        assert sources.run == RUN
+        assert (sources.steps, len(sources.history)) == (320, len(HISTORY))
+        assert languages(sources) == ["de", "sw", "en"]
+    (tmp_path / "out/encoder").mkdir()
+    assert read_sources(tmp_path / "out/encoder") == Sources()  # not what lies above it
+    plain = tmp_path / "plain"
+    BertModel(tiny_config("bert")).save_pretrained(plain)
+    assert read_sources(plain) == Sources()  # a plain encoder was not trained here
+
+
+def test_data_card_and_dataset_info(tmp_path: Path) -> None:
+    config = {"config": {"objective": "tr", "model_type": "dap"}}
+    (tmp_path / "README.md").write_text("---\nlanguage: [de]\n---\n# Our pairs\n\nTanzil, CC-BY 3.0.\n")
+    stated = read_sources(tmp_path, dataset_info=tmp_path / "README.md").dataset_info
+    text = model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
+    assert "Tanzil, CC-BY 3.0." in text
+    assert "language: [de]" not in text
+    (tmp_path / "info.json").write_text('{"description": "Pairs.", "license": ["mit", "cc0-1.0"]}')
+    stated = read_sources(tmp_path, dataset_info=tmp_path / "info.json").dataset_info
+    assert "Licence: mit, cc0-1.0." in model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
+    (tmp_path / "info.json").write_text("[]")
+    with pytest.raises(ValueError, match="info.json is no dataset_info.json: expected an object, found list"):
+        read_sources(tmp_path, dataset_info=tmp_path / "info.json")
+    with pytest.raises(FileNotFoundError):
+        read_sources(tmp_path, dataset_info=tmp_path / "absent.json")
+
+
+def test_a_run_from_a_local_folder_names_no_base_model(tmp_path: Path) -> None:
+    run = {**RUN, "model_name_or_path": str(tmp_path)}
+    card = model_card("user/dap", PLAIN, Sources(config={"objective": "tr", "model_type": "dap"}, run=run))
+    assert "base_model" not in card.data.to_dict()
+    assert f"a local folder, `{tmp_path.name}`" in card.text
+    assert str(tmp_path) not in str(card)
+
+
+def test_a_relative_path_is_not_taken_for_a_hub_id() -> None:
+    run = {"model_name_or_path": "encoders/e5"}
+    found = {**TATOEBA, "settings": {**TATOEBA["settings"], "data": ["corpora/tatoeba"]}}
+    sources = Sources(config={"objective": "tr", "model_type": "dap"}, run=run, reports=[found])
+    card = model_card("user/dap", PLAIN, sources)
+    assert "base_model" not in card.data.to_dict()
+    assert "| started from | `e5` |" in card.text
+    assert {result.dataset_type for result in eval_results(found)} == {"tatoeba"}
+    assert not {"encoders/e5", "corpora/tatoeba"} & set(re.split(r"[\s`]", str(card)))
+
+
+def test_steps_are_those_of_the_weights(tmp_path: Path) -> None:
+    last = tmp_path / "out/checkpoint-12"
+    last.mkdir(parents=True)
+    for folder in (tmp_path / "out", last):
+        (folder / "config.json").write_text(json.dumps({"model_type": "dap", "objective": "tr"}))
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": 12, "best_global_step": 8}))
+    assert read_sources(last).steps == 12
+    assert read_sources(tmp_path / "out").steps is None  # the last or the best: an old run does not tell
+    (tmp_path / "out/train_results.json").write_text(json.dumps({"model_step": 8, "base_commit": "614241f"}))
+    assert read_sources(tmp_path / "out").steps == 8
+    assert read_sources(last).steps == 12
+    assert read_sources(last).run == {"base_commit": "614241f"}

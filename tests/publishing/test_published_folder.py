@@ -1,0 +1,267 @@
+"""The published folder: the same vectors by every library, nothing in it that should not be there."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import synthetic_pairs, tiny_config
+from safetensors import safe_open
+from tiny_models import make_batch, tiny_model
+from transformers import (
+    AutoModel,
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    BertModel,
+    PreTrainedTokenizerFast,
+    XLMRobertaModel,
+)
+
+from dap.encoding.encoder import SentenceEncoder
+from dap.publishing.folder import Options, build, write
+from dap.publishing.hub import fetch
+from dap.publishing.model_card import Sources
+from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
+
+LONG = " ".join(target for _, target in synthetic_pairs("fr", 30))
+SENTENCES = [source for source, _ in synthetic_pairs("de", 4)] + ["", "ka", LONG]
+
+
+def dap_checkpoint(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str = "bert", **config: object
+) -> Path:
+    model = tiny_model(model_type, **config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def library_vectors(folder: Path, **options: object) -> np.ndarray:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", **options).encode(SENTENCES)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pooling"),
+    [("bert", "cls"), ("xlm-roberta", "mean"), ("modernbert", "cls"), ("deberta-v2", "mean"), ("distilbert", "cls")],
+)
+def test_every_library_gives_the_checkpoints_vectors(
+    model_type: str, pooling: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, model_type, pooling=pooling, objective="tr")
+    published = build(checkpoint, tmp_path / "out")
+    expected = SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES)
+    assert published.pooling == pooling
+    np.testing.assert_allclose(library_vectors(tmp_path / "out"), expected, atol=1e-5)
+    np.testing.assert_allclose(SentenceEncoder.from_pretrained(str(tmp_path / "out")).encode(SENTENCES), expected)
+    plain = AutoModel.from_pretrained(tmp_path / "out")
+    assert plain.config.model_type == model_type
+    assert type(plain).__module__.startswith("transformers.")
+    assert "auto_map" not in (tmp_path / "out/config.json").read_text()
+
+
+def test_root_holds_no_pooler_no_pickle_no_path_and_no_leftover_of_training(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    torch.manual_seed(1)
+    plain = BertModel(tiny_config("bert", len(tiny_tokenizer)))
+    plain.save_pretrained(tmp_path / "encoder")
+    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
+    model = DAPForPreTraining.from_encoder(str(tmp_path / "encoder"), objective="tr")
+    model.save_pretrained(tmp_path / "dap")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
+    tokenizer(["ka"], truncation=True, max_length=3, padding="max_length")
+    tokenizer.save_pretrained(tmp_path / "dap")
+    (tmp_path / "dap/training_args.bin").write_bytes(b"pickle")
+    for source, options in (("dap", Options(with_heads=True)), ("encoder", Options(pooling="mean"))):
+        out = tmp_path / f"out-{source}"
+        write(tmp_path / source, out, "user/tiny", options, Sources())
+        with safe_open(out / "model.safetensors", framework="pt") as weights:
+            assert not [name for name in weights.keys() if name.startswith("pooler")]  # noqa: SIM118
+            assert "embeddings.word_embeddings.weight" in weights.keys()  # noqa: SIM118
+        files = [path for path in out.rglob("*") if path.is_file()]
+        assert {path.suffix for path in files} <= {".json", ".safetensors", ".py", ".md"}
+        for path in files:
+            assert str(tmp_path).encode() not in path.read_bytes(), path
+        settings = json.loads((out / "tokenizer_config.json").read_text())
+        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert not {"max_length", "is_local"} & set(settings)
+        content = json.loads((out / "tokenizer.json").read_text())
+        assert content["truncation"] is None
+        assert content["padding"] is None
+
+
+def test_module_files_have_the_names_that_servers_know(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "out", Options(normalize=True))
+    modules = json.loads((tmp_path / "out/modules.json").read_text())
+    kinds = ("Transformer", "Pooling", "Normalize")
+    assert [module["type"] for module in modules] == [f"sentence_transformers.models.{kind}" for kind in kinds]
+    pooling = json.loads((tmp_path / "out/1_Pooling/config.json").read_text())
+    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_cls_token", "include_prompt"]
+    assert pooling["word_embedding_dimension"] == 32
+    assert (tmp_path / "out/2_Normalize/config.json").exists()
+
+
+def test_prefix_length_and_normalisation_of_a_library_folder_stay(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    encoder = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, objective="tr")
+    options = Options(prefix="kaban: ", max_seq_length=9, normalize=True)
+    build(encoder, tmp_path / "first", options)
+    again = build(tmp_path / "first", tmp_path / "second")
+    assert (again.prefix, again.max_seq_length, again.normalize, again.pooling) == ("kaban: ", 9, True, "cls")
+    model = AutoModel.from_pretrained(encoder)
+    expected = []
+    for sentence in SENTENCES:
+        batch = tiny_tokenizer(["kaban: " + sentence], truncation=True, max_length=9, return_tensors="pt")
+        with torch.no_grad():
+            vector = model(batch["input_ids"]).pooler_output[0].double()
+        expected.append((vector / vector.norm()).numpy())
+    for folder in ("first", "second"):
+        np.testing.assert_allclose(library_vectors(tmp_path / folder), np.array(expected), atol=1e-5)
+    plain = library_vectors(tmp_path / "second", default_prompt_name=None)
+    assert plain.shape == np.array(expected).shape
+
+
+def test_heads_load_from_the_subfolder_and_train_on(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    model = tiny_model(target_vocab_size=100)
+    model.set_target_vocabulary(list(range(50, 150)))
+    model.save_pretrained(tmp_path / "dap")
+    tiny_tokenizer.save_pretrained(tmp_path / "dap")
+    build(tmp_path / "dap", tmp_path / "out", Options(with_heads=True))
+    again = AutoModelForPreTraining.from_pretrained(tmp_path / "out", subfolder="pretraining").train()
+    assert isinstance(again, DAPForPreTraining)
+    assert again(**make_batch()).loss.item() == pytest.approx(model(**make_batch()).loss.item(), rel=1e-6)
+    assert again.prediction_head.token_ids.tolist() == list(range(50, 150))
+    config = json.loads((tmp_path / "out/pretraining/config.json").read_text())
+    for place in ("out", "out/pretraining"):  # the root, where Transformers looks; and the folder alone
+        for reference in config["auto_map"].values():
+            assert (tmp_path / place / f"{reference.split('.')[0]}.py").exists()
+        assert (tmp_path / place / "losses_dap.py").exists()
+    alone = AutoModel.from_pretrained(tmp_path / "out/pretraining")
+    assert isinstance(alone, DAPModel)
+
+
+def test_layout_dap_at_the_root(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling="mean")
+    published = build(checkpoint, tmp_path / "out", Options(layout="dap"))
+    assert published.heads
+    assert isinstance(AutoModelForPreTraining.from_pretrained(tmp_path / "out"), DAPForPreTraining)
+    expected = SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES)
+    np.testing.assert_allclose(library_vectors(tmp_path / "out", trust_remote_code=True), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="pooling='cls', but .* was trained with 'mean'"):
+        build(checkpoint, tmp_path / "other", Options(layout="dap", pooling="cls"))
+
+
+def test_shards_are_read(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_model(objective="tr").save_pretrained(tmp_path / "dap", max_shard_size="20KB")
+    tiny_tokenizer.save_pretrained(tmp_path / "dap")
+    assert len(list((tmp_path / "dap").glob("model-*.safetensors"))) > 1
+    build(tmp_path / "dap", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_pickles_are_not_read_and_the_remedy_works(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "old"
+    model = XLMRobertaModel(tiny_config("xlm-roberta", len(tiny_tokenizer)))
+    model.config.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match="holds no weights"):
+        build(folder, tmp_path / "out", Options(pooling="cls"))
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("a pickle was read"))
+        with pytest.raises(ValueError, match="only as pytorch_model.bin, a pickle.*convert it: python -c") as error:
+            build(folder, tmp_path / "out", Options(pooling="cls"))
+    assert not (tmp_path / "out").exists()
+    exec(str(error.value).split('python -c "')[1].rstrip('"'), {})
+    build(tmp_path / "old-safe", tmp_path / "out", Options(pooling="cls"))
+    torch.testing.assert_close(
+        AutoModel.from_pretrained(tmp_path / "out").embeddings.state_dict(), model.embeddings.state_dict()
+    )
+
+
+def test_what_cannot_be_published_is_named(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, tiny_bert_dir: Path
+) -> None:
+    out = tmp_path / "out"
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
+    with pytest.raises(ValueError, match="does not say how it pools: give --pooling cls"):
+        build(tiny_bert_dir, out)
+    with pytest.raises(ValueError, match="plain 'bert' encoder without DAP heads: leave --with_heads"):
+        build(tiny_bert_dir, out, Options(pooling="cls", with_heads=True))
+    with pytest.raises(ValueError, match="layout='flat': choose one of plain, dap"):
+        build(checkpoint, out, Options(layout="flat"))
+    DAPForSequenceClassification(tiny_model().config).save_pretrained(tmp_path / "classifier")
+    with pytest.raises(ValueError, match="is a classifier"):
+        build(tmp_path / "classifier", out)
+    DAPModel(tiny_model().config).save_pretrained(tmp_path / "headless")
+    tiny_tokenizer.save_pretrained(tmp_path / "headless")
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of its heads"):
+        build(tmp_path / "headless", out, Options(with_heads=True))
+    assert not out.exists()  # although its root had been written
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        build(checkpoint, out)
+    assert not out.exists()
+    (out / "mine").mkdir(parents=True)
+    with pytest.raises(ValueError, match="is not empty"):
+        build(checkpoint, out)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        fetch(str(tmp_path / "absent"))
+
+
+def test_results_of_other_vectors_are_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
+    report = {"model": "out", "protocol": "retrieval", "settings": {"pooling": "mean", "data": ["tatoeba"]}}
+    with pytest.raises(
+        ValueError, match="tatoeba were measured with pooling='mean', the model is published with 'cls'"
+    ):
+        write(checkpoint, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report]))
+    report["settings"] = {"pooling": "cls", "prefix": "", "max_seq_length": 512, "data": "tatoeba"}
+    with pytest.raises(ValueError, match="measured with max_seq_length=512, the model is published with 80"):
+        write(checkpoint, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report]))
+
+
+def test_one_number_cannot_be_given_twice(tmp_path: Path) -> None:
+    settings = {"pooling": "cls", "prefix": "", "data": ["tatoeba"]}
+    report = {"protocol": "retrieval", "settings": settings, "languages": {"de": {"xx-en": 60.0}}}
+    other = {**report, "languages": {"fr": {"xx-en": 70.0}, "de": {"xx-en": 70.0}}}
+    with pytest.raises(ValueError, match="two reports give tatoeba, de, accuracy xx→en: give one of them"):
+        write(tmp_path, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report, other]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_of_extra_tokens_has_the_name_that_transformers_4_knows(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
+    tokenizer.save_pretrained(checkpoint)
+    build(checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert not isinstance(settings.get("extra_special_tokens"), list)
+    assert settings["additional_special_tokens"] == ["<de>"]
+    assert "<de>" in AutoTokenizer.from_pretrained(tmp_path / "out").all_special_tokens
+
+
+def test_similarity_and_prompts_of_a_library_folder_stay(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer, tr_similarity="dot"), tmp_path / "first")
+    path = tmp_path / "first/config_sentence_transformers.json"
+    prompts = {"query": "kaban: ", "passage": "loder: "}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": "passage"}))
+    build(tmp_path / "first", tmp_path / "second")
+    again = json.loads((tmp_path / "second/config_sentence_transformers.json").read_text())
+    assert again == {"prompts": prompts, "default_prompt_name": "passage", "similarity_fn_name": "dot"}

@@ -1,0 +1,307 @@
+"""Reports: what they hold, that they are written whole, and that only those of one evaluation are merged."""
+
+import copy
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dap.reports.merge import main, merge_seeds, run
+from dap.reports.paper import BUCC_PAIRS
+from dap.reports.records import RECORD, read_report, report, training_record, write_json
+
+
+def test_report_says_what_is_needed_to_get_the_number_again() -> None:
+    made = report("user/model", "Tatoeba", {"score": 1.5}, {"pooling": "cls"}, 2.345, revision="abc", seed=7)
+    assert {
+        "model": "user/model",
+        "revision": "abc",
+        "protocol": "Tatoeba",
+        "seed": 7,
+        "score": 1.5,
+    }.items() <= made.items()
+    assert made["settings"] == {"pooling": "cls"}
+    assert made["seconds"] == 2.35 or made["seconds"] == 2.34
+    assert {"python", "torch", "transformers"} <= set(made["versions"])
+    assert made["machine"]["cpu"]
+    assert made["machine"]["threads"] >= 1
+    assert json.loads(json.dumps(made)) == made
+
+
+def test_json_is_written_with_its_folders_and_no_leftovers(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    write_json({"language": "Ελληνικά"}, path)
+    write_json({"language": "中文"}, path)
+    assert json.loads(path.read_text(encoding="utf-8")) == {"language": "中文"}
+    assert [p.name for p in path.parent.iterdir()] == ["b.json"]
+
+
+@pytest.mark.parametrize("content", [{"score": float("nan")}, {"score": object()}])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, content: dict) -> None:
+    path = tmp_path / "b.json"
+    write_json({"score": 1}, path)
+    with pytest.raises((ValueError, TypeError)):
+        write_json(content, path)
+    assert json.loads(path.read_text()) == {"score": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["b.json"]
+
+
+def test_a_target_that_is_a_folder_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "b.json").mkdir()
+    with pytest.raises(OSError, match=r"b\.json"):
+        write_json({}, tmp_path / "b.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["b.json"]
+
+
+SETTINGS = {"pooling": "cls", "data": ["tatoeba"], "text": "5f2c"}
+
+
+def retrieval_report(seed: int, forward: float) -> dict[str, Any]:
+    numbers = {
+        "languages": {"de": {"pairs": 1000, "xx-en": forward, "en-xx": forward - 1.0}},
+        "averages": {"36 languages": {"xx-en": forward - 3.0, "en-xx": 50.0}},
+    }
+    return report(f"runs/dap-seed{seed}", "bitext retrieval", numbers, SETTINGS, 1.0, seed=seed)
+
+
+FORWARD = (90.0, 92.5, 91.0)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[str]:
+    paths = [str(tmp_path / f"{seed}.json") for seed in range(3)]
+    for seed, path in enumerate(paths):
+        write_json(retrieval_report(seed, FORWARD[seed]), path)
+    return paths
+
+
+def test_every_number_becomes_mean_and_sample_standard_deviation(three: list[str]) -> None:
+    merged = merge_seeds({path: read_report(path) for path in three})
+    spread = {"mean": pytest.approx(statistics.mean(FORWARD)), "sd": pytest.approx(statistics.stdev(FORWARD))}
+    assert merged["languages"]["de"]["xx-en"] == spread
+    assert merged["languages"]["de"]["pairs"] == 1000
+    assert merged["averages"]["36 languages"]["en-xx"] == {"mean": 50.0, "sd": 0.0}
+    assert (merged["n"], merged["seeds"], merged["model"]) == (3, [0, 1, 2], "runs/dap-seed*")
+    assert merged["settings"] == SETTINGS
+    assert len(merged["versions"]) == 3
+
+
+def test_order_of_the_reports_changes_no_number(three: list[str]) -> None:
+    forward, backward = (merge_seeds({path: read_report(path) for path in paths}) for paths in (three, three[::-1]))
+    assert forward["averages"] == backward["averages"]
+
+
+def test_the_command_prints_the_paper_beside_and_writes_the_merged_report(
+    three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = run([*three, "--output", str(tmp_path / "merged.json")])
+    assert json.loads((tmp_path / "merged.json").read_text()) == merged
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["languages", "de", "91.17", "±", "1.26", "90.17", "±", "1.26"] in lines
+    assert ["de", "German", "1000", "91.2", "99.1", "99.2", "90.2", "98.9", "98.9"] in lines
+    assert ["dap-seed*", "(n=3)", "-", "-", "88.2", "-", "-", "50.0"] in lines
+    assert ["paper:", "XLM-R+DAP", "95.0", "94.7", "91.3", "95.1", "95.2", "92.7"] in lines
+
+
+def test_one_report_has_no_deviation(three: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(three[:1])["languages"]["de"]["xx-en"] == {"mean": 90.0, "sd": None}
+    assert ["languages", "de", "90.00", "89.00"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_xnli_reports_stand_beside_the_papers_xnli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(2):
+        numbers = {"languages": {"de": {"pairs": 8, "accuracy": 60.0 + seed}}, "dev": {"accuracy": 70.0}}
+        write_json(report("mbert", "XNLI", numbers, {}, 1.0, seed=seed), tmp_path / f"{seed}.json")
+    run([str(tmp_path / f"{seed}.json") for seed in range(2)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mbert", "(n=2)", "-", "-", "-", "60.5", *"-" * 12] in lines
+    assert ["languages", "de", "60.50", "±", "0.71"] in lines
+
+
+def mining_report(pair: str, seed: int, f1: float, protocol: str = "training-optimal") -> dict[str, Any]:
+    numbers = {"precision": 90.0, "recall": 80.0, "f1": f1, "threshold": 1.0625, "extracted": 10 + seed, "gold": 12}
+    settings = {"margin": "ratio", "pair": pair}
+    return report(f"dap-seed{seed}", f"BUCC {protocol}: best F1", {"pairs": {pair: numbers}}, settings, 1.0, seed=seed)
+
+
+def test_mining_reports_of_all_pairs_and_seeds_give_the_papers_average(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for i, pair in enumerate(BUCC_PAIRS):
+        for seed in range(2):
+            paths.append(str(tmp_path / f"{pair}.{seed}.json"))
+            write_json(mining_report(pair, seed, 84.0 + 2 * i + seed), paths[-1])
+    merged = run(paths)
+    assert merged["pairs"]["zh-en"]["f1"] == {"mean": 90.5, "sd": pytest.approx(0.5**0.5)}
+    assert merged["pairs"]["zh-en"]["gold"] == 12
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    ours = [["90.0", "80.0", f"{84.5 + 2 * i}"] for i in range(4)]
+    assert ["dap-seed*", "(n=2)", *sum(ours, []), "87.5"] in lines
+    assert any(line[:2] == ["paper:", "XLM-R+DAP"] and line[-1] == "95.4" for line in lines)  # the training table
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (mining_report("fr-en", 0, 80.0, "sample"), "has protocol 'BUCC training-optimal: .*'BUCC sample: "),
+        (mining_report("fr-en", 1, 80.0), r"de-en.json is of the seeds \[0\], .*other.json of \[1\]"),
+    ],
+)
+def test_pairs_of_other_protocols_or_seeds_are_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:
+    write_json(mining_report("de-en", 0, 90.0), tmp_path / "de-en.json")
+    write_json(other, tmp_path / "other.json")
+    with pytest.raises(ValueError, match=message):
+        run([str(tmp_path / "de-en.json"), str(tmp_path / "other.json")])
+
+
+def test_the_sample_protocol_stands_beside_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(mining_report("zh-en", 0, 90.0, "sample"), tmp_path / "a.json")
+    run([str(tmp_path / "a.json")])
+    printed = capsys.readouterr().out
+    assert "1.0625" in printed
+    assert "paper" not in printed
+
+
+def changed(place: str, value: Any) -> dict[str, Any]:
+    """The report of seed 1 with another value at a place such as "settings pooling"; None removes it."""
+    content: dict[str, Any] = copy.deepcopy(retrieval_report(1, 92.5))
+    *parents, last = place.split(".")
+    node = content
+    for name in parents:
+        node = node[name]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("protocol", "mining", "0.json has protocol 'bitext retrieval', .*1.json has 'mining'"),
+        ("settings.pooling", "mean", "0.json has settings.pooling 'cls', .*1.json has 'mean'"),
+        ("settings.text", "77aa", "0.json has settings.text '5f2c', .*1.json has '77aa'"),
+        ("settings.recipe", "1e8d", "0.json has settings.recipe None, .*1.json has '1e8d'"),
+        ("model", "runs/tr-seed1", r"0.json has model 'runs/dap-seed\*', .*1.json has 'runs/tr-seed\*'"),
+        ("languages.fr", {"pairs": 1}, "only one of .*0.json and .*1.json has 'languages fr'"),
+        ("languages.de.en-xx", None, "only one of .*0.json and .*1.json has 'languages de en-xx'"),
+        ("languages.de.pairs", 999, "languages de pairs: .*0.json has 1000, .*1.json has 999"),
+        ("languages.de.xx-en", "90.0", "languages de xx-en: .*0.json has 90.0, .*1.json has '90.0'"),
+    ],
+)
+def test_reports_of_other_evaluations_are_refused(three: list[str], place: str, value: Any, message: str) -> None:
+    write_json(changed(place, value), three[1])
+    with pytest.raises(ValueError, match=message):
+        run(three)
+
+
+@pytest.mark.parametrize("of_recipe", [{}, {"recipe": "1e8d"}])
+def test_one_run_is_not_taken_for_two_seeds(three: list[str], of_recipe: dict[str, str]) -> None:
+    for path, copy_of in zip(three, ("seed0", "seed0", "seed2"), strict=True):
+        name = {"model": "runs/dap-seed0" if not of_recipe else path, "seed": int(copy_of[-1])}
+        write_json(retrieval_report(0, 90.0) | name | {"settings": SETTINGS | of_recipe}, path)
+    with pytest.raises(
+        ValueError, match="0.json and .*1.json are of the same model .* and seed 0; give each run once"
+    ):
+        run(three)
+
+
+def test_several_models_may_have_been_fine_tuned_with_one_seed(three: list[str]) -> None:
+    for number, path in enumerate(three):
+        write_json(retrieval_report(number, FORWARD[number]) | {"seed": 42}, path)
+    assert run(three)["seeds"] == [42, 42, 42]
+
+
+def test_the_same_text_may_lie_elsewhere(three: list[str]) -> None:
+    write_json(changed("settings.data", ["elsewhere/tatoeba"]), three[1])
+    assert run(three)["n"] == 3
+
+
+@pytest.mark.parametrize("bucc", ["bucc2018", "elsewhere/bucc2018"])
+def test_mining_reports_of_one_text_may_come_from_several_folders(tmp_path: Path, bucc: str) -> None:
+    for seed, folder in enumerate(("bucc2018", bucc)):
+        made = mining_report("zh-en", seed, 84.0 + seed)
+        made["settings"] |= {"bucc": folder, "text": "5f2c"}
+        write_json(made | {"seconds_by_part": {"encoding": 1.0 + seed}}, tmp_path / f"{seed}.json")
+    merged = run([str(tmp_path / f"{seed}.json") for seed in range(2)])
+    assert merged["n"] == 2
+    assert "seconds_by_part" not in merged  # a time, no number of the evaluation
+
+
+def test_pairs_of_several_languages_keep_the_digests_of_their_texts(tmp_path: Path) -> None:
+    for pair in ("fr-en", "de-en"):
+        made = mining_report(pair, 0, 84.0)
+        made["settings"]["text"] = f"text of {pair}"
+        write_json(made, tmp_path / f"{pair}.json")
+    merged = run([str(tmp_path / "fr-en.json"), str(tmp_path / "de-en.json")])
+    assert merged["settings"]["pair"] == ["fr-en", "de-en"]
+    assert merged["settings"]["text"] == ["text of fr-en", "text of de-en"]
+
+
+def test_a_merged_report_takes_the_place_of_none(three: list[str]) -> None:
+    before = Path(three[1]).read_text()
+    with pytest.raises(ValueError, match=r"--output .*1\.json would overwrite the input .*1\.json"):
+        run([*three, "--output", three[1]])
+    assert Path(three[1]).read_text() == before
+
+
+def test_models_of_one_recipe_may_have_any_name(three: list[str]) -> None:
+    for seed, name in enumerate(("a", "b", "c")):
+        write_json(
+            retrieval_report(seed, FORWARD[seed]) | {"model": name, "settings": SETTINGS | {"recipe": "1e8d"}},
+            three[seed],
+        )
+    assert run(three)["models"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"model": "m", "protocol": "p", "score": NaN}', "is not JSON: it holds NaN"),
+        ("[]", "is no report of an evaluation"),
+        ('{"score": 1}', "is no report of an evaluation"),
+        ('{"model": "m", "protocol": "p", "seeds": [1]}', "is a merged report"),
+    ],
+)
+def test_files_that_are_no_reports(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"a\.json {message}"):
+        run([str(tmp_path / "a.json")])
+
+
+def test_errors_end_the_command_without_a_traceback(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv, message in (([three[0], three[0]], "is given twice"), (["absent.json"], "absent.json")):
+        monkeypatch.setattr(sys, "argv", ["results", *argv])
+        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+            main()
+
+
+def test_no_reports() -> None:
+    with pytest.raises(ValueError, match="no reports to merge"):
+        merge_seeds({})
+
+
+def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_it(tmp_path: Path) -> None:
+    def recipe(**run: Any) -> tuple[int | None, str | None]:
+        write_json({"learning_rate": 5e-5, "training text": {"de": f"{run} pairs"}} | run, tmp_path / RECORD)
+        return training_record(str(tmp_path))
+
+    (first, same), (second, again), (_, other) = recipe(seed=1), recipe(seed=2), recipe(seed=1, learning_rate=1e-5)
+    assert (first, second) == (1, 2)
+    assert same == again != other
+    assert recipe(seed=1, target_vocab_size=7)[1] == same  # the seed's part of the text has as many
+    own = [recipe(seed=1, target_vocabulary_file="v.json", target_vocab_size=size)[1] for size in (7, 8)]
+    assert len({same, *own}) == 3
+    recipe(seed=1, learning_rate=1e-5)
+    checkpoint = tmp_path / "checkpoint-20"
+    checkpoint.mkdir()
+    assert training_record(str(checkpoint))[0] == 1
+    assert training_record(str(checkpoint))[1] != other  # an earlier step is another recipe
+    (tmp_path / "encoder").mkdir()
+    assert training_record(str(tmp_path / "encoder")) == training_record("user/model") == (None, None)

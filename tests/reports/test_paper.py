@@ -1,0 +1,162 @@
+"""The paper's numbers: as it prints them, consistent with each other where it is, and in tables beside ours."""
+
+import re
+
+import pytest
+from conftest import REPOSITORY
+
+from dap.languages import TATOEBA_36
+from dap.reports.paper import (
+    BUCC_PAIRS,
+    PAPER_BUCC,
+    PAPER_TATOEBA,
+    PAPER_TATOEBA_LANGUAGES,
+    PAPER_XNLI,
+    XNLI_LANGUAGES,
+    bucc_table,
+    paper_table,
+    tatoeba_table,
+    xnli_table,
+)
+from dap.reports.rendering import text_table
+from dap.search.retrieval import GROUPS
+
+PAPER = REPOSITORY.parent / "shared" / "paper"
+
+
+def off_by_more_than_rounding(rows: list[float], printed: float) -> bool:
+    return abs(sum(rows) / len(rows) - printed) > 0.05 + 1e-9
+
+
+def test_printed_averages_of_tatoeba_follow_from_the_appendix_but_for_three() -> None:
+    off = {}
+    for model, directions in PAPER_TATOEBA_LANGUAGES.items():
+        for direction, accuracies in directions.items():
+            for printed, (size, group) in zip(PAPER_TATOEBA[model][direction], GROUPS.items(), strict=True):
+                rows = [accuracies[code] for code in group]
+                if off_by_more_than_rounding(rows, printed):
+                    off[model, direction, size] = (round(sum(rows) / size, 2), printed)
+    assert off == {
+        ("XLM-R+DAP", "xx-en", 14): (94.92, 95.0),
+        ("XLM-R+TR", "xx-en", 14): (93.74, 93.8),
+        ("mBERT+DAP", "xx-en", 36): (90.84, 90.9),
+    }
+
+
+def test_printed_averages_of_xnli_follow_from_its_rows_but_for_two() -> None:
+    off = {}
+    for model, numbers in PAPER_XNLI.items():
+        rows = [numbers[language] for language in XNLI_LANGUAGES]
+        if off_by_more_than_rounding(rows, numbers["average"]):
+            off[model] = (round(sum(rows) / 15, 2), numbers["average"])
+    assert off == {"mBERT": (66.85, 66.8), "XLM-R+TR": (73.15, 73.1)}
+
+
+@pytest.mark.parametrize("split", ["training", "test"])
+def test_bucc_is_consistent(split: str) -> None:
+    for model, numbers in PAPER_BUCC[split].items():
+        f1 = [numbers[pair][2] for pair in BUCC_PAIRS]
+        assert not off_by_more_than_rounding(f1, numbers["average"][2]), model
+        for precision, recall, printed in (numbers[pair] for pair in BUCC_PAIRS if numbers[pair][0] is not None):
+            harmonic = 2 * precision * recall / (precision + recall)
+            assert harmonic == pytest.approx(printed, abs=0.1), model  # each of the three is rounded
+
+
+@pytest.mark.skipif(not PAPER.is_dir(), reason="../shared with the paper is absent")
+def test_every_row_is_in_the_papers_tables() -> None:
+    text = next(PAPER.glob("*.txt")).read_text(encoding="utf-8")
+    text = re.sub(r"\\(?:textbf|underline)\{([^}]*)\}", r"\1", text).replace(r"\\", "")
+    text = text.replace("$^*$", " (Hu et al.)").replace(" (recomputed)", "")
+    tables = re.findall(r"\\begin\{table.*?\\end\{table", text, re.DOTALL)
+    for name, model, numbers in _rows():
+        (table,) = (table for table in tables if _MARKS[name] in table)
+        printed = {tuple(cell.strip() for cell in line.split("&")) for line in table.splitlines()}
+        assert (model, *("-" if number is None else str(number) for number in numbers)) in printed, name
+
+
+_MARKS = {
+    "tatoeba": "Average accuracy on Tatoeba",
+    "xx-en": r"direction xx$\to$en",
+    "en-xx": r"direction en$\to$xx",
+    "xnli": "Accuracy for XNLI",
+    "training": "Evaluation on BUCC training",
+    "test": "Evaluation on BUCC test",
+}
+
+
+def _rows() -> list[tuple[str, str, list[float | None]]]:
+    rows = [("tatoeba", m, [*n["xx-en"], *n["en-xx"]]) for m, n in PAPER_TATOEBA.items()]
+    for model, directions in PAPER_TATOEBA_LANGUAGES.items():
+        for direction, numbers in directions.items():
+            values = list(numbers.values())
+            rows += [(direction, model, values[:18]), (direction, model, values[18:])]
+    rows += [("xnli", model, list(numbers.values())) for model, numbers in PAPER_XNLI.items()]
+    for split, models in PAPER_BUCC.items():
+        for model, numbers in models.items():
+            triples = [numbers[pair] for pair in BUCC_PAIRS]
+            rows.append((split, model, [x for triple in triples for x in triple] + [numbers["average"][2]]))
+    return rows
+
+
+def test_table_columns_line_up() -> None:
+    lines = text_table(["name", "x"], [["a", 1.0], ["longer", 100.0], ["b", None]]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[2:] == ["a         1.0", "longer  100.0", "b           -"]
+
+
+def test_paper_table_has_our_row_and_every_model_of_the_paper() -> None:
+    lines = paper_table({"36 languages": (85.3, 84.1)}, "mine").splitlines()
+    assert lines[2].split() == ["mine", "-", "-", "85.3", "-", "-", "84.1"]
+    assert len(lines) == 3 + len(PAPER_TATOEBA)
+    assert lines[-1].split() == ["paper:", "XLM-R+DAP", "95.0", "94.7", "91.3", "95.1", "95.2", "92.7"]
+
+
+def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> None:
+    accuracies, averages = {"de": (80.0, 70.0), "gsw": (1.0, 2.0)}, {"36 languages": (50.0, 40.0), "all 2": (3.0, 4.0)}
+    lines = tatoeba_table(accuracies, averages, {"de": 1000, "gsw": 5}).splitlines()
+    cells = [line.split() for line in lines[2:]]
+    assert cells[0] == ["de", "German", "1000", "80.0", "99.1", "99.2", "70.0", "98.9", "98.9"]
+    assert cells[1] == ["gsw", "5", "1.0", "-", "-", "2.0", "-", "-"]
+    assert cells[2][3:] == ["50.0", "90.9", "91.3", "40.0", "91.2", "92.7"]
+    assert cells[3][3:] == ["3.0", "-", "-", "4.0", "-", "-"]
+    assert "paper" not in tatoeba_table(accuracies, averages, {"de": 1000, "gsw": 5}, models=())
+
+
+def test_xnli_table_averages_only_all_15_languages() -> None:
+    ours = {code: float(i) for i, code in enumerate(XNLI_LANGUAGES)}
+    lines = xnli_table(ours | {"nl": 99.0}, "mine").splitlines()
+    assert lines[0].split() == ["model", *XNLI_LANGUAGES, "average"]
+    assert lines[2].split() == ["mine", *(f"{i}.0" for i in range(15)), "7.0"]
+    assert lines[-1].split()[-2:] == ["66.0", "74.0"]
+    assert len(lines) == 3 + len(PAPER_XNLI)
+    del ours["ur"]
+    assert xnli_table(ours, "mine").splitlines()[2].split()[-2:] == ["-", "-"]
+
+
+def test_bucc_table_averages_only_all_four_pairs() -> None:
+    ours = {pair: (90.0, 80.0, 84.0 + i) for i, pair in enumerate(BUCC_PAIRS)}
+    lines = bucc_table(ours, "mine", "test").splitlines()
+    assert lines[2].split()[-4:] == ["90.0", "80.0", "87.0", "85.5"]
+    assert lines[-1].split()[-1] == "86.8"
+    assert bucc_table(ours, "mine").splitlines()[-1].split()[-1] == "95.4"
+    assert bucc_table({"de-en": (1.0, 2.0, 3.0)}).splitlines()[2].split()[2:] == [
+        *"---",
+        "1.0",
+        "2.0",
+        "3.0",
+        *"-" * 7,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pair", "split", "message"),
+    [("de-en", "sample", "split='sample': the paper has training and test"), ("en-de", "test", "pair 'en-de'")],
+)
+def test_bucc_numbers_that_belong_beside_no_table(pair: str, split: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bucc_table({pair: (1.0, 1.0, 1.0)}, split=split)
+
+
+def test_the_appendix_has_all_languages() -> None:
+    for directions in PAPER_TATOEBA_LANGUAGES.values():
+        assert all(tuple(numbers) == TATOEBA_36 for numbers in directions.values())

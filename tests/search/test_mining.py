@@ -1,0 +1,188 @@
+"""Margin scores and the choice of pairs against plain loops in float64."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from dap.search.mining import (
+    MARGINS,
+    RETRIEVALS,
+    DistinctSentences,
+    Pairs,
+    margin_scores,
+    mine,
+    neighbourhoods,
+    score_pairs,
+    select,
+)
+from dap.search.similarity import Neighbours
+
+
+def vectors(source: int, target: int, seed: int = 0, dimensions: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of any length, around a common direction as sentence vectors are."""
+    random = np.random.default_rng(seed)
+    rows = random.normal(size=(source + target, dimensions)) + 1.0
+    return rows[:source].astype(np.float32), rows[source:].astype(np.float32)
+
+
+def cosines(source: np.ndarray, target: np.ndarray) -> list[list[float]]:
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+    return [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
+
+
+def naive_margins(source: np.ndarray, target: np.ndarray, k: int, margin: str) -> list[list[float]]:
+    """The margin of every pair, as Artetxe & Schwenk (2019) write it."""
+    similar = cosines(source, target)
+    of_source = [sum(sorted(row)[-k:]) / (2 * k) for row in similar]
+    of_target = [sum(sorted(column)[-k:]) / (2 * k) for column in zip(*similar)]
+    score = {"ratio": lambda a, b: a / b, "distance": lambda a, b: a - b, "absolute": lambda a, b: a}[margin]
+    return [[score(s, of_source[i] + of_target[j]) for j, s in enumerate(row)] for i, row in enumerate(similar)]
+
+
+def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retrieval: str) -> dict:
+    similar, scores = cosines(source, target), naive_margins(source, target, k, margin)
+    rows, columns = range(len(source)), range(len(target))
+    near = [sorted(columns, key=lambda j: -similar[i][j])[:k] for i in rows]
+    near_target = [sorted(rows, key=lambda i: -similar[i][j])[:k] for j in columns]
+    forward = {(i, max(near[i], key=lambda j: scores[i][j])) for i in rows}
+    backward = {(max(near_target[j], key=lambda i: scores[i][j]), j) for j in columns}
+    if retrieval == "max":
+        found, used_rows, used_columns = set(), set(), set()
+        for i, j in sorted(forward | backward, key=lambda pair: -scores[pair[0]][pair[1]]):
+            if i not in used_rows and j not in used_columns:
+                found.add((i, j))
+                used_rows.add(i)
+                used_columns.add(j)
+    else:
+        found = {"forward": forward, "backward": backward, "intersection": forward & backward}[retrieval]
+    return {(i, j): scores[i][j] for i, j in found}
+
+
+def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
+    return {(i, j): s for i, j, s in zip(pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist())}
+
+
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize(("source", "target", "k"), [(25, 40, 4), (40, 25, 1), (5, 30, 5)])
+def test_mining_agrees_with_a_plain_loop(margin: str, retrieval: str, source: int, target: int, k: int) -> None:
+    for seed in range(3):
+        a, b = vectors(source, target, seed)
+        found = mine(neighbourhoods(a, b, k), margin, retrieval)
+        assert as_dict(found) == pytest.approx(naive_mine(a, b, k, margin, retrieval), abs=1e-5)
+        assert (np.diff(found.scores) <= 0).all()
+
+
+def test_each_retrieval_finds_its_own_pairs() -> None:
+    a, b = vectors(30, 30)
+    counts = {retrieval: len(mine(neighbourhoods(a, b), "ratio", retrieval)) for retrieval in RETRIEVALS}
+    assert counts["forward"] == counts["backward"] == 30
+    assert counts["intersection"] < counts["max"] <= 30
+
+
+def test_translations_are_found_among_other_sentences() -> None:
+    a, b = vectors(60, 80, dimensions=24)
+    b[:40] = a[:40] + 0.1 * b[:40]
+    order = np.random.default_rng(1).permutation(80)  # row j of the shuffled target was row order[j]
+    pairs = select(mine(neighbourhoods(a, b[order])), top_n=40)
+    assert {(i, int(order[j])) for i, j in as_dict(pairs)} == {(i, i) for i in range(40)}
+
+
+def test_equal_scores_come_in_the_order_of_the_rows() -> None:
+    pairs = mine(neighbourhoods(np.eye(6, dtype=np.float32), np.eye(6, dtype=np.float32)[::-1], 2))
+    assert pairs.source.tolist() == [0, 1, 2, 3, 4, 5]
+    assert pairs.target.tolist() == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_given_pairs_get_the_margin_over_both_texts(margin: str) -> None:
+    a, b = vectors(20, 30)
+    source, target = np.array([3, 0, 3, 19]), np.array([7, 7, 7, 29])
+    found = score_pairs(a, b, source, target, neighbourhoods(a, b), margin)
+    expected = naive_margins(a, b, 4, margin)
+    assert found.scores.tolist() == pytest.approx([expected[i][j] for i, j in zip(source, target)], abs=1e-5)
+    assert (found.source.tolist(), found.target.tolist()) == (source.tolist(), target.tolist())
+
+
+def test_mined_pairs_scored_again_have_the_same_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dap.search.mining.BLOCK", 7)
+    a, b = vectors(40, 50)
+    neighbours = neighbourhoods(a, b)
+    mined = mine(neighbours)
+    again = score_pairs(a, b, mined.source, mined.target, neighbours)
+    np.testing.assert_allclose(again.scores, mined.scores, atol=1e-6)
+
+
+def test_a_ratio_without_positive_neighbourhoods_is_0() -> None:
+    cosine, mean = np.array([0.5, -0.2, 0.0, 0.5]), np.array([-0.1, -0.3, 0.0, 0.25])
+    assert margin_scores(cosine, mean, mean).tolist() == [0.0, 0.0, 0.0, 2.0]
+    zeros = np.zeros((3, 4), np.float32)
+    assert mine(neighbourhoods(zeros, zeros, 2), retrieval="forward").scores.tolist() == [0.0] * 3
+
+
+def test_more_neighbours_than_sentences_are_as_many_as_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = vectors(3, 10)
+    with caplog.at_level(logging.WARNING):
+        found = neighbourhoods(a, b, 4)
+    assert "only 3 distinct sentences: k=3 is used" in caplog.text
+    assert found.forward_scores.shape == (3, 3)
+    assert as_dict(mine(found)) == pytest.approx(naive_mine(a, b, 3, "ratio", "max"), abs=1e-5)
+
+
+def test_the_search_can_be_another_one() -> None:
+    a, b = vectors(9, 9)
+    seen = []
+
+    def search(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
+        seen.append((len(source), len(target), k))
+        return neighbourhoods(source, target, k)
+
+    assert len(mine(neighbourhoods(a, b, 2, search))) > 0
+    assert seen == [(9, 9, 2)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "k", "message"),
+    [(0, 3, 4, "the source text has no sentences"), (3, 0, 4, "the target text"), (3, 3, 0, "k=0: at least 1")],
+)
+def test_what_cannot_be_mined(source: int, target: int, k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        neighbourhoods(np.ones((source, 2), np.float32), np.ones((target, 2), np.float32), k)
+
+
+def test_unknown_choices_are_named() -> None:
+    neighbours = neighbourhoods(*vectors(5, 5))
+    with pytest.raises(ValueError, match="margin='cosine': choose one of ratio, distance, absolute"):
+        mine(neighbours, margin="cosine")
+    with pytest.raises(ValueError, match="retrieval='both': choose one of max, intersection"):
+        mine(neighbours, retrieval="both")
+
+
+def test_selection_keeps_the_order_and_prefers_earlier_pairs() -> None:
+    pairs = Pairs(np.array([1.0, 3.0, 2.0, 3.0, 2.0]), np.arange(5), np.arange(5))
+    assert select(pairs).source.tolist() == [0, 1, 2, 3, 4]
+    assert select(pairs, threshold=2.0).source.tolist() == [1, 2, 3, 4]
+    assert select(pairs, top_n=3).source.tolist() == [1, 2, 3]
+    assert select(pairs, threshold=2.5, top_n=9).source.tolist() == [1, 3]
+    assert len(select(pairs, threshold=4.0)) == 0
+
+
+def test_repeated_and_empty_lines_are_counted_and_found_again() -> None:
+    lines = ["", "b", "a", "b ", "\t ", "b", "é\u2028ü\x85", "b"]
+    text = DistinctSentences(iter(lines))
+    assert list(text) == ["b", "a", "b ", "é\u2028ü\x85"]
+    assert [lines[line - 1] for line in text.first_line] == list(text)
+    assert text.rows.tolist() == [-1, 0, 1, 2, -1, 0, 3, 0]
+    assert text.counts() == {"lines": 8, "empty": 2, "repeated": 2, "distinct": 4}
+    assert all(text[row] == line for row, line in zip(text.rows, lines) if row >= 0)
+
+
+@pytest.mark.parametrize("lines", [[], ["", "  "]])
+def test_a_text_without_sentences(lines: list[str]) -> None:
+    text = DistinctSentences(lines)
+    assert list(text) == []
+    assert text.counts() == {"lines": len(lines), "empty": len(lines), "repeated": 0, "distinct": 0}

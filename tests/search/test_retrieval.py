@@ -1,0 +1,105 @@
+"""Retrieval accuracy against a naive loop, sentence-transformers and MTEB; averages over the paper's groups."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers.sentence_transformer.evaluation import TranslationEvaluator
+
+from dap.encoding.mteb import MTEBEncoder
+from dap.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
+from dap.search.retrieval import group_averages, retrieval_accuracy
+
+
+def noisy_pairs(pairs: int = 80, dimensions: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    source = rng.normal(size=(pairs, dimensions))
+    return source, source + 0.7 * rng.normal(size=source.shape)
+
+
+def naive_accuracy(queries: np.ndarray, keys: np.ndarray) -> float:
+    hits = 0
+    for i, query in enumerate(queries):
+        cosines = [query @ key / np.linalg.norm(query) / np.linalg.norm(key) for key in keys]
+        hits += cosines.index(max(cosines)) == i
+    return 100 * hits / len(queries)
+
+
+def test_equals_the_naive_loop_in_both_directions() -> None:
+    source, target = noisy_pairs()
+    forward, backward = retrieval_accuracy(source, target)
+    assert (forward, backward) == (naive_accuracy(source, target), naive_accuracy(target, source))
+    assert forward != backward
+    assert 50 < forward < 100
+
+
+def test_equals_the_translation_evaluator_of_sentence_transformers() -> None:
+    source, target = noisy_pairs()
+
+    class GivenEmbeddings(TranslationEvaluator):
+        def embed_inputs(self, model: object, sentences: list[str], **_: object) -> list[torch.Tensor]:
+            return [torch.tensor({"s": source, "t": target}[name[0]][int(name[1:])]) for name in sentences]
+
+        def store_metrics_in_model_card_data(self, *_: object) -> None:
+            """There is no model."""
+
+    names = [[f"{side}{i}" for i in range(len(source))] for side in "st"]
+    metrics = GivenEmbeddings(*names, write_csv=False)(None)
+    expected = metrics["src2trg_accuracy"] * 100, metrics["trg2src_accuracy"] * 100
+    assert retrieval_accuracy(source, target) == pytest.approx(expected)
+
+
+def test_equals_the_accuracy_of_mtebs_own_tatoeba_task() -> None:
+    mteb = pytest.importorskip("mteb", reason="MTEB (the extra mteb) is not installed")
+    source, target = noisy_pairs()
+    vectors = {f"{side}{i}": row for side, rows in (("s", source), ("t", target)) for i, row in enumerate(rows)}
+
+    class GivenEmbeddings(MTEBEncoder):
+        def __init__(self) -> None:
+            """Needs no model: each sentence is the name of a row."""
+
+        def encode(self, inputs: Iterable[dict[str, list[str]]], **_: object) -> np.ndarray:
+            return np.stack([vectors[name] for batch in inputs for name in batch["text"]])
+
+        mteb_model_meta = None
+
+    task = mteb.get_task("Tatoeba", languages=["deu"])
+    names = {side: [f"{side}{i}" for i in range(len(source))] for side in "st"}
+    accuracies = []
+    for queries, keys in ("st", "ts"):
+        columns = Dataset.from_dict({"sentence1": names[queries], "sentence2": names[keys]})
+        task.dataset, task.data_loaded = {"deu-eng": {"test": columns}}, True
+        scores = task.evaluate(GivenEmbeddings(), "test", encode_kwargs={"batch_size": 7})["deu-eng"]
+        assert scores["main_score"] == scores["f1"] < scores["accuracy"]  # MTEB's headline is not the accuracy
+        accuracies.append(100 * scores["accuracy"])
+    assert retrieval_accuracy(source, target) == pytest.approx(tuple(accuracies))
+
+
+def test_an_equal_sentence_on_another_line_is_a_miss() -> None:
+    repeated = np.eye(4)[[0, 1, 2, 1]]
+    assert retrieval_accuracy(repeated, repeated) == (75.0, 75.0)
+
+
+@pytest.mark.parametrize(("source", "target"), [(3, 2), (0, 0)])
+def test_rows_that_are_no_pairs(source: int, target: int) -> None:
+    with pytest.raises(ValueError, match=f"{source} source and {target} target rows"):
+        retrieval_accuracy(np.ones((source, 2)), np.ones((target, 2)))
+
+
+def test_groups_are_averaged_only_when_complete() -> None:
+    accuracies = {code: (float(i), 2.0 * i) for i, code in enumerate(TATOEBA_36)}
+    averages = group_averages(accuracies)
+    assert list(averages) == ["14 languages", "28 languages", "36 languages"]
+    assert averages["36 languages"] == (17.5, 35.0)
+    for group in (TATOEBA_14, TATOEBA_28):
+        mean = np.mean([accuracies[code] for code in group], axis=0)
+        assert averages[f"{len(group)} languages"] == pytest.approx(tuple(mean))
+    del accuracies["jv"]
+    assert list(group_averages(accuracies)) == ["14 languages", "28 languages", "35 of 36 languages"]
+
+
+def test_languages_beyond_the_benchmark_have_their_own_mean() -> None:
+    averages = group_averages({"de": (80.0, 60.0), "gsw": (40.0, 20.0)})
+    assert averages == {"1 of 36 languages": (80.0, 60.0), "all 2 languages given": (60.0, 40.0)}

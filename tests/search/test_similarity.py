@@ -1,0 +1,224 @@
+"""Blocked nearest neighbours against a naive float64 loop: exactness, both directions, ties, bad rows, memory."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY
+
+from dap.search.similarity import GROUP, PART, Neighbours, mutual_neighbours, nearest_neighbours
+
+
+def naive_neighbours(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine by cosine in float64, sorted by (-score, index)."""
+    scores = np.zeros((len(queries), len(keys)))
+    for i, query in enumerate(queries.astype(np.float64)):
+        for j, key in enumerate(keys.astype(np.float64)):
+            lengths = np.linalg.norm(query) * np.linalg.norm(key)
+            scores[i, j] = query @ key / lengths if lengths else 0.0
+    indices = np.array([sorted(range(len(keys)), key=lambda j: (-row[j], j))[:k] for row in scores])
+    return np.take_along_axis(scores, indices, 1), indices
+
+
+@pytest.mark.parametrize("k", [1, 4, 37])
+@pytest.mark.parametrize("blocks", [(1024, 16384), (7, 5), (1, 1), (23, 36)])
+def test_equals_the_naive_loop(k: int, blocks: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    queries, keys = rng.normal(size=(23, 16)) * 1e3, rng.normal(size=(37, 16)) * 1e-3
+    scores, indices = nearest_neighbours(queries, keys, k, blocks)
+    expected_scores, expected_indices = naive_neighbours(queries, keys, k)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+    assert scores.dtype == np.float32
+    assert indices.dtype == np.int64
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("key_block", [3, 4, 100])
+def test_ties_go_to_the_lowest_index(k: int, key_block: int) -> None:
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], size=(40, 4))  # products of halves: exact in float32
+    scores, indices = nearest_neighbours(signs[:9], signs, k, (4, key_block))
+    expected_scores, expected_indices = naive_neighbours(signs[:9], signs, k)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+
+
+def test_repeated_rows_of_real_numbers_go_to_the_lowest_index() -> None:
+    rows = np.random.default_rng(2).normal(size=(50, 64)).astype(np.float32)
+    _, indices = nearest_neighbours(rows, np.concatenate([rows, rows, rows]), blocks=(16, 40))
+    np.testing.assert_array_equal(indices[:, 0], np.arange(50))
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_repeated_keys_are_listed_by_index_whatever_the_blocks(k: int) -> None:
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(9, 64)).astype(np.float32)
+    keys = rows[rng.integers(0, 9, size=41)]
+    _, expected = naive_neighbours(rows, keys, k)
+    for blocks in [(1024, 16384), (3, 7), (1, 1)]:
+        np.testing.assert_array_equal(nearest_neighbours(rows, keys, k, blocks)[1], expected)
+
+
+def test_zero_rows_have_cosine_zero() -> None:
+    scores, indices = nearest_neighbours(np.zeros((1, 3)), np.array([[-1.0, 0, 0], [0, 0, 0], [5.0, 0, 0]]), k=3)
+    np.testing.assert_array_equal(scores, np.zeros((1, 3)))
+    np.testing.assert_array_equal(indices, [[0, 1, 2]])
+
+
+def test_huge_and_tiny_rows_neither_overflow_nor_vanish() -> None:
+    rows = np.array([[1.0, 2.0], [2.0, -1.0]], np.float32)
+    scores, indices = nearest_neighbours(rows * np.float32(1e38), rows * np.float32(1e-30))
+    np.testing.assert_array_equal(indices[:, 0], [0, 1])
+    np.testing.assert_allclose(scores, 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_torch_tensors_of_any_float_type(dtype: torch.dtype) -> None:
+    rows = torch.eye(5, dtype=dtype)
+    _, indices = nearest_neighbours(rows.requires_grad_(), rows)
+    np.testing.assert_array_equal(indices[:, 0], np.arange(5))
+
+
+def test_no_queries_give_empty_results() -> None:
+    scores, indices = nearest_neighbours(np.zeros((0, 3)), np.eye(3), k=2)
+    assert scores.shape == indices.shape == (0, 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["queries", "keys"])
+def test_a_row_that_is_not_finite_is_named(value: float, side: str) -> None:
+    arrays = {"queries": np.ones((4, 3)), "keys": np.ones((5, 3))}
+    arrays[side][3, 1] = value
+    with pytest.raises(ValueError, match=f"{side}: row 3 "):
+        nearest_neighbours(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "k", "message"),
+    [
+        (np.ones((2, 3)), np.ones((2, 4)), 1, "3 dimensions, keys 4"),
+        (np.ones((2, 3)), np.ones((2, 3)), 3, "k=3 with 2 queries and 2 keys"),
+        (np.ones((2, 3)), np.ones((2, 3)), 0, "k=0"),
+        (np.ones((2, 3)), np.ones((0, 3)), 1, "k=1 with 2 queries and 0 keys"),
+        (np.ones(3), np.ones((2, 3)), 1, r"queries has shape \(3,\)"),
+    ],
+)
+def test_wrong_arguments(queries: np.ndarray, keys: np.ndarray, k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nearest_neighbours(queries, keys, k)
+
+
+def both_directions(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
+    return Neighbours(*naive_neighbours(source, target, k), *naive_neighbours(target, source, k))
+
+
+def assert_equal_neighbours(found: Neighbours, expected: Neighbours) -> None:
+    for name in ("forward", "backward"):
+        np.testing.assert_array_equal(getattr(found, f"{name}_indices"), getattr(expected, f"{name}_indices"))
+        scores = getattr(found, f"{name}_scores")
+        np.testing.assert_allclose(scores, getattr(expected, f"{name}_scores"), atol=1e-6)
+        assert scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("blocks", [None, (64, 96), (50, 33), (GROUP, 7), (1, 200)])
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_both_directions_equal_the_naive_loop(k: int, blocks: tuple[int, int] | None) -> None:
+    rng = np.random.default_rng(5)
+    source, target = rng.normal(size=(131, 8)), rng.normal(size=(170, 8))
+    assert_equal_neighbours(mutual_neighbours(source, target, k, blocks=blocks), both_directions(source, target, k))
+
+
+@pytest.mark.parametrize("layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
+    rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
+    keys = layout(np.concatenate([rows, rows, rows, rows])[: PART + 1])  # the last part has one row
+    keys = torch.from_numpy(np.array(keys).T.copy()).T if as_tensor else keys
+    _, indices = nearest_neighbours(rows, keys, 4)
+    np.testing.assert_array_equal(indices[:1, :4] % 65, np.zeros((1, 4)))
+    np.testing.assert_array_equal(indices[:, 0], np.arange(65))
+
+
+@pytest.mark.parametrize("blocks", [None, (40, 70), (33, 64), (1, 3)])
+@pytest.mark.parametrize("k", [1, 4, 30])
+def test_equal_scores_and_repeated_rows_of_both_sides_go_to_the_lowest_index(
+    k: int, blocks: tuple[int, int] | None
+) -> None:
+    rng = np.random.default_rng(6)
+    signs = rng.choice([-1.0, 0.0, 1.0], size=(150, 4)) * rng.choice([1.0, 2.0, 4.0], size=(150, 1))
+    source, target = signs[:60], signs[rng.integers(0, 150, size=130)]
+    source[7] = target[3] = 0  # a zero row ties with everything
+    found = mutual_neighbours(source, target, k, blocks=blocks)
+    scores = np.array([[_cosine(a, b) for b in target] for a in source])
+    for indices, own, matrix in (
+        (found.forward_indices, found.forward_scores, scores),
+        (found.backward_indices, found.backward_scores, scores.T),
+    ):
+        expected = np.argsort(-matrix.round(6), axis=1, kind="stable")[:, :k]  # equal but for float error: tied
+        np.testing.assert_allclose(own, np.take_along_axis(matrix, expected, 1), atol=1e-6)
+        np.testing.assert_allclose(own, np.take_along_axis(matrix, indices, 1), atol=1e-6)
+    repeated = mutual_neighbours(source, source[[5, 5, 2, 5]], 4, blocks=blocks)
+    np.testing.assert_array_equal([row[row != 2] for row in repeated.forward_indices], [[0, 1, 3]] * 60)
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / lengths) if lengths else 0.0
+
+
+@pytest.mark.parametrize("blocks", [(64, 96), (33, 40)])
+def test_whole_numbers_tie_exactly_in_both_directions(blocks: tuple[int, int]) -> None:
+    signs = np.random.default_rng(7).choice([-1.0, 1.0], size=(300, 16))  # products of quarters: exact in float32
+    source, target = signs[:140], signs[140:]
+    assert_equal_neighbours(mutual_neighbours(source, target, 5, blocks=blocks), both_directions(source, target, 5))
+
+
+def test_memory_maps_are_read_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    np.save(tmp_path / "source.npy", rng.normal(size=(90, 8)).astype(np.float32))
+    mapped = np.load(tmp_path / "source.npy", mmap_mode="r")
+    target = rng.normal(size=(70, 8)).astype(np.float32)
+    found = mutual_neighbours(mapped, target, 3, blocks=(32, 32))
+    assert_equal_neighbours(found, both_directions(np.array(mapped), target, 3))
+
+
+def test_bfloat16_products_give_float32_scores_and_nearly_all_neighbours() -> None:
+    rng = np.random.default_rng(9)
+    source = rng.normal(size=(400, 64)).astype(np.float32)
+    target = source + rng.normal(size=(400, 64)).astype(np.float32)
+    exact = mutual_neighbours(source, target, 4)
+    fast = mutual_neighbours(source, target, 4, bf16=True, blocks=(128, 96))
+    for name in ("forward", "backward"):
+        found, expected = getattr(fast, f"{name}_indices"), getattr(exact, f"{name}_indices")
+        assert (found == expected).mean() > 0.99
+        same = found == expected
+        assert np.abs(getattr(fast, f"{name}_scores") - getattr(exact, f"{name}_scores"))[same].max() < 1e-6
+
+
+def test_mutual_neighbours_name_what_does_not_fit() -> None:
+    rows = np.ones((5, 3))
+    with pytest.raises(ValueError, match="k=3 with 5 source and 2 target rows: choose 1 to 2"):
+        mutual_neighbours(rows, rows[:2], 3)
+    rows[4, 0] = np.nan
+    with pytest.raises(ValueError, match="target: row 4 "):
+        mutual_neighbours(np.ones((5, 3)), rows, 1)
+
+
+def test_memory_beyond_the_inputs_is_a_few_blocks() -> None:
+    """In a process of its own: 16,000 × 12,000 similarities would take 730 MiB."""
+    code = """
+import resource, numpy as np
+from dap.search.similarity import mutual_neighbours
+rng = np.random.default_rng(0)
+rows = rng.standard_normal((16_000, 8), dtype=np.float32)
+mutual_neighbours(rows[:3000], rows[:3000], 2)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+mutual_neighbours(rows, rows[:12_000], 2, blocks=(512, 512))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert float(done.stdout) < 60, done.stdout  # MiB

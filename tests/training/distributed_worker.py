@@ -1,0 +1,93 @@
+"""One training step on W CPU processes: `python distributed_worker.py W PORT FOLDER` saves gradients in the folder."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tiny_models import gradients, make_batch, tiny_model
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dap.training.grad_cache import CachedBatch
+from modeling_dap import DAPForPreTraining
+
+CASES = [
+    {"objective": "tr", "tr_bidirectional": True},
+    {"objective": "tr+tlm", "tlm_probability": 0.5},
+    {"objective": "tr+rtl"},
+    {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
+    {"objective": "tr+rtl", "target_vocab_size": 140},
+    {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
+    {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
+    {"objective": "mlm", "mlm_probability": 0.5},
+]
+# accumulation steps, activation checkpointing, pairs of a chunk (GradCache)
+VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]
+PAIRS = 10  # in all processes together: an odd number in each of two
+
+
+def micro_batch(step: int) -> dict[str, Tensor]:
+    """Pairs with uneven numbers of tokens; the first and the last, on different processes, have the same target."""
+    batch = make_batch(PAIRS, longest=11, seed=step)
+    for key in ("target_input_ids", "target_attention_mask", "target_noise"):
+        batch[key][-1] = batch[key][0]
+    return batch | {"language_ids": torch.arange(PAIRS) % 3}
+
+
+def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    """The rows of one process, without the columns that are padding in all of them."""
+    rows = {key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world] for key, value in batch.items()}
+    languages = rows.pop("language_ids")
+    width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in ("source", "target")}
+    cut = {key: value[:, : width[key.split("_")[0]]] for key, value in rows.items()}
+    return cut | {"language_ids": languages}
+
+
+def step_gradients(
+    case: dict, accumulation: int, checkpointing: bool, size: int | None = None, rank: int = 0, world: int = 1
+) -> Tensor:
+    """Parameter gradients after one optimizer step's backward passes."""
+    model = tiny_model("xlm-roberta", **case)
+    if model.config.target_vocab_size:
+        model.set_target_vocabulary([2, *range(60, 199)])
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    wrapped = DistributedDataParallel(model) if world > 1 else model
+    for step in range(accumulation):
+        losses = chunk_losses(model, wrapped, share_of(micro_batch(step), rank, world), size)
+        for number, loss in enumerate(losses, 1):
+            waits = step < accumulation - 1 or number < len(losses)
+            with wrapped.no_sync() if waits and world > 1 else contextlib.nullcontext():
+                (loss() / accumulation).backward()
+    return gradients(model)
+
+
+def chunk_losses(
+    model: DAPForPreTraining, wrapped: torch.nn.Module, batch: dict[str, Tensor], size: int | None
+) -> list[Callable[[], Tensor]]:
+    """What gives the losses that are to go back one after the other: of the batch, or of its chunks."""
+    if size is None:
+        return [lambda: wrapped(**batch).loss]
+    cached = CachedBatch(model, wrapped, batch, size)
+    return [partial(cached.run, part) for part in cached.parts]
+
+
+def run(rank: int, world: int, port: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    found = [step_gradients(case, *variant, rank, world) for case in CASES for variant in VARIANTS]
+    if rank == 0:
+        torch.save(found, Path(folder) / "gradients.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    processes = int(sys.argv[1])
+    mp.start_processes(run, args=(processes, *sys.argv[2:]), nprocs=processes, start_method="fork")

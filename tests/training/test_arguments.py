@@ -1,0 +1,83 @@
+"""Flags over recipes over defaults, and the recipes of the project."""
+
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from configuration_dap import DAPConfig
+from dap.training.arguments import given_fields, parse_arguments, recipe_flags
+
+
+@pytest.mark.parametrize("name", ["mbert", "xlmr", "xlmr_mean", "tr", "tlm"])
+def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
+    argv = [str(REPOSITORY / "configs" / f"{name}.yaml"), "--output_dir", str(tmp_path)]
+    model, data, training = parse_arguments(argv)
+    assert (data.max_seq_length, training.learning_rate, training.max_steps) == (32, 5e-5, 100_000)
+    assert data.train_data == ["corpus"]
+    assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
+    config = DAPConfig(**given_fields(model))
+    assert (config.rtl_layers, config.rtl_weight, config.tlm_probability, config.tlm_weight) == (2, 1.0, 0.2, 0.1)
+    assert config.pooling == ("mean" if name == "xlmr_mean" else "cls")
+    assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+
+
+def test_the_recipe_from_scratch_is_complete(tmp_path: Path) -> None:
+    recipe = str(REPOSITORY / "configs" / "mlm.yaml")
+    model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
+    config = DAPConfig(**given_fields(model))
+    assert (config.objective, config.mlm_probability, data.max_seq_length) == ("mlm", 0.15, 64)
+    assert model.config_name
+    assert 0 < training.warmup_steps < training.max_steps
+
+
+def test_flags_override_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\ntr_bidirectional: true\nrevision: null\n"
+    )
+    model, data, training = parse_arguments([str(recipe), "--learning_rate", "2e-4", "--output_dir", str(tmp_path)])
+    assert (model.model_name_or_path, model.tr_bidirectional, model.revision) == ("a", True, None)
+    assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
+
+
+def test_a_batch_size_flag_overrides_the_other_one_in_the_recipe(tmp_path: Path) -> None:
+    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
+    _, _, training = parse_arguments([*recipe, "--per-device-train-batch-size=16"])
+    assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
+    with pytest.raises(ValueError, match="say the same"):
+        parse_arguments([*recipe, "--per_device_train_batch_size", "8", "--total_train_batch_size", "16"])
+
+
+def test_epochs_take_the_place_of_steps(tmp_path: Path) -> None:
+    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
+    _, _, training = parse_arguments([*recipe, "--num_train_epochs", "2"])
+    assert (training.num_train_epochs, training.max_steps) == (2, -1)
+    with pytest.raises(ValueError, match="--max_steps and --num_train_epochs say the same"):
+        parse_arguments([*recipe, "--num_train_epochs", "2", "--max_steps", "5"])
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
+        parse_arguments([str(tmp_path / "absent.yaml")])
+
+
+def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("save_strategy: no\ntr_bidirectional: no\n")
+    assert recipe_flags(recipe) == ["--save_strategy", "no", "--tr_bidirectional", "False"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learnign_rate: 1", "unknown argument learnign_rate"),
+        ("- a", "found list"),
+        ("train_data: []", "train_data is an empty list"),
+    ],
+)
+def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    with pytest.raises(ValueError, match=rf"recipe\.yaml: .*{message}"):
+        recipe_flags(recipe)

@@ -1,0 +1,498 @@
+"""Split, tokens, mix and batches keep their promises: no leak, no loss, the same result for the same seed."""
+
+import logging
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from datasets import Dataset, IterableDataset
+from datasets.distributed import split_dataset_by_node
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from dap.text.corpus import find_bitext, load_bitext, read_pairs
+from dap.training.data import BitextCollator, target_vocabulary, token_counts, tokenize_bitext
+from dap.training.mixing import LanguageMixSampler, mix_indices, mix_languages
+from dap.training.splitting import drop_targets, normalise, split_validation
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+
+
+@pytest.fixture
+def bitext(bitext_dir: Path, tmp_path: Path) -> dict[str, Dataset]:
+    return load_bitext(bitext_dir, cache_dir=tmp_path)
+
+
+@pytest.fixture
+def tokenized(bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast) -> dict[str, Dataset]:
+    return tokenize_bitext(bitext, tiny_tokenizer, 8)
+
+
+def made_up(sizes: dict[str, int]) -> dict[str, Dataset]:
+    rows = {language: [f"{language}:{row}" for row in range(size)] for language, size in sizes.items()}
+    return {language: Dataset.from_dict({"pair_id": ids}) for language, ids in rows.items()}
+
+
+def streams(datasets: dict[str, Dataset]) -> dict[str, IterableDataset]:
+    return {language: dataset.to_iterable_dataset() for language, dataset in datasets.items()}
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with lists for arrays."""
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+
+
+def text_of(folder: Path, pair_id: str) -> str:
+    """The source of a pair of `folder`, where each language has one file."""
+    language, row = pair_id.split(":")
+    (files,) = [files for code, files in find_bitext(folder).items() if code == language]
+    return next(islice(read_pairs(files[0]), int(row), None))["source"]
+
+
+# Tokens
+
+
+def test_tokens_are_the_tokenizers_own_one_sentence_at_a_time(
+    bitext: dict[str, Dataset], tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for language in bitext:
+        for row in (0, 3, 199):
+            pair, ids = bitext[language][row], tokenized[language][row]
+            for side in ("source", "target"):
+                naive = tiny_tokenizer.encode(pair[side], add_special_tokens=False)[:6]
+                assert ids[f"{side}_input_ids"] == [0, *naive, 2]
+            assert (ids["language"], ids["pair_id"]) == (language, f"{language}:{row}")
+    lengths = [len(ids) for ids in tokenized["de"]["source_input_ids"]]
+    assert max(lengths) == 8
+
+
+def test_streaming_gives_the_same_tokens(
+    bitext_dir: Path, tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = load_bitext(bitext_dir, streaming=True)
+    stream = tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=0)
+    for language, dataset in tokenized.items():
+        rows = [plain(row) for row in islice(stream[language], 2 * len(dataset))]
+        assert rows == 2 * list(dataset)  # without end
+    with pytest.raises(ValueError, match="shuffle_buffer must be 0 .*, not -1"):
+        tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=-1)
+
+
+@pytest.mark.parametrize("buffer", [70, 200, 450])
+def test_streams_are_shuffled_in_each_pass_anew_and_lose_nothing(
+    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, buffer: int
+) -> None:
+    def ids(seed: int, count: int = 1000) -> list[int]:
+        text = load_bitext(bitext_dir / "de-en.tsv", streaming=True)
+        stream = tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=buffer, seed=seed)["de"]
+        return [int(row["pair_id"].removeprefix("de:")) for row in islice(stream, count)]
+
+    order = ids(1)
+    assert order == ids(1) != ids(2)
+    for start in range(0, 1000 - buffer, buffer):  # blocks hold what the files hold there, each pair as often
+        block = [number % 200 for number in range(start, start + buffer)]
+        assert sorted(order[start : start + buffer]) == sorted(block) != order[start : start + buffer]
+    passes = [order[start : start + 200] for start in range(0, 1000, 200)]
+    assert passes[0] != passes[1]
+    if buffer >= 200:
+        assert sorted(passes[0]) == list(range(200))
+    uses = np.array([[seen.count(row) for row in range(200)] for seen in (order[:137], order[:400], order[:777])])
+    assert (uses.max(axis=1) - uses.min(axis=1)).max() <= 2
+
+
+def test_a_tokenised_stream_holds_one_tokenizer_that_others_cannot_change(
+    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = load_bitext(bitext_dir, streaming=True)
+    mixed = mix_languages(tokenize_bitext(text, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
+    tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding="max_length")
+    for row in islice(mixed, 6):
+        naive = tiny_tokenizer(text_of(bitext_dir, row["pair_id"]), truncation=True, max_length=8)["input_ids"]
+        assert plain(row)["source_input_ids"] == naive
+
+
+def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
+    bitext: dict[str, Dataset], tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding=True)
+    again = tokenize_bitext(bitext, tiny_tokenizer, 8)
+    longer = tokenize_bitext(bitext, tiny_tokenizer, 20)
+    assert again["de"].cache_files == tokenized["de"].cache_files != longer["de"].cache_files
+    assert max(map(len, longer["de"]["source_input_ids"])) > 8
+
+
+def test_bad_lengths_tokenizers_and_datasets(
+    bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for length in (65, 2):
+        with pytest.raises(ValueError, match=f"max_seq_length={length} must be .* model_max_length=64"):
+            tokenize_bitext(bitext, tiny_tokenizer, length)
+    with pytest.raises(ValueError, match="streaming=True, but the dataset is a Dataset"):
+        tokenize_bitext(bitext, tiny_tokenizer, 16, streaming=True)
+
+
+def test_target_vocabulary_holds_every_label_and_nothing_else(
+    tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    naive = {token for data in tokenized.values() for ids in data["target_input_ids"] for token in ids[1:]}
+    vocabulary = target_vocabulary(tokenized, tiny_tokenizer)
+    assert vocabulary == sorted(naive)
+    assert tiny_tokenizer.sep_token_id in vocabulary
+    few = target_vocabulary({"de": tokenized["de"].select([7])}, tiny_tokenizer)
+    assert few == sorted(set(tokenized["de"][7]["target_input_ids"][1:]))  # rows that are not selected do not count
+    with pytest.raises(ValueError, match="de: the tokens of a stream are unknown"):
+        target_vocabulary(streams(tokenized), tiny_tokenizer)
+
+
+def test_tokens_are_counted_as_by_a_loop(
+    tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    parts = {language: data.select(range(3, 40)) for language, data in tokenized.items()}
+    for sides in (("target",), ("source",), ("source", "target")):
+        naive = [0] * len(tiny_tokenizer)
+        for row in (row for data in parts.values() for row in data):
+            for token in (token for side in sides for token in row[f"{side}_input_ids"][1:]):  # without CLS
+                naive[token] += 1
+        assert token_counts(parts, tiny_tokenizer, sides).tolist() == naive
+
+
+# Split
+
+
+def leaky(count: int = 300) -> dict[str, Dataset]:
+    """Languages that share English sentences, written differently."""
+    english = {
+        "de": [f"Sentence {row}." for row in range(count)],
+        "fr": [f"sentence  {row % 200} !" for row in range(count)],
+        "sw": [f"SENTENCE-{row + 150}" for row in range(count)],
+    }
+    return {
+        language: Dataset.from_dict({"source": [f"{language} {row}" for row in range(count)], "target": texts})
+        for language, texts in english.items()
+    }
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_no_dev_target_is_in_any_train_set(streaming: bool) -> None:
+    data = leaky()
+    train, dev = split_validation(streams(data) if streaming else data, 20, seed=1)
+    held = {normalise(text) for split in dev.values() for text in split["target"]}
+    for language in data:
+        left = [row["source"] for row in train[language]]
+        naive = [row["source"] for row in data[language] if normalise(row["target"]) not in held]
+        assert left == naive
+        assert len(set(dev[language]["target"])) == len(dev[language]) == 20
+        assert set(dev[language]["source"]) <= set(data[language]["source"])
+
+
+def test_languages_hold_out_the_same_english_sentences() -> None:
+    _, dev = split_validation(leaky(), 20, seed=1)
+    german, french, swahili = ({normalise(text) for text in dev[language]["target"]} for language in dev)
+    assert len(german | french | swahili) < 40
+
+
+def test_split_depends_on_the_seed_alone() -> None:
+    first, second, other = (split_validation(leaky(), 20, seed)[1]["de"]["row"] for seed in (1, 1, 2))
+    assert first == second != other
+    alone = split_validation({"de": leaky()["de"]}, 20, seed=1)[1]["de"]["row"]
+    assert alone == first  # other languages change nothing
+
+
+def test_small_languages_give_a_tenth(caplog: pytest.LogCaptureFixture) -> None:
+    data = leaky()
+    data["jv"] = Dataset.from_dict({"source": ["x"] * 57, "target": [f"other {row}" for row in range(57)]})
+    data["xx"] = Dataset.from_dict({"source": ["x"] * 9, "target": [f"more {row}" for row in range(9)]})
+    train, dev = split_validation(data, 1000, seed=0)
+    assert {language: len(split) for language, split in dev.items()} == {"de": 30, "fr": 30, "sw": 30, "jv": 5}
+    assert (len(train["jv"]), len(train["xx"])) == (52, 9)
+    assert "xx: 9 pairs are too few for a dev set" in caplog.text
+
+
+def test_split_without_dev_pairs_and_with_bad_ones() -> None:
+    train, dev = split_validation(leaky(), 0, seed=0)
+    assert (len(train["de"]), dev) == (300, {})
+    with pytest.raises(ValueError, match="not -1"):
+        split_validation(leaky(), -1, seed=0)
+    data = leaky()
+    data["xx"] = Dataset.from_dict({"source": ["a"] * 30, "target": ["Always the same"] * 30})
+    with pytest.raises(ValueError, match="xx: all 30 pairs"):
+        split_validation(data, 20, seed=0)
+
+
+def test_ids_name_the_row_before_the_split(
+    bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    train, dev = split_validation(bitext, 15, seed=3)
+    tokenized = tokenize_bitext(train, tiny_tokenizer, 64)
+    for text, ids in zip(train["de"], tokenized["de"]):
+        row = int(ids["pair_id"].removeprefix("de:"))
+        assert bitext["de"][row]["source"] == text["source"]
+    assert tokenize_bitext(train, tiny_tokenizer, 64)["de"].cache_files == tokenized["de"].cache_files
+    again = tokenize_bitext(split_validation(bitext, 15, seed=3)[0], tiny_tokenizer, 64)
+    assert again["de"].cache_files == tokenized["de"].cache_files
+
+
+def test_streamed_ids_name_the_row_whatever_is_held_out_and_shuffled(
+    bitext_dir: Path, bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    train, dev = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=3)
+    assert all(bitext["de"][int(row["row"])]["source"] == row["source"] for row in dev["de"])
+    held = {row["target"] for split in dev.values() for row in split}
+    stream = tokenize_bitext(train, tiny_tokenizer, 64, streaming=True, shuffle_buffer=50)["de"]
+    mapped = tokenize_bitext(drop_targets(bitext, held), tiny_tokenizer, 64)["de"]
+    expected = {row["pair_id"]: row for row in mapped}
+    rows = [plain(row) for row in islice(stream, 3 * len(mapped))]
+    assert {row["pair_id"] for row in rows} == expected.keys()
+    assert all(row == expected[row["pair_id"]] for row in rows)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_dev_targets_are_dropped(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
+    data = leaky()
+    given = streams(data) if streaming else data
+    with caplog.at_level(logging.INFO, "dap.training.splitting"):
+        left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
+    for language in data:
+        naive = [row for row in data[language]["source"] if int(row.split()[1]) not in DROPPED[language]]
+        assert [row["source"] for row in left[language]] == naive
+    if not streaming:
+        assert [left["fr"][6]["row"], left["fr"][7]["row"]] == [6, 8]
+        assert "fr: 2 of 300 pairs dropped" in caplog.text
+        assert drop_targets(data, ["elsewhere"])["de"] is data["de"]
+
+
+DROPPED = {"de": {7, 250}, "fr": {7, 207}, "sw": {100}}
+
+
+def test_nothing_left_is_an_error_and_no_endless_search(
+    bitext_dir: Path, bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    targets = bitext["de"]["target"][:]
+    with pytest.raises(ValueError, match="de: all 200 pairs have a target .* nothing is left"):
+        drop_targets(bitext, targets)
+    left = drop_targets(load_bitext(bitext_dir, streaming=True), targets)
+    mixed = mix_languages(tokenize_bitext(left, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
+    with pytest.raises(ValueError, match="de: all pairs of a stream have a target .* nothing is left"):
+        list(islice(mixed, 50))
+
+
+# Mix
+
+SIZES = {"aa": 4000, "bb": 1000, "cc": 10}
+
+
+@pytest.mark.parametrize(
+    ("mix", "alpha", "shares"),
+    [
+        ("natural", 0.5, [4000, 1000, 10]),
+        ("uniform", 0.5, [1, 1, 1]),
+        ("temperature", 0.5, [4000**0.5, 1000**0.5, 10**0.5]),
+        ("temperature", 1.0, [4000, 1000, 10]),
+        ("temperature", 0.0, [1, 1, 1]),
+    ],
+)
+def test_shares_of_the_mix(mix: str, alpha: float, shares: list[float]) -> None:
+    mixed = mix_languages(made_up(SIZES), mix, alpha, seed=0)
+    assert len(mixed) == 5010
+    names = mixed["pair_id"][:]
+    counts = Counter(name.split(":")[0] for name in names)
+    for language, share in zip(SIZES, shares):
+        assert abs(counts[language] - 5010 * share / sum(shares)) <= 1
+    times = Counter(names)
+    for language in SIZES:  # nothing is repeated before everything has been seen
+        uses = [times[f"{language}:{row}"] for row in range(SIZES[language])]
+        assert max(uses) - min(uses) <= 1
+
+
+def test_mix_depends_on_the_seed_alone_and_is_shuffled() -> None:
+    first, second, other = (mix_languages(made_up(SIZES), "uniform", 0.5, seed)["pair_id"][:] for seed in (0, 0, 1))
+    assert first == second != other
+    languages = [name.split(":")[0] for name in first[:300]]
+    assert min(Counter(languages).values()) > 70
+
+
+def test_epochs_continue_the_walk_through_each_language() -> None:
+    sizes = [400, 100, 7]
+    epochs = [mix_indices(sizes, "uniform", 0.5, seed=3, epoch=epoch) for epoch in range(3)]
+    uses = np.bincount(np.concatenate(epochs), minlength=507)
+    for rows in (uses[:400], uses[400:500], uses[500:]):
+        assert rows.min() >= 1
+        assert rows.max() - rows.min() <= 1
+    assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_sampler_follows_the_epoch_of_a_prepared_loader() -> None:
+    data = mix_languages(made_up(SIZES), "natural", 0.5, seed=0)
+    loader = DataLoader(data, batch_size=50, sampler=LanguageMixSampler(list(SIZES.values()), "uniform", 0.5, seed=5))
+    loader = Accelerator().prepare(loader)
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        names = [name for batch in loader for name in batch["pair_id"]]
+        expected = data[mix_indices(list(SIZES.values()), "uniform", 0.5, seed=5, epoch=epoch)]["pair_id"]
+        assert names == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("mix", "shares"), [("natural", [400, 100, 10]), ("uniform", [1, 1, 1]), ("temperature", [20, 10, 10**0.5])]
+)
+def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(mix: str, shares: list[float]) -> None:
+    data = made_up({"aa": 400, "bb": 100, "cc": 10})
+    sizes = {language: len(dataset) for language, dataset in data.items()}
+    names = [row["pair_id"] for row in islice(mix_languages(streams(data), mix, 0.5, seed=0, sizes=sizes), 2000)]
+    assert set(names) == {name for dataset in data.values() for name in dataset["pair_id"]}
+    counts = Counter(name.split(":")[0] for name in names)
+    for language, share in zip(data, shares):
+        assert counts[language] / 2000 == pytest.approx(share / sum(shares), abs=0.03)
+        times = Counter(name for name in names if name.startswith(language)).values()
+        assert max(times) - min(times) <= 1
+
+
+def test_streamed_mixes_need_sizes() -> None:
+    data = streams(made_up({"aa": 4, "bb": 1}))
+    for mix in ("natural", "temperature"):
+        with pytest.raises(ValueError, match=f"a streamed {mix} mix needs the sizes .*corpus.count_pairs"):
+            mix_languages(data, mix, 0.5, seed=0)
+        with pytest.raises(ValueError, match=r"sizes lacks \['bb'\]"):
+            mix_languages(data, mix, 0.5, seed=0, sizes={"aa": 1})
+
+
+def test_a_streamed_mix_of_real_files_resumes(bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    def build() -> IterableDataset:
+        train, _ = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=0)
+        tokenized = tokenize_bitext(train, tiny_tokenizer, 16, streaming=True, shuffle_buffer=50, seed=7)
+        return mix_languages(tokenized, "uniform", 0.5, seed=7)
+
+    stream, resumed = build(), build()
+    rows = iter(stream)
+    seen = [next(rows)["pair_id"] for _ in range(723)]  # beyond the first pass
+    resumed.load_state_dict(stream.state_dict())
+    seen += [row["pair_id"] for row in islice(resumed, 400)]
+    assert seen == [row["pair_id"] for row in islice(build(), 1123)]
+
+
+# Streams over processes and workers
+
+SHARDS = {
+    "one": {"de": 1, "fr": 1},
+    "two": {"de": 2, "fr": 2},
+    "three": {"de": 3, "fr": 3},
+    "uneven": {"de": 3, "fr": 2},
+}
+PAIRS = {"de": 60, "fr": 30}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders in which the pairs of a language are spread over one to three files."""
+    folders = {}
+    for name, files in SHARDS.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        for language, count in files.items():
+            for number in range(count):
+                rows = range(number, PAIRS[language], count)
+                text = "".join(f"{language}{row}\tsentence {row}\n" for row in rows)
+                (folders[name] / f"{number}.{language}-en.tsv").write_text(text)
+    return folders
+
+
+def batches(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, rank: int, workers: int, split: str = "datasets"
+) -> DataLoader:
+    """Batches of five pairs of one of two processes, split as `datasets` or as accelerate does."""
+    tokenized = tokenize_bitext(
+        load_bitext(folder, streaming=True), tokenizer, 16, streaming=True, shuffle_buffer=25, seed=3
+    )
+    mixed = mix_languages(tokenized, "natural", 0.5, seed=3, sizes=PAIRS)
+    if split == "datasets":
+        mixed = split_dataset_by_node(mixed, rank, 2)
+    loader = DataLoader(mixed, batch_size=5, num_workers=workers, collate_fn=BitextCollator(1, ["de", "fr"]))
+    if split == "accelerate":
+        loader = prepare_data_loader(loader, num_processes=2, process_index=rank, dispatch_batches=False)
+    return loader
+
+
+@pytest.mark.parametrize(("split", "workers"), [("datasets", 0), ("datasets", 2), ("accelerate", 2)])
+@pytest.mark.parametrize("files", SHARDS)
+def test_processes_draw_full_batches_of_different_pairs_without_end(
+    sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, split: str, workers: int
+) -> None:
+    drawn = []
+    for rank in range(2):
+        loader = batches(sharded[files], tiny_tokenizer, rank, workers, split)
+        drawn.append([batch["pair_ids"] for batch in islice(loader, 4 * 90 // 10)])
+    assert {len(batch) for batch in drawn[0] + drawn[1]} == {5}
+    assert [len(part) for part in drawn] == [36, 36]
+    first, second = ({pair for batch in part[:4] for pair in batch} for part in drawn)
+    assert not first & second
+    uses = Counter(pair for part in drawn for batch in part for pair in batch)
+    assert len(uses) == 90
+    counts = Counter(pair.split(":")[0] for pair in uses.elements())
+    assert counts["de"] / counts.total() == pytest.approx(2 / 3, abs=0.08)
+
+
+@pytest.mark.parametrize(("files", "workers"), [("one", 0), ("uneven", 2)])
+def test_skipping_batches_resumes_exactly_beyond_the_first_pass(
+    sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, workers: int
+) -> None:
+    whole = batches(sharded[files], tiny_tokenizer, 1, workers, "accelerate")
+    rest = skip_first_batches(batches(sharded[files], tiny_tokenizer, 1, workers, "accelerate"), 23)
+    expected = [batch["pair_ids"] for batch in islice(whole, 33)][23:]
+    assert [batch["pair_ids"] for batch in islice(rest, 10)] == expected
+
+
+def test_unknown_mix_and_alpha() -> None:
+    with pytest.raises(ValueError, match="unknown language mix 'flat'; it is one of natural, uniform, temperature"):
+        mix_languages(made_up(SIZES), "flat", 0.5, seed=0)
+    for alpha in (-0.1, 1.5):
+        with pytest.raises(ValueError, match=f"not {alpha}"):
+            mix_languages(made_up(SIZES), "temperature", alpha, seed=0)
+    with pytest.raises(ValueError, match="no language to mix"):
+        mix_languages({}, "natural", 0.5, seed=0)
+    with pytest.raises(ValueError, match="at least one pair"):
+        mix_indices([3, 0], "uniform", 0.5, seed=0)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+def test_collator_pads_and_nothing_else(tokenized: dict[str, Dataset], multiple: int | None) -> None:
+    rows = [tokenized[language][row] for row, language in enumerate(["sw", "de", "fr", "sw"])]
+    batch = BitextCollator(1, ["de", "fr", "sw"], multiple)(rows)
+    for side in ("source", "target"):
+        ids, mask = batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]
+        longest = max(len(row[f"{side}_input_ids"]) for row in rows)
+        assert ids.shape == mask.shape == (4, longest if multiple is None else -(-longest // 8) * 8)
+        assert ids.dtype == mask.dtype == torch.int64
+        for row, tokens, real in zip(rows, ids, mask):
+            assert tokens[real.bool()].tolist() == row[f"{side}_input_ids"]
+            assert real.tolist() == sorted(real.tolist(), reverse=True)
+            assert set(tokens[~real.bool()].tolist()) <= {1}
+    assert batch["language_ids"].tolist() == [2, 0, 1, 2]
+    assert batch["pair_ids"] == ["sw:0", "de:1", "fr:2", "sw:3"]
+
+
+def test_collator_refuses_unknown_languages_and_no_padding(tokenized: dict[str, Dataset]) -> None:
+    with pytest.raises(ValueError, match=r"languages \['sw'\] are not among"):
+        BitextCollator(1, ["de"])([tokenized["sw"][0]])
+    with pytest.raises(ValueError, match="no padding token"):
+        BitextCollator(None, ["de"])
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real data of ../shared")
+def test_real_data_goes_all_the_way(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    paths = [SHARED / f"data/train/{language}-en.tsv.xz" for language in ("jv", "af")]
+    data = load_bitext(paths, cache_dir=tmp_path)
+    train, dev = split_validation({code: part.select(range(2000)) for code, part in data.items()}, 200, seed=0)
+    assert [len(split) for split in dev.values()] == [200, 200]
+    mixed = mix_languages(tokenize_bitext(train, tiny_tokenizer, 32), "temperature", 0.5, seed=0)
+    loader = DataLoader(mixed, batch_size=64, collate_fn=BitextCollator(1, list(find_bitext(paths))))
+    batch = next(iter(loader))
+    assert batch["source_input_ids"].shape[0] == 64
+    assert set(batch["language_ids"].tolist()) == {0, 1}

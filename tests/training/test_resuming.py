@@ -1,0 +1,191 @@
+"""Which checkpoint a run goes on from, and which it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import results, state
+from safetensors.torch import load_file
+from transformers import (
+    TrainerControl,
+    TrainerState,
+)
+
+from dap.reports.records import RECORD
+from dap.training.resuming import FINISHED, FindBestAgain, find_resumable
+from dap.training.trainer import DAPTrainingArguments
+from train_dap import run
+
+
+def saved_checkpoint(folder: Path, without: str = "") -> Path:
+    """A folder with the files of a checkpoint."""
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (folder / name).touch()
+    (folder / "training_args.bin").touch()
+    (folder / "trainer_state.json").write_text("{}")
+    if without:
+        (folder / without).unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("without", "named"),
+    [("trainer_state.json", "trainer_state.json"), ("model.safetensors", "weights"), ("optimizer.pt", "optimizer")],
+)
+def test_half_saved_and_half_deleted_checkpoints_are_left_out(
+    without: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_checkpoint(tmp_path / "checkpoint-20")
+    broken = saved_checkpoint(tmp_path / "checkpoint-100", without)
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    assert find_resumable(args) == str(tmp_path / "checkpoint-20")
+    assert f"checkpoint-100 is left out, as of a run killed at a save: it lacks {named}" in caplog.text
+    args.resume_from_checkpoint = "false"
+    assert find_resumable(args) is None
+    args.resume_from_checkpoint = str(broken)
+    with pytest.raises(ValueError, match=f"checkpoint-100: it lacks its {named}"):
+        find_resumable(args)
+
+
+def test_torn_state_is_no_checkpoint_and_models_alone_do_not_resume(tmp_path: Path) -> None:
+    (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text("{")
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    assert find_resumable(args) is None
+    args.save_only_model = True
+    with pytest.raises(ValueError, match="--save_only_model, which cannot be resumed"):
+        find_resumable(args)
+
+
+def test_run_killed_after_its_last_step_is_finished_without_another(flags: list[str], tmp_path: Path) -> None:
+    schedule = ["--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3", "--lr_scheduler_type", "constant"]
+    out = tmp_path / "out"
+    run([*flags, *schedule, "--output_dir", str(out)])
+    expected = load_file(out / "model.safetensors")
+    for name in (FINISHED, "model.safetensors", "eval_results.json"):
+        (out / name).unlink()
+    run([*flags, *schedule, "--output_dir", str(out)])
+    found = load_file(out / "model.safetensors")
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert state(out)["global_step"] == 6
+    assert results(out, "train")["steps"] == 6
+    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
+    """The command of a run that was stopped after two of its four steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    command = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
+    command += ["--per_device_train_batch_size", "16", "--dev_pairs", "20", "--report_to", "none", "--max_steps", "4"]
+    command += [
+        "--use_cpu",
+        "--save_strategy",
+        "steps",
+        "--save_steps",
+        "2",
+        "--disable_tqdm",
+        "true",
+        "--output_dir",
+        str(folder),
+    ]
+    run(command)
+    (folder / FINISHED).unlink()
+    shutil.rmtree(folder / "checkpoint-4")
+    return command
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "named"),
+    [
+        ("--rtl_weight", "0.5", "rtl_weight=1.0, now 0.5"),
+        ("--learning_rate", "1e-4", "learning_rate=5e-05, now 0.0001"),
+        ("--language_mix", "uniform", "language_mix='natural', now 'uniform'"),
+        ("--max_steps", "8", "max_steps=4, now 8"),
+        ("--max_grad_norm", "0.5", "max_grad_norm=1.0, now 0.5"),
+        ("--adam_beta2", "0.98", "adam_beta2=0.999, now 0.98"),
+        ("--bf16", "true", "bf16=False, now True"),
+        ("--lr_scheduler_type", "cosine", "lr_scheduler_type='linear', now 'cosine'"),
+        ("--per_device_train_batch_size", "32", "pairs a step=16, now 32"),
+    ],
+)
+def test_another_run_does_not_resume(stopped: list[str], flag: str, value: str, named: str) -> None:
+    message = f"checkpoint-2 is of a run with {named}: give the same arguments; or another --output_dir, with --model"
+    with pytest.raises(ValueError, match=message):
+        run([*stopped, flag, value])
+
+
+def test_epochs_in_place_of_steps_do_not_resume(stopped: list[str]) -> None:
+    place = stopped.index("--max_steps")
+    with pytest.raises(ValueError, match="num_train_epochs=3.0, now 1.0; max_steps=4, now -1"):
+        run([*stopped[:place], *stopped[place + 2 :], "--num_train_epochs", "1"])
+
+
+def test_another_start_model_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
+    shutil.copytree(stopped[1], tmp_path / "other")
+    with pytest.raises(ValueError, match="of a run with model_name_or_path='.*', now '.*other': give"):
+        run([stopped[0], str(tmp_path / "other"), *stopped[2:]])
+
+
+def test_another_text_with_as_many_pairs_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
+    shutil.copytree(stopped[3], tmp_path / "text")
+    file = tmp_path / "text" / "de-en.tsv"
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{lines[row]}\n" for row in [1, 0, *range(2, len(lines))]))  # two lines change places
+    message = r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}: give"
+    with pytest.raises(ValueError, match=message):
+        run([*stopped[:3], str(tmp_path / "text"), *stopped[4:]])
+    with pytest.raises(ValueError, match="training text={'fr'.*'sw'.*}, now {}"):
+        run([*stopped[:3], str(Path(stopped[3]) / "de-en.tsv"), *stopped[4:], "--no_restrict_target_vocabulary"])
+
+
+def test_what_does_not_change_the_weights_may_differ(stopped: list[str], tmp_path: Path) -> None:
+    for source, name in ((stopped[-1], "run"), (stopped[3], "text")):
+        shutil.copytree(source, tmp_path / name)  # both were moved
+    free = ["--logging_steps", "1", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1"]
+    free += [
+        "--save_total_limit",
+        "2",
+        "--early_stopping_patience",
+        "9",
+        "--load_best_model_at_end",
+        "--run_name",
+        "x",
+    ]
+    free += ["--dataloader_num_workers", "1", "--attn_implementation", "eager", "--max_bad_lines", "0.1"]
+    text, out = str(tmp_path / "text"), str(tmp_path / "run")
+    record = json.loads((tmp_path / "run" / RECORD).read_text()) | {"of an older version": 1}
+    del record["max_grad_norm"]  # as of a version that did not keep it
+    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+    run([*stopped[:3], text, *stopped[4:-1], out, *free])
+    assert state(tmp_path / "run")["global_step"] == 4
+
+
+def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> None:
+    streamed = [*flags, "--streaming", "--max_steps", "4", "--save_steps", "2", "--output_dir", str(tmp_path / "out")]
+    run(streamed)
+    (tmp_path / "out" / FINISHED).unlink()
+    shutil.copytree(flags[3], tmp_path / "text")
+    with pytest.raises(ValueError, match="train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_work"):
+        run(
+            [
+                *streamed,
+                "--train_data",
+                str(tmp_path / "text"),
+                "--shuffle_buffer",
+                "5",
+                "--dataloader_num_workers",
+                "1",
+            ]
+        )
+
+
+def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
+    best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
+    for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
+        remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
+        FindBestAgain().on_train_begin(args, remembering, TrainerControl())
+        assert remembering.best_model_checkpoint == str(best)

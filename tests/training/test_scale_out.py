@@ -1,0 +1,153 @@
+"""The configurations of accelerate, and trainings with DDP and FSDP2 on two CPU processes beside one process."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_deepspeed_cmd_env
+from conftest import REPOSITORY
+from forked import run_python
+from safetensors.torch import load_file
+from scale_out_worker import launch_environment
+
+from dap.training.fsdp import check_fsdp
+from dap.training.resuming import FINISHED
+from dap.training.trainer import DAPTrainingArguments
+from modeling_dap import DAPForPreTraining
+from train_dap import run
+
+CONFIGS = sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))
+LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens")
+
+
+@pytest.fixture(scope="module")
+def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
+    text = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
+    steps = ["--total_train_batch_size", "90", "--max_steps", "5", "--gradient_accumulation_steps", "2"]  # 3 an epoch
+    quiet = ["--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1", "--dev_pairs", "20"]
+    return [*text, *steps, *quiet, "--learning_rate", "1e-4"]
+
+
+@pytest.fixture(scope="module")
+def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process with whole batches; DDP and FSDP2 in chunks (GradCache), the latter once more as after a kill."""
+    folder = tmp_path_factory.mktemp("runs")
+    run([*flags, "--save_strategy", "no", "--output_dir", str(folder / "one")])
+    ddp = ["--mini_batch_size", "16", "--save_strategy", "no", "--output_dir", str(folder / "ddp")]
+    fsdp = ["--mini_batch_size", "16", "--save_strategy", "steps", "--save_steps", "4", "--load_best_model_at_end"]
+    fsdp += ["--eval_strategy", "steps", "--eval_steps", "4", "--eval_on_start", "--output_dir", str(folder / "fsdp2")]
+    kept = [(str(folder / "fsdp2" / name), str(folder / name)) for name in ("checkpoint-5", FINISHED)]
+    file, configs = folder / "runs.json", REPOSITORY / "configs" / "accelerate"
+    rows = [("ddp", ddp, []), ("fsdp2", fsdp, []), ("fsdp2", fsdp, kept)]
+    rows = [{"config": f"{configs / name}.yaml", "flags": flags + own, "move": move} for name, own, move in rows]
+    file.write_text(json.dumps(rows))
+    worker = Path(__file__).with_name("scale_out_worker.py")
+    paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{worker.parent}", "OMP_NUM_THREADS": "1"}
+    done = run_python([str(worker), str(file)], os.environ | paths, folder, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def log_of(folder: Path) -> list[dict[str, float]]:
+    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_two_processes_in_chunks_have_the_losses_of_one(name: str, runs: Path) -> None:
+    one, two = ([line for line in log_of(runs / run) if "loss" in line] for run in ("one", name))
+    assert len(one) == 5
+    for first, second in zip(one, two, strict=True):
+        for key in LOSSES:
+            assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
+
+
+def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
+    ends = [json.loads((runs / name / "eval_results.json").read_text()) for name in ("one", "ddp")]
+    lines = [line for line in log_of(runs / "fsdp2") if "eval_mean_accuracy" in line]
+    assert [line["step"] for line in lines] == [0, 4, 4, 5]  # on start, and on the second start
+    for key in (key for key in ends[0] if key.endswith("accuracy")):
+        assert ends[1][key] == pytest.approx(ends[0][key], abs=5.01), key  # one of 20 sentences
+        assert lines[-1][key] == pytest.approx(ends[0][key], abs=5.01), key
+        assert lines[1][key] == lines[2][key], key
+
+
+def test_checkpoints_of_shards_load_anywhere(runs: Path) -> None:
+    for folder in (runs / "fsdp2", runs / "fsdp2" / "checkpoint-4"):
+        _, report = DAPForPreTraining.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values()), report
+        config = json.loads((folder / "config.json").read_text())
+        assert config["auto_map"]["AutoModelForPreTraining"] == "modeling_dap.DAPForPreTraining"
+        assert {path.name for path in folder.glob("*.py")} == {path.name for path in (runs / "one").glob("*.py")}
+
+
+def test_a_run_of_shards_resumed_in_its_second_epoch_ends_with_the_same_weights(runs: Path) -> None:
+    folders = runs / "checkpoint-5", runs / "fsdp2" / "checkpoint-5"
+    before, after = (load_file(folder / "model.safetensors") for folder in folders)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_accelerate_reads_the_configurations(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config_from_file(str(path))  # refuses keys that it does not know, but for nested ones
+    known = vars(launch_command_parser().parse_args(["train_dap.py"]))
+    assert {**(config.fsdp_config or {}), **(config.deepspeed_config or {})}.keys() <= known.keys()
+    assert config.num_processes % config.num_machines == 0
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", *config.to_dict()):
+        monkeypatch.delenv(name, raising=False)
+    if path.stem == "deepspeed_zero2":
+        assert deepspeed_plugin(path, monkeypatch).zero_stage == 2
+        return
+    environment = launch_environment(str(path))
+    assert (environment.get("ACCELERATE_USE_FSDP") == "true") == (path.stem == "fsdp2")
+    if path.stem == "fsdp2":
+        for name in (name for name in environment if name.startswith("FSDP_")):
+            monkeypatch.setenv(name, environment[name])
+        check_fsdp(FullyShardedDataParallelPlugin())
+
+
+def deepspeed_plugin(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeepSpeedPlugin:
+    """What accelerate makes of a configuration in a process that it starts."""
+    args = launch_command_parser().parse_args(["--config_file", str(path), "--main_process_port", "0", "train_dap.py"])
+    args, defaults, _ = _validate_launch_command(args)
+    args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+    _, environment = prepare_deepspeed_cmd_env(args)
+    for name in (name for name in environment if name.startswith("ACCELERATE_")):
+        monkeypatch.setenv(name, environment[name])
+    return DeepSpeedPlugin()
+
+
+def test_each_configuration_says_how_to_launch_it() -> None:
+    for path in CONFIGS:
+        assert f"accelerate launch --config_file {path.relative_to(REPOSITORY)}" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"fsdp_version": 1, "state_dict_type": "FULL_STATE_DICT"}, "fsdp_version=1 is not supported: give 2"),
+        ({"fsdp_version": 2, "state_dict_type": "SHARDED_STATE_DICT"}, "=SHARDED_STATE_DICT .*: give FULL_STATE_DICT"),
+    ],
+)
+def test_settings_that_would_leave_no_model_are_refused(setting: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_fsdp(FullyShardedDataParallelPlugin(**setting))
+
+
+def test_fsdp_that_accelerate_would_leave_out_is_refused(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="accelerate has no FSDP on cpu, it would use DDP"):
+        run([*flags, "--output_dir", str(tmp_path)])
+
+
+def test_chunks_under_deepspeed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="mini_batch_size=4 does not go with DeepSpeed"):
+        DAPTrainingArguments(output_dir=str(tmp_path), mini_batch_size=4)

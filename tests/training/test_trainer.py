@@ -1,0 +1,363 @@
+import itertools
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import LANGUAGES, synthetic_pairs
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+
+import dap.training.callbacks
+import dap.training.trainer
+from dap.text.corpus import load_bitext
+from dap.training.callbacks import StepMeter
+from dap.training.data import BitextCollator, tokenize_bitext
+from dap.training.mixing import LanguageMixSampler, mix_languages
+from dap.training.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, share_of_batch
+from losses_dap import pool
+from modeling_dap import DAPForPreTraining
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, bitext_dir: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast):  # noqa: ANN201
+    def make(objective: str = "tr+rtl", **arguments: object) -> DAPTrainer:
+        options = {"per_device_train_batch_size": 8, "max_steps": 4, "logging_steps": 1, "report_to": []}
+        options |= {"disable_tqdm": True, **arguments}
+        args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), **options)
+        tokenized = tokenize_bitext(load_bitext([bitext_dir], cache_dir=tmp_path), tiny_tokenizer, 16)
+        dev = {language: list(zip(*synthetic_pairs(language, 15, seed=1))) for language in LANGUAGES}
+        return DAPTrainer(
+            model=DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective),
+            args=args,
+            train_dataset=mix_languages(tokenized, "natural", 0.5, 0),
+            train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
+            data_collator=BitextCollator(tiny_tokenizer.pad_token_id, sorted(tokenized)),
+            processing_class=tiny_tokenizer,
+            dev_bitext=dev,
+            max_seq_length=16,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("objective", ["tr", "tr+tlm", "tr+rtl", "mlm"])
+def test_log_has_every_component_and_they_add_up(objective: str, make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(objective)
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(lines) == 4
+    config = trainer.model.config
+    weights = {"tr_loss": 1, "rtl_loss": config.rtl_weight, "tlm_loss": config.tlm_weight, "mlm_loss": 1}
+    for line in lines:
+        total = sum(weight * line[name] for name, weight in weights.items() if name in line)
+        assert line["loss"] == pytest.approx(total, abs=2e-3)
+        assert {name for name in weights if name in line} == {f"{part}_loss" for part in objective.split("+")}
+        assert line["pairs_per_second"] > 0
+        if objective != "mlm":
+            assert 0 <= line["accuracy"] <= 1
+            assert line["negatives"] == 7
+
+
+def test_accumulated_loss_is_the_mean_of_its_batches(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer("tr", gradient_accumulation_steps=2, max_steps=2, learning_rate=0.0)
+    trainer.train()
+    for line in (line for line in trainer.state.log_history if "loss" in line):
+        assert line["loss"] == pytest.approx(line["tr_loss"], abs=2e-3)
+
+
+def test_chunks_train_as_whole_batches(make_trainer) -> None:  # noqa: ANN001
+    options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True, "use_cpu": True}
+    logs = []
+    for size in (None, 3, 8):
+        torch.manual_seed(0)
+        trainer = make_trainer(mini_batch_size=size, max_steps=2, **options)
+        trainer.train()
+        logs.append([line for line in trainer.state.log_history if "loss" in line])
+    for plain, chunked, whole in zip(*logs, strict=True):
+        for name in ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens"):
+            assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
+            assert whole[name] == plain[name]
+
+
+def test_masked_language_modelling_takes_chunks_and_is_evaluated_by_retrieval(make_trainer) -> None:  # noqa: ANN001
+    logs = []
+    for size in (None, 3):
+        torch.manual_seed(0)
+        trainer = make_trainer("mlm", mini_batch_size=size, max_steps=1)
+        trainer.train()
+        logs.append([line for line in trainer.state.log_history if "loss" in line])
+    for plain, chunked in zip(*logs, strict=True):
+        for name in ("loss", "mlm_loss", "grad_norm"):
+            assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
+        assert not {"tr_loss", "accuracy", "negatives"} & set(chunked)
+    assert 0 <= trainer.evaluate()["eval_mean_accuracy"] <= 100
+
+
+def test_processes_wait_for_each_other_at_the_last_chunk_alone(make_trainer) -> None:  # noqa: ANN001
+    trainer, waits = make_trainer("tr", mini_batch_size=3, gradient_accumulation_steps=2, max_steps=1), []
+    accelerator, no_sync = trainer.accelerator, trainer.accelerator.no_sync
+    depth = []
+
+    @contextmanager
+    def counted(model: torch.nn.Module) -> Iterator[None]:
+        depth.append(model)
+        with no_sync(model):
+            yield
+        depth.pop()
+
+    backward = accelerator.backward
+    accelerator.no_sync = counted
+    accelerator.backward = lambda loss: waits.append(not depth) or backward(loss)
+    trainer.train()
+    assert waits == [False] * 5 + [True]  # two batches of three chunks
+
+
+def test_evaluation_is_retrieval_of_the_dev_pairs(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer()
+    metrics = trainer.evaluate()
+    sources, targets = trainer.dev_bitext["de"]
+    sides = []
+    for side in (sources, targets):
+        batch = trainer.processing_class(list(side), padding=True, truncation=True, max_length=16, return_tensors="pt")
+        with torch.no_grad():
+            states = trainer.model.eval().dap.encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        vectors = pool(states, batch["attention_mask"], "cls").numpy().astype(np.float64)
+        sides.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    correct = [max(range(15), key=lambda j, i=i: sides[0][i] @ sides[1][j]) == i for i in range(15)]
+    assert metrics["eval_de-en_accuracy"] == pytest.approx(100 * np.mean(correct))
+    both = [metrics[f"eval_{pair}_accuracy"] for code in LANGUAGES for pair in (f"{code}-en", f"en-{code}")]
+    assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(both))
+
+
+def test_loss_that_is_not_finite_names_step_languages_and_pairs(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
+
+    def poison(*_: object) -> None:
+        if trainer.state.global_step == 3:
+            with torch.no_grad():
+                trainer.model.dap.encoder.embeddings.LayerNorm.weight.fill_(float("nan"))
+
+    trainer.model.register_forward_pre_hook(poison)
+    with pytest.raises(
+        FloatingPointError, match=r"not finite at step 4 \(tr_loss=nan.*languages: .*pairs: (\w\w:\d+ ?){8}"
+    ):
+        trainer.train()
+    assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert all(
+        torch.isfinite(value).all()
+        for value in DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2").parameters()
+    )
+
+
+def test_gradient_that_is_not_finite_stops_before_the_step(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
+    weight = trainer.model.dap.encoder.embeddings.LayerNorm.weight
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (float("inf") if trainer.state.global_step == 3 else 1.0)
+
+    weight.register_hook(poison)
+    message = r"gradient is not finite at step 4 \(norm=(nan|inf)\); languages: .*pairs: (\w\w:\d+ ?){8}\. Nothing"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert torch.isfinite(weight).all()
+    assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN001
+    trainer, seen = make_trainer("tr", max_steps=150, logging_steps=150, learning_rate=0.0), []
+    collate = trainer.data_collator
+    trainer.data_collator = lambda rows: seen.extend(row["pair_id"] for row in rows) or collate(rows)
+    trainer.train()
+    first, second = seen[:600], seen[600:1200]
+    assert len(set(first)) == len(set(second)) == 600
+    assert first != second
+
+
+def test_the_sampler_is_told_the_epoch_that_a_resumed_run_is_in(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer("tr")
+    trainer.state.epoch = 2.7  # accelerate does not tell it where several processes skip batches
+    trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+    assert trainer.train_sampler.epoch == 2
+
+
+def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(learning_rate=1e-2)
+    freeze_word_embeddings(trainer.model)
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+    assert set(before) - changed == {"dap.encoder.embeddings.word_embeddings.weight"}
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_the_encoder_waits_for_the_heads(size: int | None, make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(head_warmup_steps=3, max_steps=5, weight_decay=0.1, mini_batch_size=size)
+    states = [{name: value.clone() for name, value in trainer.model.state_dict().items()}]
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+
+    trainer.add_callback(Keep())
+    trainer.train()
+    learning = [name for name, value in trainer.model.named_parameters() if value.requires_grad]
+    for step, (before, after) in enumerate(itertools.pairwise(states)):
+        moved = {name for name in learning if not torch.equal(before[name], after[name])}
+        assert moved == {name for name in learning if step >= 3 or not name.startswith("dap.")}
+    moves = [(states[4][name] - states[3][name]).abs().max().item() for name in learning if name.startswith("dap.")]
+    assert max(moves) < 4 * 5e-5  # no step is larger than Adam's ever is
+    rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
+    assert rates == pytest.approx([5e-5 * (5 - step) / 5 for step in range(5)])  # those of the heads
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_encoder_follows_the_schedule_of_the_steps_that_are_left(schedule: str, make_trainer) -> None:  # noqa: ANN001
+    options = {"lr_scheduler_type": schedule, "warmup_steps": 4, "learning_rate": 1e-3}
+    warmed, plain = make_trainer(head_warmup_steps=10, max_steps=30, **options), make_trainer(max_steps=20, **options)
+    rates = []
+    for trainer, steps in ((warmed, 30), (plain, 20)):
+        trainer.create_optimizer_and_scheduler(steps)
+        rates.append([])
+        for _ in range(steps):
+            rates[-1].append([group["lr"] for group in trainer.optimizer.param_groups])
+            trainer.optimizer.step()
+            trainer.lr_scheduler.step()
+    encoder = [rate[-1] for rate in rates[0]]
+    assert encoder[:10] == [0.0] * 10
+    assert encoder[10:] == pytest.approx([rate[0] for rate in rates[1]])
+    heads = [rate[0] for rate in rates[0]]
+    assert heads[4] == max(heads) == 1e-3
+    assert min(heads[1:]) > 0
+    parts = {name.split(".")[0]: id(value) for name, value in warmed.model.named_parameters()}
+    groups = [{id(value) for value in group["params"]} for group in warmed.optimizer.param_groups]
+    assert [parts["dap"] in group for group in groups].index(True) >= warmed.head_groups
+    assert sum(map(len, groups)) == len(list(warmed.model.parameters()))
+
+
+def test_head_warmups_that_cannot_be_are_refused(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    for steps, allowed in ((4, "give 0 to 3, as the training has 4 steps"), (-1, "give 0 to 3")):
+        with pytest.raises(ValueError, match=f"head_warmup_steps={steps}: {allowed}"):
+            DAPTrainingArguments(output_dir=str(tmp_path), head_warmup_steps=steps, max_steps=4)
+    epochs = make_trainer(head_warmup_steps=75, max_steps=-1, num_train_epochs=1)
+    with pytest.raises(ValueError, match="head_warmup_steps=75: give 0 to 74, as the training has 75 steps"):
+        epochs.train()
+    with pytest.raises(ValueError, match="head_warmup_steps=2, but objective 'tr' has no heads: leave it out"):
+        make_trainer("tr", head_warmup_steps=2).train()
+    plateau = make_trainer(
+        head_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
+    )
+    with pytest.raises(ValueError, match="head_warmup_steps=2 does not go with lr_scheduler_type='reduce_lr_on_pla"):
+        plateau.train()
+
+
+@pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
+def test_batches_that_processes_cannot_share_are_refused(total: int, processes: int, better: int) -> None:
+    with pytest.raises(ValueError, match=f"total_train_batch_size={total} .* {processes} processes; give {better}"):
+        share_of_batch(total, processes)
+
+
+def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dataloader_drop_last=False"):
+        DAPTrainingArguments(output_dir=str(tmp_path), dataloader_drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0 is not supported: give 1 or more"),
+        ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
+        ("train_sampling_strategy", "group_by_length", "train_sampling_strategy='group_by_length'.*--language_mix"),
+        ("accelerator_config", {"split_batches": True}, "accelerator_config.split_batches=True"),
+        ("accelerator_config", {"dispatch_batches": True}, "accelerator_config.dispatch_batches=True"),
+    ],
+)
+def test_arguments_that_do_nothing_or_harm_are_refused(
+    argument: str, value: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        DAPTrainingArguments(output_dir=str(tmp_path), **{argument: value})
+
+
+def test_other_accelerator_settings_keep_the_streams_shared(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path), accelerator_config={"even_batches": True})
+    assert args.accelerator_config.dispatch_batches is False
+
+
+def test_meter_without_steps_says_nothing() -> None:
+    assert StepMeter().read(1) == {}
+
+
+def test_pace_is_that_of_training_alone(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+    clock = [0.0]  # seconds: only what is said here takes time
+
+    def taking(seconds: float, function: Callable) -> Callable:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            clock[0] += seconds
+            return function(*args, **kwargs)
+
+        return timed
+
+    for module in (dap.training.trainer, dap.training.callbacks):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    trainer = make_trainer("tr", max_steps=4, logging_steps=2, save_strategy="steps", save_steps=2)
+    trainer.save_model = taking(1000.0, trainer.save_model)
+    trainer.training_step = taking(1.0, trainer.training_step)
+    clock[0] += 1000.0  # between building and training
+    trainer.train()
+    paces = [line["pairs_per_second"] for line in trainer.state.log_history if "pairs_per_second" in line]
+    assert paces == [16.0, 8.0]  # 8 pairs a step; the clock starts with the first batch, of which it has seen all
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_evaluation_is_printed_in_brief_and_logged_in_full(
+    bar: bool,
+    make_trainer,  # noqa: ANN001
+    capsys: pytest.CaptureFixture,
+) -> None:
+    trainer = make_trainer("tr", max_steps=1, eval_strategy="steps", eval_steps=1, disable_tqdm=not bar)
+    trainer.train()
+    logged = next(line for line in trainer.state.log_history if "eval_mean_accuracy" in line)
+    directions = [name for name in logged if name.endswith("_accuracy") and "-" in name]
+    printed = "".join(capsys.readouterr())
+    shown = [name for name in directions if name in printed]
+    assert (len(directions), len(shown)) == (6, 3)
+    assert max(logged[name] for name in shown) <= min(logged[name] for name in set(directions) - set(shown))
+    assert all(name in printed for name in ("eval_mean_accuracy", "eval_seconds", "tr_loss"))
+
+
+def test_batches_are_pinned_only_for_cuda(tmp_path: Path) -> None:
+    assert DAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True).dataloader_pin_memory is False
+    assert DAPTrainingArguments(output_dir=str(tmp_path)).dataloader_pin_memory == torch.cuda.is_available()
+    assert DAPTrainingArguments(output_dir=str(tmp_path), dataloader_pin_memory=True).dataloader_pin_memory
+
+
+def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were launched, but world_size=1.*ACCELERATE_USE_CPU"):
+        args._check_processes()
+
+
+def test_patience_below_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="early_stopping_patience=0"):
+        DAPTrainingArguments(output_dir=str(tmp_path), early_stopping_patience=0)
+
+
+def test_pushes_are_kept_for_the_end_and_the_token_out_of_the_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    given = {"output_dir": str(tmp_path), "report_to": [], "push_to_hub": True}
+    args = DAPTrainingArguments(**given, hub_token="hf_secret")
+    assert args.hub_strategy == "end"
+    assert os.environ["HF_TOKEN"] == "hf_secret"
+    assert b"hf_secret" not in pickle.dumps(args)
+    with pytest.raises(ValueError, match="hub_strategy=.*every_save.* is not supported: give end"):
+        DAPTrainingArguments(**given, hub_strategy="every_save")
