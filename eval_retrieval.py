@@ -34,6 +34,7 @@ from dap.encoding import (
     require_dimension,
     tokens_of_a_batch,
 )
+from dap.errors import UserError
 from dap.languages import to_iso1
 from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, check_outputs, paper_table, tatoeba_table, write_json
 from dap.search import group_averages, retrieval_accuracy
@@ -88,19 +89,19 @@ def read_languages(
         ValueError: a language asked for has no file, a language has no pairs, or `max_pairs` is below 1.
     """
     if max_pairs is not None and max_pairs < 1:
-        raise ValueError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
+        raise UserError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
     found = find_bitext(paths)
     wanted = list(found) if languages is None else list(dict.fromkeys(_known_code(code) for code in languages))
     absent = [code for code in wanted if code not in found]
     if absent:
-        raise ValueError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
+        raise UserError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
     pairs = {
         code: [(p["source"], p["target"]) for file in found[code] for p in read_pairs(file, max_bad_lines=0.0)]
         for code in wanted
     }
     for code, rows in pairs.items():
         if not rows:
-            raise ValueError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")
+            raise UserError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")
     return {code: rows[:max_pairs] for code, rows in pairs.items()}
 
 
@@ -140,7 +141,7 @@ def evaluate(
     bad = np.flatnonzero(~np.isfinite(embeds).all(1))
     if len(bad):
         text = f"NaN or infinity in the vector of {sentences[bad[0]][:60]!r} (one of {len(bad)} such vectors)"
-        raise ValueError(f"{_place(pairs, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
+        raise UserError(f"{_place(pairs, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
     if truncate_dim is not None or precision != "float32":
         embeds = reduced(embeds, truncate_dim, precision)  # (2 · all pairs, dim)
     accuracies, start = {}, 0

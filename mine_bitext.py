@@ -41,6 +41,7 @@ from dap.encoding import (
     model_fingerprint,
     tokens_of_a_batch,
 )
+from dap.errors import UserError
 from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table, check_outputs, write_json
 from dap.search import (
     MARGINS,
@@ -122,12 +123,12 @@ class MiningArguments:
         for name in ("k", "top_n", "shard_size", "token_budget"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name} {value}: at least 1")
+                raise UserError(f"--{name} {value}: at least 1")
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ValueError(f"--threshold {self.threshold}: give a finite number")
+            raise UserError(f"--threshold {self.threshold}: give a finite number")
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
-            raise ValueError("--output is missing: name the file for the pairs")
+            raise UserError("--output is missing: name the file for the pairs")
         self.report_file = self.report_file or f"{self.output}.json"
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
@@ -215,7 +216,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArgument
     parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line, before all options")
     *arguments, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
     if rest:
-        raise ValueError(
+        raise UserError(
             f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
         )
     model_args, args = arguments
@@ -229,13 +230,13 @@ def _check(args: MiningArguments, files: Sequence[str]) -> None:
         unfit |= {"--threshold": args.threshold, "--top_n": args.top_n}
         for name, value in unfit.items():
             if value is not None:
-                raise ValueError(f"--bucc takes no {name}: it mines its own files and finds the threshold")
+                raise UserError(f"--bucc takes no {name}: it mines its own files and finds the threshold")
         if not args.pair:
-            raise ValueError("--bucc needs --pair, such as --pair fr-en")
+            raise UserError("--bucc needs --pair, such as --pair fr-en")
     elif args.pair or args.protocol:
-        raise ValueError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
+        raise UserError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
     elif len(files) != 2:
-        raise ValueError(f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc")
+        raise UserError(f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc")
 
 
 # From files to vectors
@@ -250,7 +251,7 @@ def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
     source, target = (_read(Path(path), read_sentences(path), args) for path in files)
     lines = len(source.text.rows), len(target.text.rows)
     if args.score_only and lines[0] != lines[1]:
-        raise ValueError(
+        raise UserError(
             f"{files[0]} has {lines[0]} lines, {files[1]} has {lines[1]}: --score_only pairs them line by line"
         )
     return Texts(source, target)
@@ -286,7 +287,7 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
             + "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences".format(**side.text.counts())
         )
     if not len(side.text):
-        raise ValueError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
+        raise UserError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
     return side
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
+from dap.errors import UserError
 from dap.languages import TATOEBA_36
 from dap.prepare import (
     CARD,
@@ -125,12 +126,12 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
-            raise ValueError("there is no text to prepare: give --data, --opus or both")
+            raise UserError("there is no text to prepare: give --data, --opus or both")
         for name, least in (("num_workers", 1), ("shard_size", 1), ("max_pairs", 0), ("dev_pairs", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"--{name} {getattr(self, name)} must be at least {least}")
+                raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")
         if not 0.0 <= self.leak_threshold <= 1.0:
-            raise ValueError(f"--leak_threshold {self.leak_threshold} is a share of n-grams, 0 to 1")
+            raise UserError(f"--leak_threshold {self.leak_threshold} is a share of n-grams, 0 to 1")
         self.target_language = base_code(self.target_language)
         self._check_output()
 
@@ -138,7 +139,7 @@ class DataArguments:
         """What is read may not lie where --overwrite would delete it."""
         output = Path(self.output_dir).resolve()
         if output.exists() and not output.is_dir():
-            raise ValueError(f"--output_dir {self.output_dir} is a file; give a folder")
+            raise UserError(f"--output_dir {self.output_dir} is a file; give a folder")
         for name in ("data", "evaluation_data", "licences", "list_leaks", "tokenizer", "target_vocabulary"):
             given = getattr(self, name)
             for path in given if isinstance(given, list) else filter(None, [given]):
@@ -149,7 +150,7 @@ class DataArguments:
 
     def _check_outside(self, name: str, path: str, output: Path) -> None:
         if Path(path).expanduser().resolve().is_relative_to(output):
-            raise ValueError(f"--{name} {path} lies in --output_dir {self.output_dir}: give another folder for one")
+            raise UserError(f"--{name} {path} lies in --output_dir {self.output_dir}: give another folder for one")
 
 
 def find_sources(args: DataArguments) -> tuple[list[Source], dict[str, str]]:
@@ -162,7 +163,7 @@ def find_sources(args: DataArguments) -> tuple[list[Source], dict[str, str]]:
     found = find_bitext([*args.data, *fetched], args.target_language)
     wanted = [base_code(code) for code in args.languages] or list(found)
     if absent := [code for code in wanted if code not in found]:
-        raise ValueError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
+        raise UserError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
     files = [file for language in sorted(set(wanted)) for file in found[language]]
     files = [replace(file, streaming=True) if file.format == "hub" else file for file in files]
     sources = [Source(number, file, origin_of(file, fetched)) for number, file in enumerate(files)]
@@ -173,7 +174,7 @@ def read_licences(path: str) -> dict[str, str]:
     """Origin -> licence, of a JSON file."""
     content = read_object(Path(path))
     if odd := [origin for origin, licence in content.items() if not isinstance(licence, str)]:
-        raise ValueError(f"{path}: the licence of {odd[0]!r} is {content[odd[0]]!r}; give a text")
+        raise UserError(f"{path}: the licence of {odd[0]!r} is {content[odd[0]]!r}; give a text")
     return content
 
 
@@ -190,7 +191,7 @@ def fetch_opus(args: DataArguments) -> tuple[dict[str, str], dict[str, str]]:
     paths, _ = fetch(files, args.download_dir, progress=True)
     origins = {str(path): f"{file.corpus.name} {file.corpus.version}" for file, path in paths.items()}
     if not origins:
-        raise ValueError(f"--opus {' '.join(args.opus)}: none of the {len(files) + len(absent)} files is there")
+        raise UserError(f"--opus {' '.join(args.opus)}: none of the {len(files) + len(absent)} files is there")
     return origins, opus_licences(paths)
 
 
@@ -254,7 +255,7 @@ def _state(path: str) -> Any:
 def evaluation_sentences(args: DataArguments) -> list[str]:
     sentences = read_evaluation(args.evaluation_data)
     if args.evaluation_data and not sentences:
-        raise ValueError(f"--evaluation_data {' '.join(args.evaluation_data)} holds no sentence")
+        raise UserError(f"--evaluation_data {' '.join(args.evaluation_data)} holds no sentence")
     return sentences
 
 
@@ -347,7 +348,7 @@ def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict
     """
     leaks = args.list_leaks
     if leaks and (os.path.abspath(leaks) != os.path.abspath(ended["leaks"]) or not os.path.isfile(leaks)):
-        raise ValueError(
+        raise UserError(
             f"--list_leaks {leaks}: {plan.output_dir} is finished and its leaks were listed in {ended['leaks']}; "
             "copy that file, or give --overwrite to make all again"
         )

@@ -18,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
+from dap.errors import UserError
 from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write
 from dap.reports import read_report
 
@@ -71,11 +72,11 @@ def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments]:
     args, rest = parser.parse_args_into_dataclasses(args=argv)
     validate_repo_id(args.repo_id)
     if "/" not in args.repo_id:
-        raise ValueError(f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}.")
+        raise UserError(f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}.")
     if args.with_heads and args.layout == "dap":
-        raise ValueError("--layout dap has the heads at the root already: leave --with_heads out.")
+        raise UserError("--layout dap has the heads at the root already: leave --with_heads out.")
     if args.dry_run and args.private:
-        raise ValueError("--private says nothing with --dry_run, which sends nothing: leave one out.")
+        raise UserError("--private says nothing with --dry_run, which sends nothing: leave one out.")
     return rest.checkpoint, args
 
 
@@ -130,7 +131,7 @@ def find_onnx_export() -> Callable[[Path], Any]:
 
         require_packages()
     except (ImportError, ValueError) as error:
-        raise ValueError(f"--onnx: {error}, or leave it out.") from error
+        raise UserError(f"--onnx: {error}, or leave it out.") from error
     return export
 
 

@@ -26,6 +26,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from dap.encoding import SentenceEncoder, model_fingerprint
+from dap.errors import UserError
 from dap.languages import NAMES, XNLI_LANGUAGES
 from dap.reports import is_free, merge_seeds, report, text_table, write_json, xnli_table
 from dap.training import differences, find_resumable, has_ended, leave_together, load_ended
@@ -71,7 +72,7 @@ def load_encoder(args: ModelArguments, max_seq_length: int) -> SentenceEncoder:
         if not isinstance(encoder.model, DAPModel):
             require_encoder(encoder.model.config, args.model_name_or_path)
     except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-        raise ValueError(f"--model_name_or_path {args.model_name_or_path}: {error}") from error
+        raise UserError(f"--model_name_or_path {args.model_name_or_path}: {error}") from error
     return encoder
 
 
@@ -104,12 +105,12 @@ def dev_languages(
     """The languages whose dev sets are measured; raises `ValueError` where a search would need an absent one."""
     wanted = ["en"] if training.selection == "english" else list(codes)
     if "en" not in dev and training.eval_strategy != IntervalStrategy.NO:
-        raise ValueError(
+        raise UserError(
             f"--eval_strategy {training.eval_strategy.value} measures English dev, which {data.data_dir} has not: add "
             "dev-en, or leave --eval_strategy out"
         )
     if training.search and (absent := [code for code in wanted if code not in dev]):
-        raise ValueError(
+        raise UserError(
             f"--search --selection {training.selection} needs the dev sets of {' '.join(absent)}, which "
             f"{data.data_dir} has not: add dev-{{xx}} files, or leave --search out"
         )
@@ -132,7 +133,7 @@ def keep_record(task: Task, data: DataArguments, training: XNLITrainingArguments
             write_json(record, path)
         return
     if differing := differences(json.loads(path.read_text(encoding="utf-8")), record):
-        raise ValueError(
+        raise UserError(
             f"{path.parent} holds runs with {'; '.join(differing)}: give the same arguments, or another --output_dir"
         )
     finished = [each.parent.name for each in sorted(path.parent.glob(f"lr-*/{RESULT}"))]

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.encoding import hub_commit, longest_input
+from dap.errors import UserError
 from dap.publishing import Options, publish
 from dap.reports import write_json
 from dap.text import count_pairs, find_bitext, load_bitext
@@ -72,7 +73,7 @@ def text_fields(
     settings = CONFIG_DEFAULTS | given_fields(args)
     objective, direction = settings["objective"], settings["rtl_direction"]
     if args.target_vocabulary_file is not None and (objective, direction) != ("tr+rtl", "source-to-target"):
-        raise ValueError(
+        raise UserError(
             f"--target_vocabulary_file {args.target_vocabulary_file} does nothing with objective={objective!r} and "
             f"rtl_direction={direction!r}: it is for 'tr+rtl' from source to target; leave it out."
         )
@@ -103,12 +104,12 @@ def count_predicted(
     if args.prediction_bias == "zeros":
         return {}
     if args.prediction_bias != "frequencies":
-        raise ValueError(f"prediction_bias={args.prediction_bias!r}: give 'zeros' or 'frequencies'.")
+        raise UserError(f"prediction_bias={args.prediction_bias!r}: give 'zeros' or 'frequencies'.")
     settings = CONFIG_DEFAULTS | given_fields(args)
     objective = settings["objective"] if saved is None else saved.objective
     if objective == "tr" or data.streaming:
         why = "a stream cannot be counted" if data.streaming else "objective 'tr' predicts no tokens"
-        raise ValueError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
+        raise UserError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
     if saved is not None:
         logger.warning("%s has its prediction head already: its bias stays", args.model_name_or_path)
         return {}
@@ -140,14 +141,14 @@ def check_schedule(training: DAPTrainingArguments, dev: dict[str, Any], objectiv
     """Raise `ValueError` when there is nothing to rank a pair against, or nothing to evaluate on."""
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and objective != "mlm":
-        raise ValueError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
+        raise UserError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
     if training.early_stopping_patience is not None and training.eval_strategy == "no":
-        raise ValueError(
+        raise UserError(
             f"early_stopping_patience={training.early_stopping_patience} needs evaluations: give "
             "--eval_strategy steps --save_strategy steps --load_best_model_at_end."
         )
     if not dev and training.eval_strategy != "no":
-        raise ValueError(
+        raise UserError(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
             "give --validation_data, or --eval_strategy no --load_best_model_at_end false."
         )
@@ -162,14 +163,14 @@ def check_length(model: DAPForPreTraining, max_seq_length: int) -> None:
     """Raise `ValueError` when sequences would be longer than the encoder's table of positions."""
     longest = longest_input(model.dap)
     if longest is not None and max_seq_length > longest:
-        raise ValueError(f"max_seq_length={max_seq_length} is above the encoder's {longest} positions; lower it.")
+        raise UserError(f"max_seq_length={max_seq_length} is above the encoder's {longest} positions; lower it.")
 
 
 def check_languages(model: DAPForPreTraining, train: dict[str, Any], name: str) -> None:
     """Raise `ValueError` when the model tells languages apart and the text has others."""
     known = model.config.rtl_languages
     if known is not None and (new := sorted(set(train) - set(known))):
-        raise ValueError(
+        raise UserError(
             f"{name} was trained with rtl_direction={model.config.rtl_direction!r} on {' '.join(known)}, the text has "
             f"{' '.join(new)} too: leave it out, or start from a plain encoder."
         )
@@ -189,7 +190,7 @@ def build_trainer(
     check_schedule(training, dev, (CONFIG_DEFAULTS | given_fields(model_args))["objective"])
     is_dap = goes_on(start, model_args)
     if is_dap and model_args.target_vocabulary_file is not None:
-        raise ValueError(
+        raise UserError(
             f"{model_args.model_name_or_path} has its target vocabulary already: leave --target_vocabulary_file "
             f"{model_args.target_vocabulary_file} out, or start from a plain encoder."
         )
@@ -247,7 +248,7 @@ def check_size(pairs: int, training: DAPTrainingArguments) -> None:
     """Raise `ValueError` when the training pairs do not fill one batch."""
     batch = training.per_device_train_batch_size * training.world_size
     if pairs < batch:
-        raise ValueError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
+        raise UserError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
 
 
 def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
@@ -320,7 +321,7 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     except ValueError as error:
         later = ["push_to_hub.py", training.output_dir, "--repo_id", repo_id, "--with_heads"]
         command = shlex.join(later + ["--private"] * private)
-        raise ValueError(f"the training is finished and saved, but {error}; push it by python {command}") from error
+        raise UserError(f"the training is finished and saved, but {error}; push it by python {command}") from error
     logger.info("published as %s, commit %s", repo_id, commit)
 
 

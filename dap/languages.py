@@ -1,5 +1,7 @@
 """Language codes of the 36 languages of XTREME's Tatoeba benchmark, and the paper's groups of them."""
 
+from dap.errors import UserError
+
 #: Code -> (Tatoeba's ISO 639-3 file code, English name), alphabetical as in the paper's appendix.
 _LANGUAGES: dict[str, tuple[str, str]] = {
     "af": ("afr", "Afrikaans"),
@@ -84,5 +86,5 @@ def to_iso1(code: str) -> str:
     base = code.strip().lower().replace("_", "-").split("-")[0]
     if base not in _TO_ISO1:
         known = " ".join(TATOEBA_36)
-        raise ValueError(f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)")
+        raise UserError(f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)")
     return _TO_ISO1[base]

@@ -9,6 +9,7 @@ import torch
 from configuration_dap import CHOICES
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.encoding.onnx import OnnxEncoder
+from dap.errors import UserError
 from dap.reports import report, training_record
 
 
@@ -47,11 +48,11 @@ class EncoderArguments:
         try:
             return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
         except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-            raise ValueError(f"--model_name_or_path {name}: {error}") from error
+            raise UserError(f"--model_name_or_path {name}: {error}") from error
 
     def _load_onnx(self) -> OnnxEncoder:
         if self.pooling or self.bf16:
-            raise ValueError("pooling and number format are fixed in the file: leave pooling and bf16 out")
+            raise UserError("pooling and number format are fixed in the file: leave pooling and bf16 out")
         return OnnxEncoder(self.model_name_or_path, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
     def report(

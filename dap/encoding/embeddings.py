@@ -24,6 +24,7 @@ import torch
 from tqdm.auto import tqdm
 
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
+from dap.errors import UserError
 
 #: Sentences of a shard: what a kill may lose, and the unit that processes share.
 SHARD_SIZE = 16384
@@ -131,7 +132,7 @@ def _wait_for_everyone() -> None:
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
     if size < 1:
-        raise ValueError(f"shard_size={size}: at least 1 sentence")
+        raise UserError(f"shard_size={size}: at least 1 sentence")
     stream = iter(sentences)
     while block := list(islice(stream, size)):
         yield block
@@ -166,7 +167,7 @@ def _encode(encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm)
 def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str]) -> None:
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
-        raise ValueError(
+        raise UserError(
             f"{where(int(bad[0]))}: NaN or infinity in the vector of {text[bad[0]][:60]!r} (one of {len(bad)} such "
             f"vectors in its shard): check the model's weights, or leave bf16 out"
         )

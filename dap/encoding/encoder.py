@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from configuration_dap import CHOICES
+from dap.errors import UserError
 from losses_dap import pool
 
 logger = logging.getLogger(__name__)
@@ -78,14 +79,14 @@ class SentenceEncoder:
     ) -> None:
         pooling = pooling or getattr(model.config, "pooling", None) or "cls"
         if pooling not in POOLINGS:
-            raise ValueError(f"pooling={pooling!r}: choose one of {', '.join(POOLINGS)}")
+            raise UserError(f"pooling={pooling!r}: choose one of {', '.join(POOLINGS)}")
         limit = longest_input(model)
         if max_seq_length is None:
             max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, limit or DEFAULT_MAX_SEQ_LENGTH)
         if limit is not None and max_seq_length > limit:
-            raise ValueError(f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it")
+            raise UserError(f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it")
         if max_seq_length < SHORTEST:
-            raise ValueError(f"max_seq_length={max_seq_length} leaves no token of the text: give {SHORTEST} or more")
+            raise UserError(f"max_seq_length={max_seq_length} leaves no token of the text: give {SHORTEST} or more")
         self.model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
         if device is not None:
             self.model.to(device)
@@ -139,9 +140,9 @@ class SentenceEncoder:
         have (padding included), beyond float error. The empty string is a sentence like any other.
         """
         if isinstance(sentences, str):
-            raise ValueError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
+            raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
         if token_budget < 1:
-            raise ValueError(f"token_budget={token_budget}: at least 1 token")
+            raise UserError(f"token_budget={token_budget}: at least 1 token")
         index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
         unique, parts = list(index), []
         with tqdm(total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress) as bar:
@@ -158,7 +159,7 @@ class SentenceEncoder:
             ValueError: the tokenizer is not a fast one, which is needed to tell the prefix's tokens.
         """
         if not self.tokenizer.is_fast:
-            raise ValueError(f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one")
+            raise UserError(f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one")
         if not sentences:
             return []
         tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
@@ -251,11 +252,11 @@ def load_encoder(
         )
     except NeedsSentenceTransformers as reason:
         if pooling or bf16:
-            raise ValueError(f"{reason}; pooling and bf16 cannot be set for it: leave them out") from reason
+            raise UserError(f"{reason}; pooling and bf16 cannot be set for it: leave them out") from reason
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise ValueError(f"{reason}: pip install 'dap-transformers[st]' to evaluate it") from reason
+            raise UserError(f"{reason}: pip install 'dap-transformers[st]' to evaluate it") from reason
     model = SentenceTransformer(name_or_path, trust_remote_code=trust_remote_code, revision=revision)
     model.max_seq_length = max_seq_length or model.max_seq_length
     return LibraryEncoder(model, prefix)
@@ -337,7 +338,7 @@ def _load_complete_model(name_or_path: str, **hub: Any) -> PreTrainedModel:
         transformers_logging.set_verbosity(verbosity)
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing:
-        raise ValueError(f"{name_or_path} lacks {len(missing)} weights of its encoder, such as {missing[0]!r}")
+        raise UserError(f"{name_or_path} lacks {len(missing)} weights of its encoder, such as {missing[0]!r}")
     return model
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dap.encoding.embeddings import model_fingerprint
 from dap.encoding.encoder import load_encoder
+from dap.errors import UserError
 from dap.search import Array, unit_rows
 
 
@@ -64,11 +65,11 @@ class MTEBEncoder:
             ValueError: batches without text, or another precision than float32.
         """
         if settings.get("precision") not in (None, "float32"):
-            raise ValueError(f"precision={settings['precision']!r}: vectors are float32; leave it out")
+            raise UserError(f"precision={settings['precision']!r}: vectors are float32; leave it out")
         sentences: list[str] = []
         for batch in inputs:
             if "text" not in batch:
-                raise ValueError(f"a batch holds {' '.join(batch)}, no text: this model encodes text only")
+                raise UserError(f"a batch holds {' '.join(batch)}, no text: this model encodes text only")
             sentences += batch["text"]
         return self.encoder.encode(sentences, self.token_budget, bool(settings.get("show_progress_bar")))
 

@@ -32,6 +32,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from configuration_dap import CHOICES
 from dap.encoding.encoder import FULL_CPU_BATCH, SentenceEncoder, length_batches, longest_input
+from dap.errors import UserError
 from dap.search import unit_rows
 from losses_dap import pool
 from modeling_dap import DAPModel
@@ -85,7 +86,7 @@ def export(
     folder = _folder(model, output)
     is_own = not isinstance(model, SentenceEncoder) and Path(model).resolve() == folder.resolve()
     if not is_own and folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: give a new folder, or the checkpoint's own")
+        raise UserError(f"{folder} is not empty: give a new folder, or the checkpoint's own")
     encoder = _encoder(model, pooling, trust_remote_code, revision)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as temporary:
@@ -112,14 +113,14 @@ def require_packages() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"{error}: pip install 'dap-transformers[onnx]'") from error
+        raise UserError(f"{error}: pip install 'dap-transformers[onnx]'") from error
 
 
 def _folder(model: str | Path | SentenceEncoder, output: Path | None) -> Path:
     if output is not None:
         return Path(output)
     if isinstance(model, SentenceEncoder) or not Path(model).is_dir():
-        raise ValueError("only a checkpoint's own folder can take the files: give output")
+        raise UserError("only a checkpoint's own folder can take the files: give output")
     return Path(model)
 
 
@@ -128,7 +129,7 @@ def _encoder(
 ) -> SentenceEncoder:
     if isinstance(model, SentenceEncoder):
         if model.bf16:
-            raise ValueError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
+            raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
         return model
     return SentenceEncoder.from_pretrained(
         str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
@@ -206,7 +207,7 @@ def _require_same_vectors(encoder: SentenceEncoder, path: Path) -> None:
     found = difference(encoder, path)
     print(f"{path.name}: largest difference from the model's vectors {found:.1e}")
     if not found <= TOLERANCE:
-        raise ValueError(f"the graph's vectors differ from the model's by {found:.1e}, above {TOLERANCE}: not written")
+        raise UserError(f"the graph's vectors differ from the model's by {found:.1e}, above {TOLERANCE}: not written")
 
 
 def difference(encoder: SentenceEncoder, path: Path) -> float:
@@ -264,7 +265,7 @@ class _Session(nn.Module):
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.settings: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
         if not {"pooling", "hidden_size"} <= set(self.settings):
-            raise ValueError(f"{path} was not written by dap.onnx_export: it does not say how it pools")
+            raise UserError(f"{path} was not written by dap.onnx_export: it does not say how it pools")
         self.config = PreTrainedConfig(hidden_size=int(self.settings["hidden_size"]))
         self.register_buffer("sha256", torch.tensor(list(_digest(path)), dtype=torch.uint8))  # (32,)
 
@@ -315,7 +316,7 @@ class OnnxEncoder(SentenceEncoder):
         own, positions = model.settings, int(model.settings["positions"] or sys.maxsize)
         length = max_seq_length or int(own["max_seq_length"])
         if length > positions:
-            raise ValueError(f"max_seq_length={length} is above the model's {positions} positions: lower it")
+            raise UserError(f"max_seq_length={length} is above the model's {positions} positions: lower it")
         if tokenizer is None:
             folder = path.parent.parent if path.parent.name == "onnx" else path.parent
             tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -6,6 +6,7 @@ Legend: `N` vectors, `D` dimensions.
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.search import unit_rows
 
 #: Bits a dimension. Each pair differs in the sign of its bytes only: faiss wants uint8 and ubinary.
@@ -17,7 +18,7 @@ SIGN = np.uint8(0x80)
 def require_dimension(dim: int | None, dimensions: int) -> None:
     """Raise `ValueError` unless vectors of so many dimensions can be cut to `dim` (None: not cut)."""
     if dim is not None and not 1 <= dim <= dimensions:
-        raise ValueError(f"truncate_dim={dim}, but the vectors have {dimensions} dimensions: give 1 to {dimensions}")
+        raise UserError(f"truncate_dim={dim}, but the vectors have {dimensions} dimensions: give 1 to {dimensions}")
 
 
 def truncate(embeddings: np.ndarray, dim: int | None) -> np.ndarray:
@@ -44,10 +45,10 @@ def calibrate(embeddings: np.ndarray) -> np.ndarray:
         ValueError: fewer than two vectors, or one that is not finite.
     """
     if len(embeddings) < 2:
-        raise ValueError(f"{len(embeddings)} vectors have no range: calibrate on some thousands like yours")
+        raise UserError(f"{len(embeddings)} vectors have no range: calibrate on some thousands like yours")
     ranges = np.stack([embeddings.min(0), embeddings.max(0)]).astype(np.float32)  # (2, D)
     if not np.isfinite(ranges).all():
-        raise ValueError("NaN or infinity among the vectors to calibrate on: check the model's weights")
+        raise UserError("NaN or infinity among the vectors to calibrate on: check the model's weights")
     return ranges
 
 
@@ -105,7 +106,7 @@ def dequantize(codes: np.ndarray, precision: str, dimensions: int, ranges: np.nd
     if BITS[precision] == 1:
         return np.unpackbits(levels, axis=1, count=dimensions).astype(np.float32) * 2 - 1  # (N, D)
     if ranges is None:
-        raise ValueError(f"{precision} codes mean nothing without the ranges that they were made with: give ranges")
+        raise UserError(f"{precision} codes mean nothing without the ranges that they were made with: give ranges")
     _require_ranges(ranges, dimensions)
     return ranges[0] + (levels.astype(np.float32) + 0.5) * _steps(ranges)  # (N, D)
 
@@ -129,11 +130,11 @@ def _steps(ranges: np.ndarray) -> np.ndarray:
 
 def _require(precision: str) -> None:
     if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        raise UserError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
 
 
 def _require_ranges(ranges: np.ndarray, dimensions: int) -> None:
     if ranges.shape != (2, dimensions):
-        raise ValueError(
+        raise UserError(
             f"ranges of shape {ranges.shape} for vectors of {dimensions} dimensions: need (2, {dimensions})"
         )

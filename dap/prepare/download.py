@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from dap.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 20
@@ -111,7 +113,7 @@ def _with_retries(
             most = max(most, received())
             if failed >= tries:
                 kept = f"; the {most:,} bytes that are here are kept" if received() else ""
-                raise ValueError(
+                raise UserError(
                     f"{url}: {reason}, {tries} tries in a row; check the address and the network, and run again{kept}"
                 ) from reason
             pause = min(LONGEST_WAIT, max(reason.wait, wait * 2 ** (failed - 1) * random.uniform(0.8, 1.2)))
@@ -148,7 +150,7 @@ class _BeyondEndError(Exception):
 @contextmanager
 def _open(url: str, headers: dict[str, str], timeout: float) -> Iterator[http.client.HTTPResponse]:
     if not re.match(r"https?://", url):
-        raise ValueError(f"{url}: only http:// and https:// addresses can be downloaded")
+        raise UserError(f"{url}: only http:// and https:// addresses can be downloaded")
     agent = {"User-Agent": "dap-transformers", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers={**agent, **headers})
     try:
@@ -160,7 +162,7 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> Iterator[http.cl
     with response:
         coding = response.headers.get("Content-Encoding", "identity")
         if coding.lower() != "identity":
-            raise ValueError(f"{url}: sent as {coding}, which was not asked for; fetch the file by other means")
+            raise UserError(f"{url}: sent as {coding}, which was not asked for; fetch the file by other means")
         yield response
 
 
@@ -174,7 +176,7 @@ def _refused(url: str, error: urllib.error.HTTPError) -> None:
     if error.code in PASSING:
         seconds = error.headers.get("Retry-After", "")
         raise _RetryError(status, float(seconds) if seconds.isdecimal() else 0.0) from None
-    raise ValueError(f"{url}: {status}; check the address, or whether it needs a permission") from None
+    raise UserError(f"{url}: {status}; check the address, or whether it needs a permission") from None
 
 
 @contextmanager
@@ -207,7 +209,7 @@ def _write(response: http.client.HTTPResponse, part: Path, start: int, url: str,
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise ValueError(f"{part}: {error.strerror}; make room and run again, the download will go on") from error
+        raise UserError(f"{part}: {error.strerror}; make room and run again, the download will go on") from error
     if total is not None and part.stat().st_size != total:
         raise _RetryError(f"the connection broke: {part.stat().st_size:,} of {total:,} bytes came")
 
@@ -264,7 +266,7 @@ def _check(path: Path, url: str, size: int | None, sha256: str | None, retry: bo
         _forget(path)
         raise _RetryError(f"a damaged file came: {reason}")
     if reason:
-        raise ValueError(f"{path}: {reason}; delete it and run again to fetch it from {url}")
+        raise UserError(f"{path}: {reason}; delete it and run again to fetch it from {url}")
 
 
 def _sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from dap.errors import UserError
 from dap.prepare.filters import repair_texts
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs, read_sentences
 
@@ -60,7 +61,7 @@ def _sentences(path: str) -> Iterator[str]:
     """The sentences of JSONL or plain text, blank ones included."""
     kind = _kind(Path(path))
     if kind in _NO_LINES:
-        raise ValueError(
+        raise UserError(
             f"{path}: {kind} is not read for evaluation sentences; give lines of text, JSONL, or parallel text under "
             "a name that tells its language (de-en.parquet)"
         )
@@ -79,7 +80,7 @@ def _record(line: str, place: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: no JSON ({error}); repair the line") from error
+        raise UserError(f"{place}: no JSON ({error}); repair the line") from error
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -24,6 +24,7 @@ try:
 except ImportError as error:
     raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
 
+from dap.errors import UserError
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, to_iso1
 from dap.prepare.tokens import Tokens
 
@@ -67,12 +68,12 @@ class CleaningOptions:
             re.compile(self.url_pattern)
             pl.Series([""]).str.contains(self.url_pattern)
         except (re.error, pl.exceptions.PolarsError) as error:
-            raise ValueError(f"url_pattern={self.url_pattern!r} is no regular expression: {error}") from error
+            raise UserError(f"url_pattern={self.url_pattern!r} is no regular expression: {error}") from error
         if not 0.0 <= self.min_script <= 1.0:
-            raise ValueError(f"min_script is a share of letters, 0 (no check) to 1, not {self.min_script}")
+            raise UserError(f"min_script is a share of letters, 0 (no check) to 1, not {self.min_script}")
         for name, least in (("max_ratio", 1.0), ("max_shared", 1e-9), ("min_tokens", 0), ("max_tokens", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least:g}")
+                raise UserError(f"{name}={getattr(self, name)} must be at least {least:g}")
 
 
 class Cleaner:
@@ -250,12 +251,12 @@ def load_identifier(name: str) -> Identifier:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "
             "code for each of a list of texts"
         ) from error
     if not callable(found):
-        raise ValueError(f"language_identifier {name!r} is a {type(found).__name__}, not a function")
+        raise UserError(f"language_identifier {name!r} is a {type(found).__name__}, not a function")
     return found
 
 
@@ -269,11 +270,11 @@ def identified(identify: Identifier, texts: list[str]) -> list[str]:
     try:
         codes = list(identify(texts))
     except Exception as error:  # whatever a plug-in raises
-        raise ValueError(f"the {name} failed: {error!r}") from error
+        raise UserError(f"the {name} failed: {error!r}") from error
     if len(codes) != len(texts):
-        raise ValueError(f"the {name} gave {len(codes)} codes for {len(texts)} texts; give one each")
+        raise UserError(f"the {name} gave {len(codes)} codes for {len(texts)} texts; give one each")
     if odd := [code for code in codes if not isinstance(code, str)]:
-        raise ValueError(f"the {name} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
+        raise UserError(f"the {name} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
     return codes
 
 

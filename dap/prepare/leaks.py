@@ -27,6 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.prepare.deduplication import Letters, contains, mix, normalise_all
 
 
@@ -87,7 +88,7 @@ class LeakIndex:
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
         if threshold is not None and not 0.0 < threshold <= 1.0:
-            raise ValueError(f"the leak threshold is a share of n-grams, over 0 to 1, not {threshold}")
+            raise UserError(f"the leak threshold is a share of n-grams, over 0 to 1, not {threshold}")
         self.sentences, self.threshold = list(sentences), threshold
         letters = normalise_all(self.sentences)
         keys = letters.keys()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlencode
 
+from dap.errors import UserError
 from dap.languages import TATOEBA_36, to_iso1
 from dap.prepare.download import download, get_json
 
@@ -142,10 +143,10 @@ def find_files(
         ValueError: an unknown corpus or language.
     """
     if unknown := [name for name in corpora if name not in CORPORA]:
-        raise ValueError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
+        raise UserError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
     codes = list(dict.fromkeys(to_iso1(language) for language in languages))
     if "en" in codes:
-        raise ValueError("languages holds 'en', which is the other side of every pair; leave it out")
+        raise UserError("languages holds 'en', which is the other side of every pair; leave it out")
     files = [
         file_of(CORPORA[name], code, mirror)
         for name in corpora
@@ -180,7 +181,7 @@ def _ask(file: OpusFile, api: str, tries: int) -> tuple[OpusFile, bool]:
     answer = get_json(f"{api}?{urlencode({**query, 'preprocessing': 'moses'})}", tries=tries)
     listed = answer.get("corpora") if isinstance(answer, dict) else None
     if not isinstance(listed, list):
-        raise ValueError(f"{api}: the answer has no list 'corpora': {str(answer)[:200]}")
+        raise UserError(f"{api}: the answer has no list 'corpora': {str(answer)[:200]}")
     for entry in listed:
         if isinstance(entry, dict) and str(entry.get("url", "")).endswith(file.url.partition("/OPUS-")[2]):
             pairs = str(entry.get("alignment_pairs", ""))

@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 
+from dap.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,7 +28,7 @@ def workers(count: int) -> Iterator[Callable[[str, Callable[..., None], list[tup
     try:
         yield lambda name, function, calls: _follow(name, calls, _in_pool(pool, function, calls))
     except BrokenProcessPool as error:
-        raise ValueError(
+        raise UserError(
             "a process was ended from outside, perhaps for want of memory; give the same command again to go on, "
             "with a smaller --num_workers"
         ) from error

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dap.errors import UserError
 from dap.prepare.plan import Plan, Source
 from dap.prepare.shards import shard_path
 from dap.reports import write_json
@@ -60,7 +61,7 @@ def _lock(handle: int, folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(
+        raise UserError(
             f"{folder}: another run is at work in this folder: wait for its end, or give another --output_dir"
         ) from None
     except OSError as error:  # some network file systems know no locks
@@ -82,7 +83,7 @@ def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
             for number in range(counts[f"{split}_shards"]):
                 path = shard_path(plan.output_dir / split, f"{code}-{plan.target_language}", number)
                 if not path.is_file():
-                    raise ValueError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
+                    raise UserError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
     return ended
 
 
@@ -99,8 +100,8 @@ def check_free(plan: Plan, mark: str, overwrite: bool) -> None:
         return
     held = f"{output} holds {', '.join(names[:SHOWN])}"
     if overwrite:
-        raise ValueError(f"{held}, but no {REPORT} of this command, and is not overwritten: give another --output_dir")
-    raise ValueError(
+        raise UserError(f"{held}, but no {REPORT} of this command, and is not overwritten: give another --output_dir")
+    raise UserError(
         f"{held} of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
     )
 
@@ -136,7 +137,7 @@ def _mark(path: Path) -> str | None:
         return None
     found = read_object(path).get("fingerprint")
     if not isinstance(found, str):
-        raise ValueError(f"{path}: not written by this command; give another --output_dir")
+        raise UserError(f"{path}: not written by this command; give another --output_dir")
     return found
 
 
@@ -145,7 +146,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: no JSON ({error})") from error
+        raise UserError(f"{path}: no JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
+        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
     return content

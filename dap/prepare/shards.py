@@ -13,6 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dap.errors import UserError
+
 ROW_GROUP = 65_536  # pairs
 #: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
 #: training pairs, of any language, have too.
@@ -101,7 +103,7 @@ def full_device(place: str | Path) -> Iterator[None]:
         cut_short = error.errno is None and "requested and" in str(error)  # numpy's, when it writes less than asked
         if error.errno not in _FULL and not cut_short:
             raise
-        raise ValueError(
+        raise UserError(
             f"{place}: {os.strerror(error.errno or errno.ENOSPC).lower()}; what is finished stays valid: make "
             "room and give the same command again"
         ) from error

@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from dap.errors import UserError
+
 KNOWN_WORDS = 300_000  # kept with their tokens: some 50 MB
 #: Normalisers that make of each word what they make of it alone, but for `_odd` text.
 _BY_WORD = ("Precompiled", "Replace", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "BertNormalizer")
@@ -30,9 +32,9 @@ def _fast_tokenizer(name: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer {name}: {error}") from error
+        raise UserError(f"tokenizer {name}: {error}") from error
     if not tokenizer.is_fast:
-        raise ValueError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
+        raise UserError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
     return tokenizer
 
 
@@ -69,7 +71,7 @@ def vocabulary_size(name: str) -> int:
     """
     ids = load_tokenizer(name).get_vocab(with_added_tokens=True).values()
     if max(ids) >= len(set(ids)):
-        raise ValueError(f"tokenizer {name} has {len(set(ids))} tokens, but ids up to {max(ids)}: number them 0, 1, …")
+        raise UserError(f"tokenizer {name} has {len(set(ids))} tokens, but ids up to {max(ids)}: number them 0, 1, …")
     return len(set(ids))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
+from dap.errors import UserError
 from dap.languages import NAMES
 from dap.reports import HEAD, is_number, is_spread, markdown_table
 
@@ -98,7 +99,7 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
         found = {(r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name) for r in eval_results(report)}
         if twice := found & seen:
             name = ", ".join(part for part in min(twice, key=str) if part)
-            raise ValueError(f"two reports give {name}: give one of them, or merge those of several seeds.")
+            raise UserError(f"two reports give {name}: give one of them, or merge those of several seeds.")
         seen |= found
 
 

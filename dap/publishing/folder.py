@@ -23,6 +23,7 @@ from transformers.utils import logging
 import configuration_dap
 from configuration_dap import DAPConfig
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
+from dap.errors import UserError
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.carried_code import copy_code
 from dap.publishing.hub import one_line, upload
@@ -67,8 +68,8 @@ def require_safetensors(folder: Path) -> None:
         return
     pickles = sorted(path.name for path in place.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if not pickles:
-        raise ValueError(f"{place} holds no weights as safetensors (model*.safetensors); others are not read.")
-    raise ValueError(
+        raise UserError(f"{place} holds no weights as safetensors (model*.safetensors); others are not read.")
+    raise UserError(
         f"{place} has its weights only as {pickles[0]}, a pickle, which is not read. Where you trust it, convert it: "
         f"python -c \"from transformers import AutoModel, AutoTokenizer; a, b = '{place}', '{place}-safe'; "
         'AutoModel.from_pretrained(a).save_pretrained(b); AutoTokenizer.from_pretrained(a).save_pretrained(b)"'
@@ -84,9 +85,9 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
     """
     options = options or Options()
     if options.layout not in LAYOUTS:
-        raise ValueError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}.")
+        raise UserError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty: give another folder, or remove it.")
+        raise UserError(f"{folder} is not empty: give another folder, or remove it.")
     require_safetensors(checkpoint)
     encoder = _load(checkpoint, options)
     published = _describe(encoder, checkpoint, options)
@@ -139,7 +140,7 @@ def _require_same_making(report: dict[str, Any], published: Published) -> None:
     for name in names:
         ours = getattr(published, name)
         if name in settings and settings[name] != ours:
-            raise ValueError(
+            raise UserError(
                 f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, the model is "
                 f"published with {ours!r}: evaluate it so, or give --{name}."
             )
@@ -153,31 +154,31 @@ def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
             str(checkpoint), options.pooling, options.prefix, options.max_seq_length, options.trust_remote_code
         )
     except (OSError, ValueError) as error:  # what other libraries raise seldom names the checkpoint
-        raise ValueError(f"{checkpoint} cannot be loaded: {one_line(error)}") from error
+        raise UserError(f"{checkpoint} cannot be loaded: {one_line(error)}") from error
     if isinstance(encoder, LibraryEncoder):
-        raise ValueError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
+        raise UserError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
     encoder.model.to("cpu")
     own = getattr(encoder.model.config, "pooling", None)
     if options.layout == "dap" and encoder.pooling != own:
-        raise ValueError(f"pooling={encoder.pooling!r}, but {checkpoint} was trained with {own!r}: leave it out.")
+        raise UserError(f"pooling={encoder.pooling!r}, but {checkpoint} was trained with {own!r}: leave it out.")
     return encoder
 
 
 def _require_publishable(checkpoint: Path, config: dict[str, Any], options: Options) -> None:
     if "DAPForSequenceClassification" in config.get("architectures", []):
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is a classifier: publish the checkpoint that it was fine-tuned from, or push this one with "
             "its own push_to_hub method."
         )
     if config.get("model_type") == DAPConfig.model_type:
         return
     if options.with_heads or options.layout == "dap":
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is a plain {config.get('model_type')!r} encoder without DAP heads: leave --with_heads and "
             "--layout dap out."
         )
     if options.pooling is None and not (checkpoint / "modules.json").exists():
-        raise ValueError(f"{checkpoint} does not say how it pools: give --pooling cls or --pooling mean.")
+        raise UserError(f"{checkpoint} does not say how it pools: give --pooling cls or --pooling mean.")
 
 
 def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
@@ -212,7 +213,7 @@ def write_backbone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None
     if not type(backbone).__module__.startswith("transformers."):
-        raise ValueError(f"{type(backbone).__name__} needs code of its own to be loaded: no plain layout is possible.")
+        raise UserError(f"{type(backbone).__name__} needs code of its own to be loaded: no plain layout is possible.")
     backbone.save_pretrained(folder)
     _scrub(folder / "config.json")
     save_tokenizer(tokenizer, longest_input(backbone), folder)
@@ -231,7 +232,7 @@ def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, fold
     finally:
         logging.set_verbosity(verbosity)
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
+        raise UserError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)
     copy_code(folder)
@@ -301,7 +302,7 @@ def _require_same_vectors(encoder: SentenceEncoder, folder: Path) -> None:
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     difference = float(np.abs(before - again.encode(PROBE)).max() / np.abs(before).max())
     if not difference <= TOLERANCE:
-        raise ValueError(f"{folder} gives other vectors than the checkpoint, by {difference:.1e}: nothing was pushed.")
+        raise UserError(f"{folder} gives other vectors than the checkpoint, by {difference:.1e}: nothing was pushed.")
 
 
 def _read(path: Path) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
+from dap.errors import UserError
 from dap.publishing.carried_code import CODE
 from dap.publishing.model_card import HEADS_FOLDER
 
@@ -47,7 +48,7 @@ def fetch(checkpoint: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS)))
     except (HTTPError, OSError, ValueError) as error:
         reason = without_token(one_line(error))
-        raise ValueError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
+        raise UserError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
 
 
 def upload(
@@ -67,7 +68,7 @@ def upload(
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         found = api.model_info(repo_id)
     if private and not found.private:
-        raise ValueError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
+        raise UserError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
     with explained(repo_id, token):
         commit = api.upload_folder(
             repo_id=repo_id,
@@ -81,7 +82,7 @@ def upload(
         there = {item.path: getattr(item, "size", None) for item in tree}
     here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     if lacking := sorted(name for name, size in here.items() if there.get(name) != size):
-        raise ValueError(f"{repo_id} lacks {', '.join(lacking)} after commit {commit.oid[:8]}: push again.")
+        raise UserError(f"{repo_id} lacks {', '.join(lacking)} after commit {commit.oid[:8]}: push again.")
     return commit.oid
 
 
@@ -91,7 +92,7 @@ def explained(repo_id: str, token: str | None = None, outcome: str = "was not pu
     try:
         yield
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        raise ValueError(explain(error, repo_id, token, outcome)) from None
+        raise UserError(explain(error, repo_id, token, outcome)) from None
 
 
 def explain(error: BaseException, repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> str:

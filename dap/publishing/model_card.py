@@ -14,6 +14,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+from dap.errors import UserError
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, results_text
 from dap.reports import markdown_table
@@ -131,7 +132,7 @@ def _read_dataset_info(path: Path) -> dict[str, Any] | str:
         return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip()
     content = json.loads(text)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no dataset_info.json: expected an object, found {type(content).__name__}.")
+        raise UserError(f"{path} is no dataset_info.json: expected an object, found {type(content).__name__}.")
     return content
 
 

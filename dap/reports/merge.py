@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dap.errors import UserError
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
@@ -51,7 +52,7 @@ def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             run. Names both files and both values.
     """
     if not reports:
-        raise ValueError("no reports to merge: give one file or more")
+        raise UserError("no reports to merge: give one file or more")
     (first, one), *others = reports.items()
     for file, other in others:
         _same_question(first, one, file, other)
@@ -83,7 +84,7 @@ def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for file, other in others:
         _same_question(first, _of_any_pair(one), file, _of_any_pair(other))
         if set(one["seeds"]) != set(other["seeds"]):
-            raise ValueError(
+            raise UserError(
                 f"{first} is of the seeds {one['seeds']}, {file} of {other['seeds']}: give all pairs of each"
             )
     head = {key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")}
@@ -113,7 +114,7 @@ def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping
         pairs.append(("model", _family(one), _family(other)))
     for name, here, there in pairs:
         if here != there:
-            raise ValueError(
+            raise UserError(
                 f"{first} has {name} {here!r}, {file} has {there!r}: only reports of one protocol, data, settings and "
                 "model (but for a mark such as seed1 in its name) can be merged"
             )
@@ -126,7 +127,7 @@ def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
         model = each.get("settings", {}).get("recipe") or f"{each['model']} {each.get('revision') or ''}".rstrip()
         run = model, each.get("seed")
         if run in seen:
-            raise ValueError(
+            raise UserError(
                 f"{seen[run]} and {file} are of the same model {model} and seed {run[1]}; give each run once"
             )
         seen[run] = file
@@ -139,7 +140,7 @@ def _merged(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> Any:
         for file, other in others:
             if differing := one.keys() ^ other.keys():
                 name = " ".join([*place, min(differing)])
-                raise ValueError(f"only one of {first} and {file} has {name!r}: evaluate both on the same")
+                raise UserError(f"only one of {first} and {file} has {name!r}: evaluate both on the same")
         return {name: _merged({file: value[name] for file, value in values.items()}, (*place, name)) for name in one}
     differing = [(file, other) for file, other in others if other != one]
     if all(is_number(value) for value in values.values()) and place[-1] not in COUNTS:
@@ -147,7 +148,7 @@ def _merged(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> Any:
             return one
         return {"mean": statistics.fmean(values.values()), "sd": statistics.stdev(values.values()) if others else None}
     for file, other in differing:
-        raise ValueError(f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation")
+        raise UserError(f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation")
     return one
 
 
@@ -227,7 +228,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--output", help="JSON file for the merged report")
     arguments = parser.parse_args(argv)
     if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
-        raise ValueError(f"{repeated[0]} is given twice: give each report once")
+        raise UserError(f"{repeated[0]} is given twice: give each report once")
     if arguments.output:
         check_outputs({"--output": arguments.output}, arguments.reports)
     merged = merge_pairs({path: read_report(path) for path in arguments.reports})

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dap.errors import UserError
+
 #: What a report says about the run; everything else in it is a number of the evaluation.
 HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine")
 HEAD += ("versions",)
@@ -126,16 +128,16 @@ def check_outputs(outputs: Mapping[str, str | Path], inputs: Iterable[str | Path
     taken = {Path(path).resolve(): f"the input {path}" for path in inputs}
     for name, path in outputs.items():
         if Path(path).resolve() in taken:
-            raise ValueError(f"{name} {path} would overwrite {taken[Path(path).resolve()]}: give another file")
+            raise UserError(f"{name} {path} would overwrite {taken[Path(path).resolve()]}: give another file")
         if Path(path).is_dir():
-            raise ValueError(f"{name} {path} is a folder: give the file to write")
+            raise UserError(f"{name} {path} is a folder: give the file to write")
         taken[Path(path).resolve()] = f"{name} {path}"
     for name, path in outputs.items():
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=Path(path).parent).close()
         except OSError as error:
-            raise ValueError(f"{name} {path} cannot be written: {error}") from error
+            raise UserError(f"{name} {path} cannot be written: {error}") from error
 
 
 def is_free(argument: str) -> bool:
@@ -177,13 +179,13 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
     except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not JSON: {error}") from error
     if not (isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("model", "protocol"))):
-        raise ValueError(f"{path} is no report of an evaluation: it names no model and protocol")
+        raise UserError(f"{path} is no report of an evaluation: it names no model and protocol")
     if "seeds" in content and not merged:
-        raise ValueError(f"{path} is a merged report: give the reports that it was made of")
+        raise UserError(f"{path} is a merged report: give the reports that it was made of")
     return content
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"it holds {constant}")
+    raise UserError(f"it holds {constant}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.search.similarity import nearest_neighbours
 
 Arrays = Sequence[np.ndarray]
@@ -68,7 +69,7 @@ def align_tokens(source_states: np.ndarray, target_states: np.ndarray) -> tuple[
     """
     source, target = _unit(source_states, "source"), _unit(target_states, "target")
     if source.shape[1] != target.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"source states have {source.shape[1]} dimensions, target states {target.shape[1]}: "
             f"use one encoder for both"
         )
@@ -102,7 +103,7 @@ def word_states(token_states: np.ndarray, token_spans: np.ndarray, word_spans: n
     states = np.asarray(token_states, np.float64)
     tokens, words = (np.asarray(spans, np.int64).reshape(-1, 2) for spans in (token_spans, word_spans))
     if len(states) != len(tokens):
-        raise ValueError(f"{len(states)} token states and {len(tokens)} spans: give one span a token")
+        raise UserError(f"{len(states)} token states and {len(tokens)} spans: give one span a token")
     shared = np.minimum(words[:, None, 1], tokens[:, 1]) > np.maximum(words[:, None, 0], tokens[:, 0])  # (W, S)
     return shared @ states / np.maximum(shared.sum(1, keepdims=True), 1)
 
@@ -163,12 +164,12 @@ def alignment_quality(links: Arrays, sure: Arrays, possible: Arrays | None = Non
 
 def _require_pairs(*sides: Arrays) -> None:
     if len({len(side) for side in sides}) > 1:
-        raise ValueError(f"{' and '.join(str(len(side)) for side in sides)} pairs: give as many of each")
+        raise UserError(f"{' and '.join(str(len(side)) for side in sides)} pairs: give as many of each")
 
 
 def _require_links(links: Arrays) -> None:
     if not any(len(pair) for pair in links):
-        raise ValueError(f"the reference has no link in {len(links)} pairs: there is nothing to measure against")
+        raise UserError(f"the reference has no link in {len(links)} pairs: there is nothing to measure against")
 
 
 def _link_set(links: Arrays) -> set[tuple[int, int, int]]:
@@ -181,7 +182,7 @@ def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, i
     for row, i, j in _link_set(links):
         if not (0 <= i < len(queries[row]) and 0 <= j < len(keys[row])):
             sizes = f"{len(queries[row])} and {len(keys[row])} tokens"
-            raise ValueError(f"pair {row}: a link ({i}, {j}) between sentences of {sizes}: count both from 0")
+            raise UserError(f"pair {row}: a link ({i}, {j}) between sentences of {sizes}: count both from 0")
     linked = {(first_query[row] + i, first_key[row] + j) for row, i, j in _link_set(links)}
     asked = np.array(sorted({query for query, _ in linked}), np.int64)  # (Q,)
     states = np.concatenate(queries)[asked]  # (Q, D)
@@ -203,9 +204,9 @@ def _unit(states: np.ndarray, side: str) -> np.ndarray:
     """The states divided by their length, float64; zero states stay zero."""
     states = np.asarray(states, np.float64)
     if states.ndim != 2 or states.shape[1] == 0:
-        raise ValueError(f"{side} states have shape {states.shape}: expected (tokens, dimensions)")
+        raise UserError(f"{side} states have shape {states.shape}: expected (tokens, dimensions)")
     if len(bad := np.flatnonzero(~np.isfinite(states).all(1))):
-        raise ValueError(f"{side} states: token {bad[0]} has NaN or infinite values; check the model's weights")
+        raise UserError(f"{side} states: token {bad[0]} has NaN or infinite values; check the model's weights")
     largest = np.abs(states).max(1, keepdims=True)  # (N, 1): squares cannot overflow
     states = states / np.where(largest > 0, largest, 1)
     length = np.linalg.norm(states, axis=1, keepdims=True)  # (N, 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.search.alignment import align_tokens
 
 TokenStates = tuple[np.ndarray, np.ndarray]
@@ -24,7 +25,7 @@ def principal_plane(states: np.ndarray) -> np.ndarray:
     """
     points = np.asarray(states, np.float64)
     if points.ndim != 2 or min(points.shape) < 2:
-        raise ValueError(f"states have shape {points.shape}: a plane needs at least (2, 2)")
+        raise UserError(f"states have shape {points.shape}: a plane needs at least (2, 2)")
     points = points - points.mean(0)
     _, axes = np.linalg.eigh(points.T @ points)  # ascending eigenvalues, (D, D)
     plane = points @ axes[:, :-3:-1]  # (N, 2)
@@ -46,12 +47,12 @@ def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
     """
     clouds = [np.asarray(cloud, np.float64) for cloud in (source, target)]
     if not all(len(cloud) for cloud in clouds):
-        raise ValueError(f"clouds of {len(source)} and {len(target)} points: both need points")
+        raise UserError(f"clouds of {len(source)} and {len(target)} points: both need points")
     centres = [cloud.mean(0) for cloud in clouds]
     residuals = np.concatenate([cloud - centre for cloud, centre in zip(clouds, centres, strict=True)])  # (N, D)
     spread = np.sqrt((residuals**2).sum(1).mean())
     if spread == 0:
-        raise ValueError("every point of a cloud is the same: there is no spread to measure the distance by")
+        raise UserError("every point of a cloud is the same: there is no spread to measure the distance by")
     return float(np.linalg.norm(centres[0] - centres[1]) / spread)
 
 
@@ -160,13 +161,13 @@ def _require_labels(
     states: Mapping[str, TokenStates], source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> None:
     if not states:
-        raise ValueError("there is no panel to draw: give the states of one model or more")
+        raise UserError("there is no panel to draw: give the states of one model or more")
     labels = len(source_tokens), len(target_tokens)
     if not all(labels):
-        raise ValueError(f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens on both sides")
+        raise UserError(f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens on both sides")
     for title, (source, target) in states.items():
         if (len(source), len(target)) != labels:
-            raise ValueError(
+            raise UserError(
                 f"{title}: {len(source)} and {len(target)} states for {labels[0]} and {labels[1]} labels: "
                 "give one label a state"
             )
@@ -179,4 +180,4 @@ def _require_glyphs(properties: Any, labels: Sequence[str]) -> None:
     name = findfont(properties)
     known = get_font(name).get_charmap()
     if missing := sorted({character for label in labels for character in label if ord(character) not in known}):
-        raise ValueError(f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that has")
+        raise UserError(f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that has")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from dap.errors import UserError
 from dap.search.similarity import Array, Neighbours, nearest_neighbours, unit_rows
 
 #: Rows that are added or searched at a time.
@@ -41,7 +42,7 @@ def approximate_neighbours(
         ValueError: faiss is not installed or refuses the index, k out of range, or a row that is not finite.
     """
     if not 1 <= k <= min(len(source), len(target)):
-        raise ValueError(f"k={k} with {len(source)} source and {len(target)} target rows: choose at most the fewer")
+        raise UserError(f"k={k} with {len(source)} source and {len(target)} target rows: choose at most the fewer")
     total = 2 * (len(source) + len(target))
     with tqdm(total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress) as bar:
         forward = _search(source, "source", target, "target", k, index, bar)
@@ -99,7 +100,7 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
     try:
         import faiss
     except ImportError:
-        raise ValueError(f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'") from None
+        raise UserError(f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'") from None
     factory, _, parameters = name.partition(":")
     with _refusals(name, keys, key_name):
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
@@ -125,7 +126,7 @@ def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().rpartition(": ")[2]
-        raise ValueError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
+        raise UserError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
 
 
 def _training_rows(keys: Array, key_name: str, wanted: int) -> np.ndarray:

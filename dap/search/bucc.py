@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.search.mining import Pairs
 from dap.text import read_sentences
 
@@ -69,10 +70,10 @@ def find_splits(folder: str | Path, pair: str, protocol: str) -> list[Split]:
         FileNotFoundError: a file is missing; says which, and which pairs and splits there are.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol={protocol!r}: choose one of {', '.join(PROTOCOLS)}")
+        raise UserError(f"protocol={protocol!r}: choose one of {', '.join(PROTOCOLS)}")
     languages = pair.split("-")
     if len(languages) != 2 or not all(languages):
-        raise ValueError(f"pair={pair!r}: give two languages such as fr-en")
+        raise UserError(f"pair={pair!r}: give two languages such as fr-en")
     return [_find_split(Path(folder), pair, names) for names in PROTOCOLS[protocol][1]]
 
 
@@ -126,9 +127,9 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
     for index, line in enumerate(read_sentences(path)):
         name, tab, sentence = line.partition("\t")
         if not name or not tab:
-            raise ValueError(f"{path}, line {index + 1}: {line[:60]!r} is not an id, a tab and a sentence")
+            raise UserError(f"{path}, line {index + 1}: {line[:60]!r} is not an id, a tab and a sentence")
         if ids.setdefault(name, index) != index:
-            raise ValueError(f"{path}, line {index + 1}: the id {name} is that of line {ids[name] + 1}, too")
+            raise UserError(f"{path}, line {index + 1}: the id {name} is that of line {ids[name] + 1}, too")
         yield sentence
 
 
@@ -142,7 +143,7 @@ def read_gold(split: Split, source_ids: Mapping[str, int], target_ids: Mapping[s
     for number, line in enumerate(read_sentences(split.gold), 1):
         place, names = f"{split.gold}, line {number}", line.split("\t")
         if len(names) != 2:
-            raise ValueError(f"{place}: {line[:60]!r} is not two ids and a tab between them")
+            raise UserError(f"{place}: {line[:60]!r} is not two ids and a tab between them")
         for name, ids, other, path in zip(
             names, (source_ids, target_ids), (target_ids, source_ids), (split.source, split.target), strict=True
         ):
@@ -150,12 +151,12 @@ def read_gold(split: Split, source_ids: Mapping[str, int], target_ids: Mapping[s
                 hint = (
                     "of the other side: are the languages swapped?" if name in other else "of the other side neither"
                 )
-                raise ValueError(f"{place}: {name} is no id of {path}, {hint}")
+                raise UserError(f"{place}: {name} is no id of {path}, {hint}")
         first = gold.setdefault((source_ids[names[0]], target_ids[names[1]]), number)
         if first != number:
-            raise ValueError(f"{place}: {line!r} is on line {first}, too")
+            raise UserError(f"{place}: {line!r} is on line {first}, too")
     if not gold:
-        raise ValueError(f"{split.gold} is empty: there is nothing to compare with")
+        raise UserError(f"{split.gold} is empty: there is nothing to compare with")
     return np.array(list(gold), np.int64)
 
 
@@ -199,7 +200,7 @@ def best_threshold(scores: np.ndarray, extracted: np.ndarray, correct: np.ndarra
         ValueError: no pairs.
     """
     if len(scores) == 0:
-        raise ValueError("no pairs were mined: there is no threshold")
+        raise UserError("no pairs were mined: there is no threshold")
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)  # a threshold cannot part equal scores

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.search.similarity import Neighbours, mutual_neighbours
 
 logger = logging.getLogger(__name__)
@@ -135,10 +136,10 @@ def neighbourhoods(
         ValueError: k below 1, a text without sentences, or what the search does not take.
     """
     if k < 1:
-        raise ValueError(f"k={k}: at least 1 neighbour")
+        raise UserError(f"k={k}: at least 1 neighbour")
     for side, rows in (("source", source), ("target", target)):
         if len(rows) == 0:
-            raise ValueError(f"the {side} text has no sentences: nothing can be mined")
+            raise UserError(f"the {side} text has no sentences: nothing can be mined")
     fewest = min(len(source), len(target))
     if k > fewest:
         logger.warning("k=%d neighbours, but a text has only %d distinct sentences: k=%d is used", k, fewest, fewest)
@@ -162,7 +163,7 @@ def margin_scores(
         source_mean, target_mean: of that shape, the mean cosine of the source's (target's) k neighbours.
     """
     if margin not in MARGINS:
-        raise ValueError(f"margin={margin!r}: choose one of {', '.join(MARGINS)}")
+        raise UserError(f"margin={margin!r}: choose one of {', '.join(MARGINS)}")
     cosine = np.asarray(cosine, np.float64)
     if margin == "absolute":
         return cosine
@@ -193,7 +194,7 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") 
         ValueError: an unknown margin or retrieval.
     """
     if retrieval not in RETRIEVALS:
-        raise ValueError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
+        raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
     source_mean, target_mean = _means(neighbours)
     forward_scores, forward = _best(
         neighbours.forward_scores, neighbours.forward_indices, source_mean, target_mean, margin

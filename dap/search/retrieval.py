@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
 from dap.search.similarity import Array, nearest_neighbours
 
@@ -28,7 +29,7 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
         ValueError: unequal numbers of rows, no rows, or rows that are not finite.
     """
     if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
-        raise ValueError(f"{len(source_embeds)} source and {len(target_embeds)} target rows: retrieval needs pairs")
+        raise UserError(f"{len(source_embeds)} source and {len(target_embeds)} target rows: retrieval needs pairs")
     return _hits(source_embeds, target_embeds), _hits(target_embeds, source_embeds)
 
 

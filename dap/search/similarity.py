@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from dap.errors import UserError
+
 Array = np.ndarray | Tensor
 
 #: Source × target rows of a block: 64 MiB of float32 on a CPU, 1 GiB on a GPU.
@@ -136,7 +138,7 @@ def unit_rows(array: Array, name: str, start: int = 0) -> Tensor:
 
 def _new_rows(array: Array, name: str, count: int, device: torch.device) -> Tensor:
     if array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
+        raise UserError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
     return torch.empty(count, array.shape[1], device=device)
 
 
@@ -159,7 +161,7 @@ def _lengths(rows: Tensor, name: str, start: int) -> tuple[Tensor, Tensor]:
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
-        raise ValueError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
+        raise UserError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
     largest = torch.where(largest > 0, largest, 1.0)
     length = torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
     return largest, torch.where(length > 0, length, 1.0)
@@ -248,11 +250,11 @@ class _Rows:
 def _check(queries: _Rows, keys: _Rows, k: int, most: int) -> None:
     dimensions = queries.array.shape[1], keys.array.shape[1]
     if dimensions[0] != dimensions[1]:
-        raise ValueError(
+        raise UserError(
             f"{queries.name} has {dimensions[0]} dimensions, {keys.name} {dimensions[1]}: use one encoder for both"
         )
     if not 1 <= k <= most:
-        raise ValueError(
+        raise UserError(
             f"k={k} with {len(queries)} {queries.name} and {len(keys)} {keys.name} rows: choose 1 to {most}"
         )
 

@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
+from dap.errors import UserError
+
 BLOCK_BYTES = 4 << 20  # lines are read in blocks of about this size
 MAX_LINE = 64 << 20  # bytes; what is longer is no text, and would fill the memory
 MAX_RATIO = 200  # unpacked bytes a packed byte; parallel text has 3 to 10, a zip bomb 1,000 and more
@@ -43,7 +45,7 @@ def open_file(path: str | Path) -> Iterator[BinaryIO]:
     except (*_DAMAGED, OSError) as error:
         if isinstance(error, OSError) and (error.errno or isinstance(error, FileNotFoundError)):
             raise  # not what bz2 raises
-        raise ValueError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
+        raise UserError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
 
 
 def disk_path(path: str | Path) -> Path:
@@ -85,14 +87,14 @@ def _checked(archive: str, size: int, changed: int, process: int) -> zipfile.Zip
     try:
         opened = zipfile.ZipFile(archive)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{archive}: damaged or truncated zip archive ({error}); fetch it again") from error
+        raise UserError(f"{archive}: damaged or truncated zip archive ({error}); fetch it again") from error
     members = opened.infolist()
     for member in members:
         if reason := _refusal(member):
-            raise ValueError(f"{archive}: its member {member.filename!r} {reason}; such an archive is not read")
+            raise UserError(f"{archive}: its member {member.filename!r} {reason}; such an archive is not read")
     unpacked, limit = sum(member.file_size for member in members), max(FREE_BYTES, MAX_RATIO * size)
     if unpacked > limit:
-        raise ValueError(
+        raise UserError(
             f"{archive}: would unpack from {size:,} to {unpacked:,} bytes, more than the {limit:,} that an archive of "
             f"its size may ({MAX_RATIO} times its size): a zip bomb? Unpack it by hand if you trust it"
         )
@@ -126,13 +128,13 @@ def line_blocks(path: str | Path, span: tuple[int, int] | None = None, number: i
         stream.seek(start) if start else skip_mark(stream, path)
         while block := stream.read(BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - stream.tell())):
             if not number and block.count(b"\r") > 1 and b"\n" not in block:
-                raise ValueError(f"{path}: its lines end in CR alone; convert it: tr '\\r' '\\n'")
+                raise UserError(f"{path}: its lines end in CR alone; convert it: tr '\\r' '\\n'")
             if not block.endswith(b"\n"):
                 rest = stream.readline(MAX_LINE)
                 block += rest if rest.endswith(b"\n") else rest + b"\n"  # the last line may lack its end
                 if len(rest) >= MAX_LINE:
                     line = number + block.count(b"\n")
-                    raise ValueError(f"{path}, line {line}: longer than {MAX_LINE:,} bytes; is this file text?")
+                    raise UserError(f"{path}, line {line}: longer than {MAX_LINE:,} bytes; is this file text?")
             if b"\r" in block:
                 block = block.replace(b"\r\n", b"\n")
             yield block
@@ -143,7 +145,7 @@ def skip_mark(stream: io.BufferedReader, path: str | Path) -> None:
     """Read past the byte order mark of UTF-8; raise `ValueError` for that of UTF-16, whose text is full of NULs."""
     start = stream.peek(3)[:3]
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise ValueError(f"{path} is UTF-16, expected UTF-8: convert it, iconv -f UTF-16 -t UTF-8")
+        raise UserError(f"{path} is UTF-16, expected UTF-8: convert it, iconv -f UTF-16 -t UTF-8")
     if start == b"\xef\xbb\xbf":
         stream.read(3)
 
@@ -177,4 +179,4 @@ def read_sentences(path: str | Path) -> Iterator[str]:
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: {invalid_utf8(error)}; repair the line") from error
+            raise UserError(f"{path}, line {number}: {invalid_utf8(error)}; repair the line") from error

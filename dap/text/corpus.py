@@ -27,6 +27,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import config as datasets_config
 
+from dap.errors import UserError
 from dap.languages import ISO3, NAMES, to_iso1
 from dap.text.archives import disk_path, list_archive, open_file, read_sentences
 from dap.text.formats import BitextFile, LineAudit, hub_dataset, numbered_pairs, read_pairs
@@ -83,7 +84,7 @@ def find_bitext(paths: str | Path | Sequence[str | Path], target_language: str =
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
-        raise ValueError(f"no parallel text is given; name files or folders of {LAYOUTS}, or a Hub dataset id")
+        raise UserError(f"no parallel text is given; name files or folders of {LAYOUTS}, or a Hub dataset id")
     names = {os.path.abspath(Path(path).expanduser()) for path in given}
     files = [file for path in given for file in _expand(str(path), names, _code(target_language))]
     found: dict[str, list[BitextFile]] = {}
@@ -117,7 +118,7 @@ def _expand(given: str, names: set[str], target: str) -> list[BitextFile]:
     if path.is_file():
         files = _classify(path, target, Path.is_file)
         if not files and _kind(path) in (".tmx", ".po"):
-            raise ValueError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
+            raise UserError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
         return files or _target_side(path, names, target)
     if _HUB.fullmatch(given) and not _TABLE.fullmatch(path.name):
         return _find_hub(given, target)
@@ -135,7 +136,7 @@ def _folder(folder: Path, target: str) -> list[BitextFile]:
         names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
         deeper = [f"{path}/" for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
         hint = f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself" if deeper else ""
-        raise ValueError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}")
+        raise UserError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}")
     used = {name for file in files for path in file.paths for name in (path, str(disk_path(path)))}
     for path in paths:
         if str(path) not in used and re.search(r"\.(tsv|jsonl|parquet|tmx|po|zip)(\.gz|\.xz)?$", path.name):
@@ -210,7 +211,7 @@ def _target_side(path: Path, names: set[str], target: str) -> list[BitextFile]:
     pairs = [file for other in sorted(path.parent.iterdir()) if (file := _moses(other, target, Path.is_file))]
     pairs = [file for file in pairs if str(path) in file.paths]
     if not pairs:
-        raise ValueError(
+        raise UserError(
             f"{path}: the name does not tell the language, or its other side is absent; expected {LAYOUTS}"
         )
     return [file for file in pairs if file.paths[0] in names] or pairs
@@ -230,7 +231,7 @@ def _find_hub(name: str, target: str) -> list[BitextFile]:
         ) from error
     files = [BitextFile(language, (dataset,), "hub", target, config) for config, language in languages if language]
     if not files:
-        raise ValueError(
+        raise UserError(
             f"{name}: no configuration of {configs} pairs a language with {target!r}; a configuration is named "
             f"like 'de-{target}' or has a `translation` column of two languages"
         )

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset, load_dataset
 
+from dap.errors import UserError
 from dap.text.archives import count_lines, invalid_utf8, open_file, read_lines
 from dap.text.tmx import SNIFFED, base_language, read_entries, read_units
 
@@ -71,7 +72,7 @@ class LineAudit:
         self, name: str, max_bad_lines: float, quiet: bool = False, lines: int | None = None, elsewhere: int = 0
     ) -> None:
         if not 0.0 <= max_bad_lines <= 1.0:
-            raise ValueError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
+            raise UserError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
         self.name, self.limit, self.quiet = name, max_bad_lines, quiet
         self.bad = self.lines = 0  # bad ones, and the number of the last one seen
         self.first: list[tuple[int, str]] = []
@@ -103,7 +104,7 @@ class LineAudit:
     def _stop(self, bad: int, lines: str) -> None:
         shown = [f"line {line}: {reason}" for line, reason in self.first]
         quoted = "\n  ".join(shown + ["…"] * (bad > len(shown)))
-        raise ValueError(
+        raise UserError(
             f"{self.name}: {bad} of the {lines} lines are bad, more than max_bad_lines={self.limit:g} "
             f"({100 * self.limit:g}%) allows:\n  {quoted}\nRepair the file, or raise max_bad_lines to skip them."
         ) from None
@@ -160,13 +161,13 @@ def finish_file(file: BitextFile, audit: LineAudit, pairs: int) -> None:
     """The verdict over a file that gave `pairs` pairs; raises `ValueError` for too many bad lines or no pair."""
     audit.finish(audit.lines)
     if not pairs:
-        raise ValueError(f"{file}: holds no pair of language {file.language!r}; remove the file or fill it")
+        raise UserError(f"{file}: holds no pair of language {file.language!r}; remove the file or fill it")
 
 
 def _parse_tsv(line: bytes) -> tuple[str, str]:
     cells = line.decode().split("\t", 2)
     if len(cells) < 2:
-        raise ValueError("one column, expected source<TAB>target")
+        raise UserError("one column, expected source<TAB>target")
     return _both(cells[0], cells[1])
 
 
@@ -174,9 +175,9 @@ def _parse_json(line: bytes) -> tuple[str, str]:
     try:
         record = json.loads(line.decode())
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise UserError("nested too deeply") from None
     if not (isinstance(record, dict) and {"source", "target"} <= record.keys()):
-        raise ValueError('expected an object {"source": …, "target": …}')
+        raise UserError('expected an object {"source": …, "target": …}')
     source, target = _both(record["source"], record["target"])
     f"{source}{target}".encode()  # "\ud800" is valid JSON but no text: UnicodeEncodeError, a ValueError
     return source, target
@@ -191,7 +192,7 @@ def _both(source: Any, target: Any) -> tuple[str, str]:
     if type(source) is type(target) is str and source and target and not (source.isspace() or target.isspace()):
         return source, target
     side, text = ("target", target) if isinstance(source, str) and source.strip() else ("source", source)
-    raise ValueError(f"empty {side} side" if isinstance(text, str) else f"{side} side is {text!r}, expected text")
+    raise UserError(f"empty {side} side" if isinstance(text, str) else f"{side} side is {text!r}, expected text")
 
 
 def _line_rows(file: BitextFile) -> Iterator[tuple[int, bytes]]:
@@ -207,7 +208,7 @@ def _moses_rows(file: BitextFile) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
 def check_lengths(file: BitextFile, source: int, target: int) -> None:
     """Raises `ValueError` where the sides have different numbers of lines."""
     if source != target:
-        raise ValueError(
+        raise UserError(
             f"the two sides differ in length: {file.paths[0]} has {source} lines, {file.paths[1]} has {target}; "
             f"line i of one must translate line i of the other"
         )
@@ -223,7 +224,7 @@ def parquet_columns(file: BitextFile, groups: Iterable[int] | None = None) -> It
     with open_parquet(file) as table:
         names = table.schema_arrow.names
         if not {"source", "target"} <= set(names):
-            raise ValueError(f"{file}: columns are {names}; expected 'source' and 'target': rename them")
+            raise UserError(f"{file}: columns are {names}; expected 'source' and 'target': rename them")
         for block in table.iter_batches(BLOCK, row_groups=groups, columns=["source", "target"]):
             yield _as_bytes(block["source"]), _as_bytes(block["target"])
 
@@ -239,7 +240,7 @@ def open_parquet(file: BitextFile) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(file.paths[0]) as table:
             yield table
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file}: damaged or no Parquet file ({error}); fetch or write it again") from error
+        raise UserError(f"{file}: damaged or no Parquet file ({error}); fetch or write it again") from error
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -295,7 +296,7 @@ def _hub_rows(file: BitextFile) -> Iterator[tuple[int, tuple[Any, Any]]]:
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
     if "translation" not in columns and not {"source", "target"} <= set(columns):
-        raise ValueError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
+        raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
     swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
     for number, record in enumerate(dataset, 1):
         if "translation" in record:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
+from dap.errors import UserError
 from dap.languages import to_iso1
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
         for event, element in iterparse(stream, events=("start", "end")):
             tag = _local(element)
             if event == "start" and body is None and tag != "tmx":
-                raise ValueError(f"the root element is <{tag}>, expected <tmx>")
+                raise UserError(f"the root element is <{tag}>, expected <tmx>")
             if event == "start" and (body is None or tag == "body"):
                 body = element
             elif event == "end" and tag == "tu":
@@ -72,11 +73,11 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
                 body.clear()  # else every unit read stays in memory
     except ParseError as error:
         line, column = error.position
-        raise ValueError(
+        raise UserError(
             f"{name}, line {line}: damaged or truncated TMX ({error}); XML cannot be read past it: fetch or repair it"
         ) from error
     except (ValueError, LookupError) as error:  # also an encoding that Python does not know
-        raise ValueError(f"{name}: no TMX that can be read ({error})") from error
+        raise UserError(f"{name}: no TMX that can be read ({error})") from error
 
 
 def languages_of(stream: BinaryIO, name: str) -> set[str]:
@@ -134,7 +135,7 @@ def _parse_po(data: bytes, name: str) -> "polib.POFile":
     try:
         import polib
     except ImportError as error:
-        raise ValueError(f"{name}: PO files are read by polib, which is absent; pip install 'polib>=1.2'") from error
+        raise UserError(f"{name}: PO files are read by polib, which is absent; pip install 'polib>=1.2'") from error
     charset = _charset(data)
     try:
         data.decode(charset)
@@ -144,10 +145,10 @@ def _parse_po(data: bytes, name: str) -> "polib.POFile":
             return polib.pofile(copy.name, encoding=charset)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it") from error
+        raise UserError(f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it") from error
     except (OSError, LookupError) as error:
         reason = re.sub(r" in po file .*?\(line", " (line", str(error))
-        raise ValueError(f"{name}: no PO file that can be read ({reason}); repair it") from error
+        raise UserError(f"{name}: no PO file that can be read ({reason}); repair it") from error
 
 
 def _charset(data: bytes) -> str:

@@ -12,6 +12,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from configuration_dap import DAPConfig
+from dap.errors import UserError
 from dap.training.data import SHUFFLE_BUFFER
 from dap.training.trainer import DAPTrainingArguments
 
@@ -123,12 +124,12 @@ def parse_arguments(argv: list[str]) -> Arguments:
         argv = recipe_flags(Path(argv[0]), without=rivals) + flags
     for pair in RIVALS:
         if all(given(name, argv) for name in pair):
-            raise ValueError(f"--{pair[0]} and --{pair[1]} say the same: give one of them.")
+            raise UserError(f"--{pair[0]} and --{pair[1]} say the same: give one of them.")
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
     model, data, training = parser.parse_args_into_dataclasses(args=argv)
     if model.model_name_or_path is None and model.config_name is None:
-        raise ValueError("nothing to start from: give --model_name_or_path, or --config_name to begin from scratch.")
+        raise UserError("nothing to start from: give --model_name_or_path, or --config_name to begin from scratch.")
     return model, data, training
 
 
@@ -151,15 +152,15 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
         raise FileNotFoundError(f"{path}: no such recipe; those of the project are in configs/.")
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(recipe, dict):
-        raise ValueError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")
+        raise UserError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")
     groups = (ModelArguments, DataArguments, DAPTrainingArguments)
     known = {item.name for group in groups for item in dataclasses.fields(group)}
     if unknown := sorted(set(recipe) - known):
-        raise ValueError(f"{path}: unknown argument {', '.join(unknown)}; `python train_dap.py --help` lists them.")
+        raise UserError(f"{path}: unknown argument {', '.join(unknown)}; `python train_dap.py --help` lists them.")
     flags: list[str] = []
     for key, value in recipe.items():
         if value == []:
-            raise ValueError(f"{path}: {key} is an empty list; give a value, or remove the line.")
+            raise UserError(f"{path}: {key} is an empty list; give a value, or remove the line.")
         if value is not None and key not in without:
             values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
             values = ["no" if value is False and key in STRATEGIES else value for value in values]  # YAML's bare `no`

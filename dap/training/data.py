@@ -21,6 +21,8 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from dap.errors import UserError
+
 SHUFFLE_BUFFER = 4000  # pairs a language
 SHORTEST = 3  # tokens: CLS, one of text, SEP
 ENCODED_AT_ONCE = 1000  # sentences
@@ -58,12 +60,12 @@ def tokenize_bitext(
     """
     _check_tokenizer(tokenizer, max_seq_length)
     if shuffle_buffer < 0:
-        raise ValueError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
+        raise UserError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
     state, backend = _tokenizer_state(tokenizer), _backend(tokenizer, max_seq_length)
     tokenized: dict[str, Any] = {}
     for language, dataset in datasets.items():
         if streaming != isinstance(dataset, IterableDataset):
-            raise ValueError(f"{language}: streaming={streaming}, but the dataset is a {type(dataset).__name__}")
+            raise UserError(f"{language}: streaming={streaming}, but the dataset is a {type(dataset).__name__}")
         settings: dict[str, Any] = {"features": _features(), "remove_columns": dataset.column_names}
         if streaming:
             dataset = dataset.repeat(None)
@@ -79,9 +81,9 @@ def tokenize_bitext(
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> None:
     if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer")
+        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer")
     if not SHORTEST <= max_seq_length <= tokenizer.model_max_length:
-        raise ValueError(
+        raise UserError(
             f"max_seq_length={max_seq_length} must be at least {SHORTEST} and at most the tokenizer's "
             f"model_max_length={tokenizer.model_max_length}, the positions the model knows"
         )
@@ -165,7 +167,7 @@ def token_counts(
     counts = np.zeros(len(tokenizer), dtype=np.int64)  # (V,)
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
-            raise ValueError(
+            raise UserError(
                 f"{language}: the tokens of a stream are unknown before it ends; take them from a map-style sample, "
                 "or do not stream"
             )
@@ -201,9 +203,9 @@ def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase)
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         size, ids = content["vocab_size"], sorted(set(map(operator.index, content["target_token_ids"])))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})") from error
+        raise UserError(f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})") from error
     if size != len(tokenizer) or not ids or not 0 <= ids[0] <= ids[-1] < size:
-        raise ValueError(
+        raise UserError(
             f"{path} is for the {size} ids of {content.get('tokenizer')}, the tokenizer here has {len(tokenizer)}: "
             "run prepare_data.py --target_vocabulary with it"
         )
@@ -230,12 +232,12 @@ class BitextCollator:
 
     def __post_init__(self) -> None:
         if self.pad_token_id is None:
-            raise ValueError("the tokenizer has no padding token; set tokenizer.pad_token")
+            raise UserError("the tokenizer has no padding token; set tokenizer.pad_token")
         self._index = {language: number for number, language in enumerate(self.languages)}
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if unknown := {row["language"] for row in rows} - self._index.keys():
-            raise ValueError(f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}")
+            raise UserError(f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}")
         batch: dict[str, Any] = {}
         for side in ("source", "target"):
             padded = self._pad([row[f"{side}_input_ids"] for row in rows])

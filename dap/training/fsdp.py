@@ -10,6 +10,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from transformers import Trainer
 
+from dap.errors import UserError
 from encoder_dap import layer_stack
 from modeling_dap import DAPForPreTraining, DAPModel
 
@@ -23,7 +24,7 @@ def prepare_sharding(trainer: Trainer) -> None:
     if not trainer.is_fsdp_enabled:
         if os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp:
             kind = trainer.args.device.type
-            raise ValueError(f"accelerate has no FSDP on {kind}, it would use DDP: give configs/accelerate/ddp.yaml.")
+            raise UserError(f"accelerate has no FSDP on {kind}, it would use DDP: give configs/accelerate/ddp.yaml.")
         return
     plugin = trainer.accelerator.state.fsdp_plugin
     check_fsdp(plugin)
@@ -40,7 +41,7 @@ def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
     kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
     for name, value, needed in (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT")):
         if value != needed:
-            raise ValueError(f"fsdp_{name}={value} is not supported: give {needed}, as configs/accelerate/fsdp2.yaml.")
+            raise UserError(f"fsdp_{name}={value} is not supported: give {needed}, as configs/accelerate/fsdp2.yaml.")
 
 
 def gather_blocks(head: nn.Module, _: Any) -> None:

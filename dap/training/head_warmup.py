@@ -17,15 +17,17 @@ from transformers import (
     get_scheduler,
 )
 
+from dap.errors import UserError
+
 
 def check_head_warmup(args: TrainingArguments, total: int) -> None:
     """Raise `ValueError` for a number of steps that leaves the encoder none of `total` (-1: not known yet)."""
     steps = args.head_warmup_steps
     if steps < 0 or 0 < total <= steps:
         allowed = "0 or more" if total <= 0 else f"0 to {total - 1}, as the training has {total} steps"
-        raise ValueError(f"head_warmup_steps={steps}: give {allowed}.")
+        raise UserError(f"head_warmup_steps={steps}: give {allowed}.")
     if steps and (args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
-        raise ValueError(
+        raise UserError(
             f"head_warmup_steps={steps} does not go with DeepSpeed, which makes a schedule of its own: use "
             "configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
         )
@@ -64,7 +66,7 @@ class HeadWarmupTrainer(Trainer):
             optimizer.param_groups[:], self.head_groups = split_groups(optimizer, encoder)
             if not self.head_groups:
                 given = f"head_warmup_steps={self.args.head_warmup_steps}"
-                raise ValueError(f"{given}, but objective {whole.config.objective!r} has no heads: leave it out.")
+                raise UserError(f"{given}, but objective {whole.config.objective!r} has no heads: leave it out.")
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
@@ -91,7 +93,7 @@ class HeadWarmupTrainer(Trainer):
         options = {"scheduler_specific_kwargs": self.args.lr_scheduler_kwargs}
         schedule = get_scheduler(self.args.lr_scheduler_type, unused, warmup, steps, **options)
         if not isinstance(schedule, LambdaLR):
-            raise ValueError(
+            raise UserError(
                 f"head_warmup_steps={self.args.head_warmup_steps} does not go with lr_scheduler_type="
                 f"{self.args.lr_scheduler_type.value!r}, which follows the evaluations: give 'linear', for one."
             )

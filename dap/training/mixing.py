@@ -7,6 +7,8 @@ import numpy as np
 from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_datasets
 from torch.utils.data import Sampler
 
+from dap.errors import UserError
+
 MIXES = ("natural", "uniform", "temperature")
 
 
@@ -21,7 +23,7 @@ def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarra
     """
     _check_mix(mix, alpha)
     if not len(sizes) or min(sizes) < 1:
-        raise ValueError(f"every language needs at least one pair; the sizes are {list(sizes)}")
+        raise UserError(f"every language needs at least one pair; the sizes are {list(sizes)}")
     exponent = {"natural": 1.0, "uniform": 0.0, "temperature": alpha}[mix]
     weights = np.asarray(sizes, dtype=np.float64) ** exponent
     return weights / weights.sum()
@@ -29,9 +31,9 @@ def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarra
 
 def _check_mix(mix: str, alpha: float) -> None:
     if mix not in MIXES:
-        raise ValueError(f"unknown language mix {mix!r}; it is one of {', '.join(MIXES)}")
+        raise UserError(f"unknown language mix {mix!r}; it is one of {', '.join(MIXES)}")
     if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"the mix's alpha must lie in 0 (uniform) to 1 (natural), not {alpha}")
+        raise UserError(f"the mix's alpha must lie in 0 (uniform) to 1 (natural), not {alpha}")
 
 
 def mix_indices(sizes: Sequence[int], mix: str, alpha: float, seed: int, epoch: int = 0) -> np.ndarray:
@@ -109,7 +111,7 @@ def mix_languages(
     """
     _check_mix(mix, alpha)
     if not tokenized:
-        raise ValueError("there is no language to mix; load parallel text first")
+        raise UserError("there is no language to mix; load parallel text first")
     datasets = list(tokenized.values())
     if isinstance(datasets[0], IterableDataset):
         return _interleave(tokenized, mix, alpha, seed, sizes)
@@ -125,12 +127,12 @@ def _interleave(
     if mix == "uniform":
         sizes = dict.fromkeys(tokenized, 1)
     if sizes is None:
-        raise ValueError(
+        raise UserError(
             f"a streamed {mix} mix needs the sizes of the languages: count them (corpus.count_pairs reads the files "
             f"once), choose the uniform mix, or do not stream"
         )
     if missing := tokenized.keys() - sizes.keys():
-        raise ValueError(f"sizes lacks {sorted(missing)}; give the number of pairs of every language")
+        raise UserError(f"sizes lacks {sorted(missing)}; give the number of pairs of every language")
     weights = mix_weights([sizes[language] for language in tokenized], mix, alpha)
     streams = [stream.repeat(None) for stream in tokenized.values()]  # tokenised text has no end anyway
     return interleave_datasets(streams, probabilities=weights.tolist(), seed=seed)

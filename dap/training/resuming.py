@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
+from dap.errors import UserError
 from dap.reports import RECORD, is_free, write_json
 from dap.training.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
 from dap.training.trainer import DAPTrainingArguments
@@ -46,17 +47,17 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
-        raise ValueError(f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it.")
+        raise UserError(f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it.")
     wanted = str(args.resume_from_checkpoint)
     if wanted.lower() == "false":
         return None
     if wanted.lower() not in ("none", "true"):
         if lacking := missing_parts(Path(wanted)):
-            raise ValueError(f"--resume_from_checkpoint {wanted}: it lacks its {', '.join(lacking)}; name another.")
+            raise UserError(f"--resume_from_checkpoint {wanted}: it lacks its {', '.join(lacking)}; name another.")
         return wanted
     checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
     if checkpoints and args.save_only_model:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds a run with --save_only_model, which cannot be resumed: give another --output_dir, or "
             "--resume_from_checkpoint false to begin anew."
         )
@@ -150,7 +151,7 @@ def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint:
         return
     old = json.loads(record.read_text(encoding="utf-8"))
     if differing := differences(old, run):
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another --output_dir, "
             f"with --model_name_or_path {checkpoint} to train on from these weights; or --resume_from_checkpoint "
             "false to begin anew."

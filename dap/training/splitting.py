@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, IterableDataset
 
+from dap.errors import UserError
 from dap.training.data import Bitext
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[
         ValueError: `dev_pairs` is negative, or nothing of a language is left to train on.
     """
     if dev_pairs < 0:
-        raise ValueError(f"dev_pairs must be 0 (no dev set) or more, not {dev_pairs}")
+        raise UserError(f"dev_pairs must be 0 (no dev set) or more, not {dev_pairs}")
     if dev_pairs == 0:
         return dict(datasets), {}
     heads = {language: _head(dataset, DEV_DIVISOR * dev_pairs) for language, dataset in datasets.items()}

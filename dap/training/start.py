@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from dap.errors import UserError
 from dap.training.arguments import CONFIG_DEFAULTS, ModelArguments, given_fields
 from modeling_dap import DAPConfig, DAPForPreTraining
 
@@ -24,10 +25,10 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     beside = str(Path(start).parent) if Path(start).is_file() else start
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name or beside, **source_of(args))
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise ValueError(f"{args.tokenizer_name or beside} holds no tokenizer: name one with --tokenizer_name.")
+        raise UserError(f"{args.tokenizer_name or beside} holds no tokenizer: name one with --tokenizer_name.")
     ids, special = tokenizer("a").input_ids, tokenizer.all_special_ids
     if ids[0] not in special or ids[-1] not in special:
-        raise ValueError(
+        raise UserError(
             f"{args.tokenizer_name or beside} makes {tokenizer.convert_ids_to_tokens(ids)} of 'a', but pooling and "
             "masking count on a special token before and after each sentence: give it a post-processor that adds them."
         )
@@ -44,7 +45,7 @@ def mask_token_id(args: ModelArguments, objective: str, tokenizer: PreTrainedTok
         return None
     if tokenizer.mask_token_id is None:
         name = args.tokenizer_name or args.model_name_or_path or args.config_name
-        raise ValueError(
+        raise UserError(
             f"the tokenizer of {name} has no mask token, which objective {objective!r} needs: give another "
             "--tokenizer_name, or --objective tr."
         )
@@ -68,7 +69,7 @@ def load_start_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         config = config.encoder_config  # another encoder of this shape
     apart = args.config_name is not None or args.tokenizer_name is not None
     if apart and config.vocab_size < len(tokenizer):
-        raise ValueError(
+        raise UserError(
             f"{name} has vocab_size={config.vocab_size}, the tokenizer {args.tokenizer_name or name} has "
             f"{len(tokenizer)} tokens: give a configuration with as many or more, or another --tokenizer_name."
         )
@@ -98,7 +99,7 @@ def load_model(
     if goes_on(start, args):
         model = load_dap_checkpoint(args.model_name_or_path, wanted, model_class, **attention, **source_of(args))
         if model.config.mask_token_id not in (None, tokenizer.mask_token_id):
-            raise ValueError(
+            raise UserError(
                 f"{args.model_name_or_path} was trained with mask token {model.config.mask_token_id}, the tokenizer "
                 f"{args.tokenizer_name or args.model_name_or_path} has {tokenizer.mask_token_id}: leave "
                 "--tokenizer_name out, or start from a plain encoder."
@@ -120,7 +121,7 @@ def load_dap_checkpoint(
     for key, value in wanted.items():
         saved = getattr(model.config, key)
         if value != saved and key not in CHANGEABLE:
-            raise ValueError(
+            raise UserError(
                 f"{name} was trained with {key}={saved!r}, not {value!r}: leave --{key} out (of the recipe, too), or "
                 "start from a plain encoder."
             )

@@ -29,6 +29,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import HubStrategy
 
 from dap.encoding import SentenceEncoder
+from dap.errors import UserError
 from dap.publishing import explained
 from dap.search import retrieval_accuracy
 from dap.training.callbacks import BriefPrinter, BriefProgress, StepMeter
@@ -107,9 +108,9 @@ class DAPTrainingArguments(TrainingArguments):
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
         if (patience := self.early_stopping_patience) is not None and patience < 1:
-            raise ValueError(f"early_stopping_patience={patience}: give 1 or more, or leave it out.")
+            raise UserError(f"early_stopping_patience={patience}: give 1 or more, or leave it out.")
         if not self.dataloader_drop_last or self.remove_unused_columns:
-            raise ValueError(
+            raise UserError(
                 f"dataloader_drop_last={self.dataloader_drop_last} remove_unused_columns={self.remove_unused_columns}:"
                 " DAP needs True and False, as negatives are gathered from equal batches; leave both out."
             )
@@ -129,14 +130,14 @@ class DAPTrainingArguments(TrainingArguments):
         }
         for name, (fits, remedy) in allowed.items():
             if not fits:
-                raise ValueError(f"{name}={attrgetter(name)(self)!r} is not supported: give {remedy}.")
+                raise UserError(f"{name}={attrgetter(name)(self)!r} is not supported: give {remedy}.")
 
     def _check_mini_batch(self) -> None:
         """Raise `ValueError` for a size that is not positive, and under DeepSpeed."""
         if self.mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size={self.mini_batch_size}: give 1 or more, or leave it out.")
+            raise UserError(f"mini_batch_size={self.mini_batch_size}: give 1 or more, or leave it out.")
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-            raise ValueError(
+            raise UserError(
                 f"mini_batch_size={self.mini_batch_size} does not go with DeepSpeed, which takes a step at each "
                 "backward pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
             )
@@ -144,10 +145,10 @@ class DAPTrainingArguments(TrainingArguments):
     def _check_processes(self) -> None:
         """Raise `ValueError` unless each process trains on one device and all of them know of each other."""
         if self.n_gpu > 1:
-            raise ValueError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
+            raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
         launched = int(os.environ.get("WORLD_SIZE", 1))
         if launched != self.world_size:
-            raise ValueError(
+            raise UserError(
                 f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
                 "CPU, put ACCELERATE_USE_CPU=true before the command."
             )
@@ -164,7 +165,7 @@ def share_of_batch(total: int, processes: int) -> int:
     """
     if total < processes or total % processes:
         better = max(1, round(total / processes)) * processes
-        raise ValueError(
+        raise UserError(
             f"total_train_batch_size={total} cannot be shared evenly by {processes} processes; give {better}, for one."
         )
     return total // processes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from configuration_dap import CHOICES
+from dap.errors import UserError
 
 
 @dataclass
@@ -78,20 +79,18 @@ class XNLITrainingArguments(TrainingArguments):
         super().__post_init__()
         launched = int(os.environ.get("WORLD_SIZE", 1))
         if launched != self.world_size:
-            raise ValueError(
+            raise UserError(
                 f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
                 "CPU, put ACCELERATE_USE_CPU=true before the command."
             )
         if self.push_to_hub:
-            raise ValueError(
-                "push_to_hub=True: several models are made here; push the folder of one with `hf upload`."
-            )
+            raise UserError("push_to_hub=True: several models are made here; push the folder of one with `hf upload`.")
         for name in ("seeds", "learning_rates"):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) < len(values)):
-                raise ValueError(f"{name}={values}: give one or more, each once.")
+                raise UserError(f"{name}={values}: give one or more, each once.")
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
-            raise ValueError(
+            raise UserError(
                 f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "
                 "leave it out, or give false to begin unfinished runs anew."
             )
@@ -103,7 +102,7 @@ class XNLITrainingArguments(TrainingArguments):
         at_once = self.train_batch_size * self.world_size
         given, steps = self.gradient_accumulation_steps, self.total_train_batch_size // at_once
         if steps * at_once != self.total_train_batch_size or steps < 1 or given not in (1, steps):
-            raise ValueError(
+            raise UserError(
                 f"total_train_batch_size={self.total_train_batch_size} is not {at_once} pairs (per_device_train_"
                 f"batch_size={self.per_device_train_batch_size}, {self.world_size} processes) times "
                 f"gradient_accumulation_steps={given if given > 1 else 'any'}: change one of them."

@@ -24,6 +24,7 @@ from datasets.exceptions import DatasetGenerationError
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
+from dap.errors import UserError
 from dap.languages import XNLI_LANGUAGES, to_iso1
 from dap.text import read_sentences
 
@@ -90,12 +91,12 @@ def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
         if code is None:
             logger.warning("%s is left out: its language is none of XNLI's, %s", path, " ".join(XNLI_LANGUAGES))
         elif code in sources:
-            raise ValueError(f"{sources[code]} and {path} are both {match[1]} of {code!r}: keep one of them")
+            raise UserError(f"{sources[code]} and {path} are both {match[1]} of {code!r}: keep one of them")
         else:
             sources[code] = NLISource(str(path))
     if not any(found.values()):
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
-        raise ValueError(f"{folder}: holds {names}; expected files {LAYOUT}")
+        raise UserError(f"{folder}: holds {names}; expected files {LAYOUT}")
     return found
 
 
@@ -116,7 +117,7 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
         raise FileNotFoundError(f"{name}: no such folder, and not to be had from the Hub ({error})") from error
     codes = {code: config for config in configs if (code := _known_code(config))}
     if not codes:
-        raise ValueError(
+        raise UserError(
             f"{name} has the configurations {', '.join(configs[:5])}; expected one a language, named by its code"
         )
     return {
@@ -141,7 +142,7 @@ def training_source(train_data: str | None, found: dict[str, dict[str, NLISource
         return NLISource(name, config or None, "train")
     train = (found if train_data is None else find_nli(train_data))["train"]
     if "en" not in train:
-        raise ValueError(f"{train_data or data} holds no train-en file: give English pairs by --train_data")
+        raise UserError(f"{train_data or data} holds no train-en file: give English pairs by --train_data")
     return train["en"]
 
 
@@ -153,11 +154,11 @@ def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]
     """
     codes = set(test) if wanted is None else {to_iso1(code) for code in wanted}
     if unknown := sorted(codes - set(XNLI_LANGUAGES)):
-        raise ValueError(f"--languages {' '.join(unknown)}: XNLI has {' '.join(XNLI_LANGUAGES)}")
+        raise UserError(f"--languages {' '.join(unknown)}: XNLI has {' '.join(XNLI_LANGUAGES)}")
     if absent := sorted(codes - set(test)):
-        raise ValueError(f"--languages {' '.join(absent)}: {data} has test sets of {' '.join(test) or 'none'} only")
+        raise UserError(f"--languages {' '.join(absent)}: {data} has test sets of {' '.join(test) or 'none'} only")
     if not codes:
-        raise ValueError(f"{data} holds no test-{{xx}} file of an XNLI language")
+        raise UserError(f"{data} holds no test-{{xx}} file of an XNLI language")
     return [code for code in XNLI_LANGUAGES if code in codes]
 
 
@@ -175,7 +176,7 @@ def label_id(label: Any, place: str) -> int:
     """
     if (number := _IDS.get(str(label))) is None:
         known = ", ".join(f"{name} ({number})" for number, name in enumerate(LABELS))
-        raise ValueError(
+        raise UserError(
             f"{place}: unknown label {label!r}; known are {known}, and - or -1 for a pair without a gold label"
         )
     return number
@@ -190,7 +191,7 @@ def read_examples(source: NLISource) -> Iterator[Example]:
     """
     for place, premise, hypothesis, label in _rows(source):
         if not (isinstance(premise, str) and isinstance(hypothesis, str)):
-            raise ValueError(f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts")
+            raise UserError(f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts")
         yield premise, hypothesis, label_id(label, place)
 
 
@@ -212,7 +213,7 @@ def _line_rows(path: str, parse: Callable[[str, str], list[Any]]) -> Iterator[tu
 def _parse_tsv(line: str, place: str) -> list[str]:
     cells = line.split("\t")
     if len(cells) not in (3, 4):
-        raise ValueError(f"{place}: {len(cells)} columns; expected premise, hypothesis, label and, if any, the genre")
+        raise UserError(f"{place}: {len(cells)} columns; expected premise, hypothesis, label and, if any, the genre")
     return cells[:3]
 
 
@@ -220,10 +221,10 @@ def _parse_json(line: str, place: str) -> list[Any]:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: invalid JSON: {error}") from error
+        raise UserError(f"{place}: invalid JSON: {error}") from error
     if not isinstance(fields, dict) or (lacking := [name for name in COLUMNS if name not in fields]):
         wrong = "no object" if not isinstance(fields, dict) else f"no {' or '.join(lacking)}"
-        raise ValueError(f"{place}: {wrong}; expected the fields {', '.join(COLUMNS)}")
+        raise UserError(f"{place}: {wrong}; expected the fields {', '.join(COLUMNS)}")
     return [fields[name] for name in COLUMNS]
 
 
@@ -231,7 +232,7 @@ def _parquet_rows(path: str) -> Iterator[tuple[str, Any, Any, Any]]:
     try:
         dataset = Dataset.from_parquet(path, keep_in_memory=True)
     except (pa.ArrowInvalid, DatasetGenerationError) as error:
-        raise ValueError(f"{path}: not a parquet file ({error})") from error
+        raise UserError(f"{path}: not a parquet file ({error})") from error
     return _dataset_rows(dataset, path)
 
 
@@ -248,7 +249,7 @@ def _hub_rows(source: NLISource) -> Iterator[tuple[str, Any, Any, Any]]:
 def _dataset_rows(dataset: Dataset, name: str) -> Iterator[tuple[str, Any, Any, Any]]:
     """Examples whose labels are names, also where the data set has them as numbers in an order of its own."""
     if lacking := [column for column in COLUMNS if column not in dataset.column_names]:
-        raise ValueError(f"{name}: no column {' or '.join(lacking)} among {', '.join(dataset.column_names)}")
+        raise UserError(f"{name}: no column {' or '.join(lacking)} among {', '.join(dataset.column_names)}")
     names = getattr(dataset.features["label"], "names", None)  # of a ClassLabel
     for number, row in enumerate(dataset.select_columns(list(COLUMNS)), 1):
         label = row["label"]
@@ -275,7 +276,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
     if skipped:
         logger.warning("%s: %d pairs without a gold label are skipped, %d are kept", source, skipped, len(kept))
     if not kept:
-        raise ValueError(f"{source}: no examples with a gold label")
+        raise UserError(f"{source}: no examples with a gold label")
     return Dataset.from_dict(dict(zip(COLUMNS, map(list, zip(*kept)))), features=FEATURES)
 
 
