@@ -16,14 +16,28 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import build_encoder, last_states, layer_stack
+    from .encoder_dap import (
+        attention_arguments,
+        build_encoder,
+        last_states,
+        layer_stack,
+        pack,
+        takes_packed,
+        use_packing,
+    )
     from .losses_dap import gather_columns, real_tokens_first, sampled_cross_entropy, vocabulary_cross_entropy
-    from .packing_dap import attention_arguments, pack, takes_packed, use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import build_encoder, last_states, layer_stack
+    from encoder_dap import (
+        attention_arguments,
+        build_encoder,
+        last_states,
+        layer_stack,
+        pack,
+        takes_packed,
+        use_packing,
+    )
     from losses_dap import gather_columns, real_tokens_first, sampled_cross_entropy, vocabulary_cross_entropy
-    from packing_dap import attention_arguments, pack, takes_packed, use_packing
 
 
 #: Encoders whose layers are made like BERT's and are followed by nothing.

@@ -283,21 +283,6 @@ def at_least_float32(value: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- tokens, pure functions
 
 
-def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls") -> Tensor:
-    """Sentence embeddings (B, D) of token states (B, S, D): the first token's (section 3.2) or the real tokens' mean.
-
-    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
-    >>> pool(states, torch.tensor([[1, 1, 0]]), "mean")
-    tensor([[2.]])
-    """
-    if pooling == "cls":
-        first = attention_mask.bool().to(torch.uint8).argmax(1)  # (B,): 0 unless the padding is on the left
-        return last_hidden_state[torch.arange(len(first), device=first.device), first]
-    states = at_least_float32(last_hidden_state)  # a sum in half precision would overflow
-    mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, S, 1)
-    return ((states * mask).sum(1) / mask.sum(1).clamp(min=1)).to(last_hidden_state.dtype)
-
-
 def real_tokens_first(mask: Tensor) -> Tensor:
     """Column order (B, S) that moves real tokens to the front and padding to the end, each in its old order.
 

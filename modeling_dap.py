@@ -32,13 +32,14 @@ try:
         find_mask_token_id,
         load_masked_lm,
         packed_states,
+        pool,
         require_encoder,
+        takes_packed,
+        use_packing,
     )
     from .heads_dap import PredictionHead, RTLHead, check_predicted
-    from .losses_dap import first_row, pool, text_hash
-    from .objectives_dap import ObjectivesMixin
-    from .packing_dap import takes_packed, use_packing
-    from .pairs_dap import Chunk
+    from .losses_dap import first_row, text_hash
+    from .objectives_dap import Chunk, ObjectivesMixin
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
@@ -47,13 +48,14 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         find_mask_token_id,
         load_masked_lm,
         packed_states,
+        pool,
         require_encoder,
+        takes_packed,
+        use_packing,
     )
     from heads_dap import PredictionHead, RTLHead, check_predicted
-    from losses_dap import first_row, pool, text_hash
-    from objectives_dap import ObjectivesMixin
-    from packing_dap import takes_packed, use_packing
-    from pairs_dap import Chunk
+    from losses_dap import first_row, text_hash
+    from objectives_dap import Chunk, ObjectivesMixin
 
 logger = logging.get_logger(__name__)
 

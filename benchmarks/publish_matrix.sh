@@ -51,7 +51,7 @@ cat > "$work/stranger.py" <<'PYTHON'
 import sys
 from pathlib import Path
 
-OWN = {"dap", "modeling_dap", "heads_dap", "encoder_dap", "pairs_dap", "packing_dap", "losses_dap"}
+OWN = {"dap", "modeling_dap", "heads_dap", "encoder_dap", "losses_dap"}
 OWN |= {"configuration_dap"}
 
 

@@ -10,7 +10,6 @@ import losses_dap
 from losses_dap import (
     liger_cross_entropy,
     maskable,
-    pool,
     sampled_cross_entropy,
     translation_ranking_loss,
     vocabulary_cross_entropy,
@@ -135,8 +134,3 @@ def test_cuda_kernels_of_the_vocabulary_loss(liger: bool, monkeypatch: pytest.Mo
 def test_first_and_last_tokens_are_never_masked() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
     assert maskable(mask).tolist() == [[False, True, True, False, False], [False, True, True, True, False]]
-
-
-def test_mean_in_half_precision_does_not_overflow() -> None:
-    states = torch.full((1, 512, 2), 300.0, dtype=torch.float16)
-    assert pool(states, torch.ones(1, 512), "mean").tolist() == [[300.0, 300.0]]

@@ -10,14 +10,12 @@ import pytest
 from conftest import REPOSITORY
 
 SCRIPTS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-MODEL = ("modeling_dap", "objectives_dap", "heads_dap", "encoder_dap", "pairs_dap", "packing_dap", "losses_dap")
+MODEL = ("modeling_dap", "objectives_dap", "heads_dap", "encoder_dap", "losses_dap")
 MODEL += ("configuration_dap",)
 # Layers from the bottom; a module imports only from layers below its own, or within `dap` without a cycle.
 ARROWS = {
     "configuration_dap": 0,
     "losses_dap": 0,
-    "packing_dap": 0,
-    "pairs_dap": 0,
     "encoder_dap": 1,
     "heads_dap": 2,
     "objectives_dap": 2,

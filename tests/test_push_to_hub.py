@@ -121,7 +121,7 @@ json.dump(done, open("done.json", "w"))
 # Loads what was pushed where this project cannot be imported, although it is installed here.
 STRANGER = """
 import sys
-OWN = {"dap", "modeling_dap", "objectives_dap", "heads_dap", "encoder_dap", "pairs_dap", "packing_dap", "losses_dap"}
+OWN = {"dap", "modeling_dap", "objectives_dap", "heads_dap", "encoder_dap", "losses_dap"}
 OWN |= {"configuration_dap"}
 class Blocker:
     def find_spec(self, name, path=None, target=None):

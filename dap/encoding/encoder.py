@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from configuration_dap import CHOICES
 from dap.errors import UserError
-from losses_dap import pool
+from encoder_dap import pool
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from configuration_dap import CHOICES
 from dap.encoding.encoder import FULL_CPU_BATCH, SentenceEncoder, length_batches, longest_input
 from dap.errors import UserError
 from dap.search import unit_rows
-from losses_dap import pool
+from encoder_dap import pool
 from modeling_dap import DAPModel
 
 FLOAT32, INT8 = "model.onnx", "model_quantized.onnx"

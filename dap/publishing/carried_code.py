@@ -9,10 +9,8 @@ import heads_dap
 import losses_dap
 import modeling_dap
 import objectives_dap
-import packing_dap
-import pairs_dap
 
-CODE = (configuration_dap, losses_dap, packing_dap, pairs_dap, encoder_dap, heads_dap, objectives_dap, modeling_dap)
+CODE = (configuration_dap, losses_dap, encoder_dap, heads_dap, objectives_dap, modeling_dap)
 
 
 def copy_code(folder: Path) -> None:

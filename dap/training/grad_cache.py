@@ -27,7 +27,7 @@ from losses_dap import (
     translation_ranking_loss,
 )
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
-from pairs_dap import Chunk
+from objectives_dap import Chunk
 
 SIMILARITIES_AT_A_TIME = 2**21  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
 SIDES = ("source", "target")

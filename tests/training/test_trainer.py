@@ -20,7 +20,7 @@ from dap.training.callbacks import StepMeter
 from dap.training.data import BitextCollator, tokenize_bitext
 from dap.training.mixing import LanguageMixSampler, mix_languages
 from dap.training.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, share_of_batch
-from losses_dap import pool
+from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
 
 

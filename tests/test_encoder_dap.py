@@ -7,14 +7,16 @@ from conftest import tiny_config
 from tiny_models import ENCODERS, gradients, make_batch, tiny_model
 from torch import Tensor
 
-from encoder_dap import build_encoder, last_states
-from packing_dap import (
+from encoder_dap import (
     PACKED,
     attention_arguments,
     attention_by_length,
+    build_encoder,
     jagged_attention,
+    last_states,
     pack,
     packed_attention,
+    pool,
     takes_packed,
     use_packing,
 )
@@ -130,3 +132,8 @@ def test_the_last_layer_is_right_for_the_queries(model_type: str, layers: int) -
         found[implementation] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     packed, padded = found.values()
     assert (packed - padded).norm() < 1e-5 * padded.norm()
+
+
+def test_mean_in_half_precision_does_not_overflow() -> None:
+    states = torch.full((1, 512, 2), 300.0, dtype=torch.float16)
+    assert pool(states, torch.ones(1, 512), "mean").tolist() == [[300.0, 300.0]]
