@@ -1,6 +1,7 @@
 """What shapes a DAP model: the encoder, how a sentence is pooled, and the objectives it is trained with."""
 
 import inspect
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -23,22 +24,15 @@ CHOICES: dict[str, tuple] = {
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
-# Each range reads: lowest, highest, whether the lowest itself is allowed.
-RANGES: dict[str, tuple[float, float, bool]] = {
-    "tr_temperature": (0.0, float("inf"), False),
-    "tr_margin": (0.0, float("inf"), True),
-    "rtl_ratio": (0.0, 1.0, False),
-    "rtl_weight": (0.0, float("inf"), True),
-    "tlm_probability": (0.0, 1.0, False),
-    "tlm_weight": (0.0, float("inf"), True),
-    "mlm_probability": (0.0, 1.0, False),
-}
+SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability")
+WEIGHTS = ("tr_margin", "rtl_weight", "tlm_weight")
 FLAGS = ("tr_bidirectional", "tr_mask_duplicates")
-# Keys that a saved config.json may carry beside the fields of PreTrainedConfig.
-SAVED_KEYS = {"model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"}
-SAVED_KEYS |= {"quantization_config", "num_labels", "revision", "output_attentions"}
-# ... and what the Trainer aligns with the tokenizer or sets for checkpointing.
-SAVED_KEYS |= {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
+#: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
+SAVED_KEYS = {
+    *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
+    *("quantization_config", "num_labels", "revision", "output_attentions"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
+}
 
 
 class DAPConfig(PreTrainedConfig):
@@ -182,32 +176,40 @@ class DAPConfig(PreTrainedConfig):
     def check(self) -> None:
         """Raise `ValueError` for a value that is not allowed; models call it again, as attributes can be set later."""
         for name, allowed in CHOICES.items():
-            _require(self, name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
-        for name, bounds in RANGES.items():
-            _require_range(self, name, *bounds)
+            self._require(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
+        for name in SHARES:
+            self._require(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) <= 1, "a number in (0, 1]")
+        for name in WEIGHTS:
+            self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "a number in [0, inf)")
+        divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
+        self._require("tr_temperature", divides, "a number in (0, inf)")
         for name in FLAGS:
-            _require(self, name, isinstance(getattr(self, name), bool), "True or False")
-        layers = self.encoder_config.num_hidden_layers
-        fits = _is_int(self.rtl_layers, 1, layers if self.uses_rtl else 10**9)
-        _require(self, "rtl_layers", fits, f"1 to {layers}, the encoder's layers")
-        size, vocabulary = self.target_vocab_size, self.encoder_config.vocab_size
-        allowed = f"None or 1 to {vocabulary}, the encoder's vocabulary"
-        _require(self, "target_vocab_size", size is None or _is_int(size, 1, vocabulary), allowed)
-        sampled, predicted = self.rtl_sampled_negatives, size or vocabulary
-        allowed = f"None or 2 to {predicted}, the predicted vocabulary"
-        _require(self, "rtl_sampled_negatives", sampled is None or _is_int(sampled, 2, predicted), allowed)
-        mask, allowed = self.mask_token_id, f"None or an id from 0 to {vocabulary - 1}"
-        _require(self, "mask_token_id", mask is None or _is_int(mask, 0, vocabulary - 1), allowed)
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        layers, vocabulary = self.encoder_config.num_hidden_layers, self.encoder_config.vocab_size
+        self._require_integer("rtl_layers", 1, layers if self.uses_rtl else 10**9, "the encoder's layers")
+        self._require_integer("target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True)
+        predicted = self.target_vocab_size or vocabulary
+        self._require_integer("rtl_sampled_negatives", 2, predicted, "the predicted vocabulary", optional=True)
+        self._require_integer("mask_token_id", 0, vocabulary - 1, "the encoder's token ids", optional=True)
         self._check_directions()
+
+    def _require(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise ValueError(f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}.")
+
+    def _require_integer(self, name: str, low: int, high: int, what: str, optional: bool = False) -> None:
+        value = getattr(self, name)
+        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        self._require(name, fits or (optional and value is None), f"{'None or ' * optional}{low} to {high}, {what}")
 
     def _check_directions(self) -> None:
         if self.rtl_direction == "source-to-target" or not self.uses_rtl:
             return
         known = bool(self.rtl_languages) and len(set(self.rtl_languages)) == len(self.rtl_languages)
         allowed = f"the different source languages, as rtl_direction is {self.rtl_direction!r}"
-        _require(self, "rtl_languages", known, allowed)
+        self._require("rtl_languages", known, allowed)
         allowed = f"None, as rtl_direction {self.rtl_direction!r} reconstructs sources, whose ids are not the target's"
-        _require(self, "target_vocab_size", self.target_vocab_size is None, allowed)
+        self._require("target_vocab_size", self.target_vocab_size is None, allowed)
 
 
 def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedConfig:
@@ -234,22 +236,8 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
         raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(own)}.")
 
 
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _require(config: DAPConfig, name: str, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"DAPConfig: {name}={getattr(config, name)!r} is not allowed; give {allowed}.")
-
-
-def _require_range(config: DAPConfig, name: str, low: float, high: float, closed: bool) -> None:
-    value = getattr(config, name)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    holds = number and (low <= value if closed else low < value) and value <= high and value != float("inf")
-    left = "[" if closed else "("
-    right = "inf)" if high == float("inf") else f"{high:g}]"
-    _require(config, name, holds, f"a number in {left}{low:g}, {right}")
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.

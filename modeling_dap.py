@@ -39,7 +39,7 @@ try:
     )
     from .heads_dap import PredictionHead, RTLHead, check_predicted
     from .losses_dap import first_row, text_hash
-    from .objectives_dap import Chunk, ObjectivesMixin
+    from .objectives_dap import Chunk, ObjectivesMixin, Side, Sides
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
@@ -55,7 +55,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
     )
     from heads_dap import PredictionHead, RTLHead, check_predicted
     from losses_dap import first_row, text_hash
-    from objectives_dap import Chunk, ObjectivesMixin
+    from objectives_dap import Chunk, ObjectivesMixin, Side, Sides
 
 logger = logging.get_logger(__name__)
 
@@ -306,7 +306,7 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
         masks = tuple((torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8]))
         with torch.random.fork_rng(devices=[]):
             words = self._look_up((ids, ids))
-            source, target = self._encode((ids, ids), masks, (None, None), words)
+            source, target = self._encode(tuple(Side(ids, mask, self.draw_noise(ids)) for mask in masks), words)
             for hidden, labels in self._predictions(source, target, words, torch.zeros(2, dtype=torch.long), 0):
                 self.prediction_head.loss_sum(hidden, labels, words.predicted)
 
@@ -348,16 +348,24 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
             source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` gives them; drawn when absent.
             chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
         """
-        first = first_row(len(source_input_ids)) if chunk is None else chunk.first
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
-        only_embeds = chunk is not None and chunk.gradients is None
         ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
-        shown, noise = self._mask(ids, masks, noise)
-        words = self._look_up(shown, only_embeds)
-        source, target = self._encode(ids, masks, noise, words)
+        drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
+        sides = tuple(map(Side, ids, masks, drawn))
+        if chunk is not None and chunk.gradients is None:
+            return self._embed(sides)
+        return self._losses(sides, language_ids, chunk)
+
+    def _embed(self, sides: Sides) -> DAPForPreTrainingOutput:
+        """What ranking compares, and nothing else: the first pass of GradCache."""
+        source, target = self._encode(sides, self._look_up(self._shown(sides), only_texts=True))
+        return DAPForPreTrainingOutput(source_embeds=self._compared(source), target_embeds=self._compared(target))
+
+    def _losses(self, sides: Sides, language_ids: Tensor | None, chunk: Chunk | None) -> DAPForPreTrainingOutput:
+        """The objective's losses of these pairs, or of a chunk its share of the batch's."""
+        words = self._look_up(self._shown(sides))
+        source, target = self._encode(sides, words)
         compared = self._compared(source), self._compared(target)  # (B, D) each
-        if only_embeds:
-            return DAPForPreTrainingOutput(source_embeds=compared[0], target_embeds=compared[1])
         out = DAPForPreTrainingOutput(source_embeds=source.embeds, target_embeds=target.embeds)
         if chunk is not None:
             out.loss = sum((embeds * gradient).sum() for embeds, gradient in zip(compared, chunk.gradients))
@@ -365,6 +373,7 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
             ranking = self._translation_ranking(*compared, text_hash(target.ids, target.mask))
             out.loss = out.tr_loss = ranking.loss
             out.accuracy, out.negatives = ranking.accuracy, ranking.negatives
+        first = first_row(len(source.ids)) if chunk is None else chunk.first
         predictions = self._predictions(source, target, words, language_ids, first)
         everywhere = None if chunk is None else chunk.labels
         if self.config.uses_rtl:

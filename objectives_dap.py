@@ -46,13 +46,16 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
 
 
 class Side(NamedTuple):
-    """One side of the pairs: token ids (B, S), mask (B, S), states (B, S, D), embeddings (B, D), noise (B, S)."""
+    """One side of the pairs; the last two come with `_encode`."""
 
-    ids: Tensor
-    mask: Tensor
-    states: Tensor
-    embeds: Tensor
-    noise: Tensor | None
+    ids: Tensor  # (B, S) token ids
+    mask: Tensor  # (B, S), 1 for real tokens
+    noise: Tensor | None  # (B, S), uniform in [0, 1): which tokens are masked; None where all or none are
+    states: Tensor | None = None  # (B, S, D)
+    embeds: Tensor | None = None  # (B, D)
+
+
+Sides = tuple[Side, Side]  # source and target
 
 
 class Words(NamedTuple):
@@ -84,15 +87,15 @@ class Chunk:
     labels: Tensor | None = None
 
 
-def pad_to_same_length(source: Side, target: Side) -> tuple[Side, Side]:
+def pad_to_same_length(source: Side, target: Side) -> Sides:
     """Both sides with as many columns as the longer one has; what is added is padding."""
     length = max(source.ids.shape[1], target.ids.shape[1])
 
     def padded(side: Side) -> Side:
         missing = length - side.ids.shape[1]
+        ids, mask = F.pad(side.ids, (0, missing)), F.pad(side.mask, (0, missing))
         noise = None if side.noise is None else F.pad(side.noise, (0, missing), value=1.0)
-        states = F.pad(side.states, (0, 0, 0, missing))
-        return Side(F.pad(side.ids, (0, missing)), F.pad(side.mask, (0, missing)), states, side.embeds, noise)
+        return Side(ids, mask, noise, F.pad(side.states, (0, 0, 0, missing)), side.embeds)
 
     return padded(source), padded(target)
 
@@ -114,7 +117,7 @@ def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:
 class ObjectivesMixin:
     """Translation ranking, RTL, TLM and MLM (sections 3.2 and 3.3), from token ids to what the heads are given."""
 
-    def _look_up(self, ids: tuple[Tensor, Tensor], only_texts: bool = False) -> Words:
+    def _look_up(self, ids: tuple[Tensor, ...], only_texts: bool = False) -> Words:
         """Word embeddings of both sides and of what the heads need, by one lookup: each has a gradient of (V, E)."""
         table = whole(self.get_input_embeddings().weight)
         wanted = [*ids]
@@ -128,28 +131,20 @@ class ObjectivesMixin:
         mask, predicted = [*others, None, None][:2]
         return Words(source, target, mask, table if predicted is None else predicted)
 
-    def _encode(
-        self,
-        ids: tuple[Tensor, Tensor],
-        masks: tuple[Tensor, Tensor],
-        noise: tuple[Tensor | None, Tensor | None],
-        words: Words,
-    ) -> tuple[Side, Side]:
-        """Source and target by one pass of the encoder, whose input are the words: of other ids where MLM masks."""
-        length = max(mask.shape[1] for mask in masks)
-        mask = torch.cat([F.pad(mask, (0, length - mask.shape[1])) for mask in masks])  # (2·B, S)
+    def _encode(self, sides: Sides, words: Words) -> Sides:
+        """The sides with states and embeddings, by one pass of the encoder over their words (some masked for MLM)."""
+        length = max(side.mask.shape[1] for side in sides)
+        mask = torch.cat([F.pad(side.mask, (0, length - side.mask.shape[1])) for side in sides])  # (2·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         embedded = (words.source, words.target)
         rows = torch.cat([F.pad(rows, (0, 0, 0, length - rows.shape[1])) for rows in embedded])  # (2·B, S, E)
         states = last_states(self.dap.encoder, mask, inputs_embeds=rows).chunk(2)  # (B, S, D) each
-        sides = []
-        for side_ids, side_mask, side_states, side_noise in zip(ids, masks, states, noise):
-            side_states = side_states[:, : side_mask.shape[1]]  # (B, S_x) or (B, S_y)
-            embeds = pool(side_states, side_mask, self.config.pooling)
-            side_noise = self.draw_noise(side_ids) if side_noise is None else side_noise
-            sides.append(Side(side_ids, side_mask, side_states, embeds, side_noise))
-        return sides[0], sides[1]
+        source, target = (
+            side._replace(states=own[:, : side.mask.shape[1]], embeds=pool(own, side_mask, self.config.pooling))
+            for side, own, side_mask in zip(sides, states, mask.chunk(2))
+        )
+        return source, target
 
     def draw_noise(self, ids: Tensor) -> Tensor | None:
         """(B, S) float64, uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
@@ -175,28 +170,22 @@ class ObjectivesMixin:
         return RankingResult(*((a + b) / 2 for a, b in zip(forward, backward)))
 
     @torch.no_grad()
-    def count_labels(
-        self, ids: tuple[Tensor, ...], masks: tuple[Tensor, ...], noise: tuple[Tensor | None, ...], first: int
-    ) -> Tensor:
-        """Labels of these pairs, whose first is row `first` of the batch: (1,), or (2,) with two directions.
-
-        Each argument is of the source and of the target: (B, S_x) and (B, S_y).
-        """
+    def count_labels(self, sides: Sides, first: int) -> Tensor:
+        """Labels of these pairs, whose first is row `first` of the batch: (1,), or (2,) with two directions."""
         if self.config.uses_tlm or self.config.uses_mlm:
             share = self.config.mlm_probability if self.config.uses_mlm else self.config.tlm_probability
-            masked = [(maskable(a) & (b < share)).sum() for a, b in zip(masks, noise)]
-            return sum(masked).view(1)
-        source, target = (self._count_to_reconstruct(*side) for side in zip(ids, masks, noise))  # (B,) each
+            return sum((maskable(side.mask) & (side.noise < share)).sum() for side in sides).view(1)
+        source, target = map(self._count_to_reconstruct, sides)  # (B,) each
         if self.config.rtl_direction == "both":
             odd = odd_rows(len(source), source.device, first)
             return torch.stack([target[~odd].sum(), source[odd].sum()])
         return (target if self.config.rtl_direction == "source-to-target" else source).sum().view(1)
 
-    def _count_to_reconstruct(self, ids: Tensor, mask: Tensor, noise: Tensor | None) -> Tensor:
+    def _count_to_reconstruct(self, side: Side) -> Tensor:
         """Labels (B,) of one side where RTL reconstructs it."""
-        chosen = self._chosen(mask, noise)  # (B, Q)
+        chosen = self._chosen(side)  # (B, Q)
         if self.prediction_head.has_target_vocabulary:
-            chosen = chosen & torch.isin(ids[:, 1:], self.prediction_head.token_ids)
+            chosen = chosen & torch.isin(side.ids[:, 1:], self.prediction_head.token_ids)
         return chosen.sum(1)
 
     def _predictions(
@@ -217,17 +206,17 @@ class ObjectivesMixin:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """g of eq. L_RTL: states (B, Q, D), labels (B, Q), and which of them are to be reconstructed (B, Q)."""
         context, answer, languages = self._directed(source, target, language_ids, first)
-        chosen = self._chosen(answer.mask, answer.noise)  # (B, Q): CLS takes no part on either side
+        chosen = self._chosen(answer)  # (B, Q): CLS takes no part on either side
         queries = self._embed_queries(answer.ids, words.mask)[:, 1:]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
             queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
         states = self.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
         return states, answer.ids[:, 1:], chosen
 
-    def _chosen(self, mask: Tensor, noise: Tensor | None) -> Tensor:
+    def _chosen(self, side: Side) -> Tensor:
         """Which tokens after CLS are to be reconstructed, (B, S-1) bool."""
-        real = mask.bool()
-        return (real if noise is None else real & (noise < self.config.rtl_ratio))[:, 1:]
+        real = side.mask.bool()
+        return (real if side.noise is None else real & (side.noise < self.config.rtl_ratio))[:, 1:]
 
     def _directions(self, chosen: Tensor, first: int) -> list[Tensor]:
         """The chosen tokens (B, Q) of each direction apart, whose means are averaged (Table 5)."""
@@ -283,20 +272,17 @@ class ObjectivesMixin:
         states = last_states(self.dap.encoder, mask, input_ids=masked, **self._positions(ids, column))
         return states[chosen], ids[chosen]
 
-    def _mask(
-        self, ids: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor], noise: tuple[Tensor | None, Tensor | None]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """What MLM shows the encoder in place of both sides' token ids (B, S), and the noise that decided it."""
+    def _shown(self, sides: Sides) -> tuple[Tensor, ...]:
+        """The token ids (B, S) of both sides that the encoder sees: masked where MLM predicts them."""
         config = self.config
         if not config.uses_mlm:
-            return ids, noise
-        noise = tuple(self.draw_noise(own) if drawn is None else drawn for own, drawn in zip(ids, noise))
-        allowed = (drawn.masked_fill(~maskable(mask), 1.0) for drawn, mask in zip(noise, masks))
+            return tuple(side.ids for side in sides)
         options = config.mlm_probability, config.mask_token_id, config.vocab_size
-        return tuple(mask_tokens(own, drawn, *options) for own, drawn in zip(ids, allowed)), noise
+        noises = (side.noise.masked_fill(~maskable(side.mask), 1.0) for side in sides)
+        return tuple(mask_tokens(side.ids, noise, *options) for side, noise in zip(sides, noises))
 
     def _masked_language_modelling(self, source: Side, target: Side) -> tuple[Tensor, Tensor]:
-        """States (T, D) and labels (T,) of the tokens of both sides that `_mask` chose."""
+        """States (T, D) and labels (T,) of the tokens of both sides that `_shown` masks."""
         sides = source, target
         chosen = [maskable(side.mask) & (side.noise < self.config.mlm_probability) for side in sides]
         states = torch.cat([side.states[where] for side, where in zip(sides, chosen)])

@@ -27,7 +27,7 @@ from losses_dap import (
     translation_ranking_loss,
 )
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
-from objectives_dap import Chunk
+from objectives_dap import Chunk, Side
 
 SIMILARITIES_AT_A_TIME = 2**21  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
 SIDES = ("source", "target")
@@ -105,12 +105,13 @@ class CachedBatch:
 def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tuple[list[Part], Tensor]:
     """The parts of a batch, each as wide as its own longest row, and the labels (directions,) of all processes."""
     inputs = dict(inputs)
-    ids, masks = (tuple(inputs[f"{side}_{name}"] for side in SIDES) for name in ("input_ids", "attention_mask"))
-    noise = tuple(inputs.pop(f"{side}_noise", None) for side in SIDES)
-    noise = tuple(model.draw_noise(own) if drawn is None else drawn for own, drawn in zip(ids, noise))
-    first = first_row(len(ids[0]))
-    labels = sum_over_processes(model.count_labels(ids, masks, noise, first)) if model.prediction_head else None
-    lengths = torch.stack([(mask * (columns_of(mask) + 1)).amax(1) for mask in masks])  # (2, B)
+    sides = []
+    for side in SIDES:
+        ids, noise = inputs[f"{side}_input_ids"], inputs.pop(f"{side}_noise", None)
+        sides.append(Side(ids, inputs[f"{side}_attention_mask"], model.draw_noise(ids) if noise is None else noise))
+    first = first_row(len(sides[0].ids))
+    labels = sum_over_processes(model.count_labels(sides, first)) if model.prediction_head else None
+    lengths = torch.stack([(side.mask * (columns_of(side.mask) + 1)).amax(1) for side in sides])  # (2, B)
     widths = [part.amax(1) for part in lengths.split(size, 1)]  # (2,) each
     seeds = torch.randint(2**62, (len(widths),)).tolist()
     parts = []
@@ -119,7 +120,7 @@ def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tup
         own = {name: value[rows] for name, value in inputs.items()}
         for side, width in zip(SIDES, columns):
             own |= {f"{side}_{name}": own[f"{side}_{name}"][:, :width] for name in ("input_ids", "attention_mask")}
-        cut = tuple(None if drawn is None else drawn[rows, :width] for drawn, width in zip(noise, columns))
+        cut = tuple(None if side.noise is None else side.noise[rows, :width] for side, width in zip(sides, columns))
         parts.append(Part(own, Chunk(first + rows.start, cut), seed))
     return parts, labels
 
