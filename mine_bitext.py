@@ -122,12 +122,11 @@ class MiningArguments:
 def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArguments, list[str]]:
     parser = ArgumentParser((EncoderArguments, MiningArguments), description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line, before all options")
-    *arguments, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    model_args, args, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
     if rest:
         raise UserError(
             f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
         )
-    model_args, args = arguments
     _check(args, positional.files)
     return model_args, args, positional.files
 
@@ -162,13 +161,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     # Without `cpu` a launch on CPUs gives processes that know nothing of each other; a shard may take hours there.
     cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
     is_main = PartialState(cpu=cpu, timeout=timedelta(days=7)).is_main_process
-    with guarded(
-        files={"--output": args.output, "--report_file": args.report_file},
-        folders={"--embeddings_dir": args.embeddings_dir},
-        inputs=[path for split in splits for path in (split.source, split.target, split.gold)] or files,
-        model=model_args.model_name_or_path,
-        is_writer=is_main,
-    ):
+    inputs = [path for split in splits for path in (split.source, split.target, split.gold)] or files
+    outputs = {"--output": args.output, "--report_file": args.report_file}
+    folders = {"--embeddings_dir": args.embeddings_dir}
+    with guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main):
         texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
         started = time.perf_counter()
         encoder = model_args.load()

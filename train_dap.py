@@ -284,7 +284,8 @@ def run(
     model_args, data, training = parse_arguments(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
     outputs, is_writer = {"--output_dir": training.output_dir}, training.process_index == 0
-    with guarded(folders=outputs, model=model_args.model_name_or_path, is_writer=is_writer):
+    start = model_args.model_name_or_path or model_args.config_name
+    with guarded(folders=outputs, model=start, is_writer=is_writer):
         _run(model_args, data, training, model_class, also_recorded or {})
 
 

@@ -24,11 +24,11 @@ import configuration_dap
 from configuration_dap import DAPConfig
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
 from dap.errors import UserError, refusals
+from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.carried_code import copy_code
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
-from dap.reports import write_json
 from modeling_dap import DAPForPreTraining, DAPModel
 
 LAYOUTS = ("plain", "dap")
@@ -304,4 +304,4 @@ def _require_same_vectors(encoder: SentenceEncoder, folder: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
