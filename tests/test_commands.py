@@ -4,12 +4,15 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
 import eval_retrieval
 import mine_bitext
@@ -73,6 +76,13 @@ def test_the_systems_errors_name_the_file_first(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit, match=f"^error: {tmp_path}/absent: No such file or directory$"):
         main()
+
+
+def test_a_process_ends_with_status_1_and_that_line_alone(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "dap.reports.merge", str(tmp_path / "absent.json")]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path}/absent.json: No such file or directory\n"
 
 
 def test_refusals_of_libraries_become_ours_and_name_what_is_refused() -> None:
