@@ -13,7 +13,6 @@ Legend: `N` pairs of a language, `D` hidden size.
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import HfArgumentParser
 
+from dap.arguments import ArgumentParser
+from dap.commands import claimed, command, guarded
 from dap.encoding import (
     PRECISIONS,
     EncoderArguments,
@@ -35,8 +35,9 @@ from dap.encoding import (
     tokens_of_a_batch,
 )
 from dap.errors import UserError
+from dap.files import write_json
 from dap.languages import to_iso1
-from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, check_outputs, paper_table, tatoeba_table, write_json
+from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
 from dap.search import group_averages, retrieval_accuracy
 from dap.text import disk_path, find_bitext, read_pairs
 
@@ -66,6 +67,11 @@ class DataArguments:
         default=None,
         metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
     )
+
+    def outputs(self) -> dict[str, Path]:
+        """Argument -> JSON file that it asks for."""
+        paths = {"--output_file": Path(self.output_file)} if self.output_file else {}
+        return paths | ({"--output_dir": Path(self.output_dir, "retrieval.json")} if self.output_dir else {})
 
 
 @dataclass
@@ -163,15 +169,17 @@ def _kept(
     """`encoder.encode(sentences)` through the folder of this model and text; equal sentences are encoded once."""
     rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
     distinct, fingerprint = list(rows), model_fingerprint(encoder)
-    vectors = embed_to_disk(
-        encoder,
-        distinct,
-        folder / f"{fingerprint[:16]}-{_digest(sentences)}",
-        token_budget=token_budget,
-        progress=progress,
-        where=lambda row: _place(pairs, sentences.index(distinct[row])),
-        fingerprint=fingerprint,
-    )
+    own = folder / f"{fingerprint[:16]}-{_digest(sentences)}"
+    with claimed(own, "--embeddings_dir"):
+        vectors = embed_to_disk(
+            encoder,
+            distinct,
+            own,
+            token_budget=token_budget,
+            progress=progress,
+            where=lambda row: _place(pairs, sentences.index(distinct[row])),
+            fingerprint=fingerprint,
+        )
     return vectors[[rows[sentence] for sentence in sentences]]  # (2 · all pairs, D)
 
 
@@ -205,11 +213,7 @@ def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
 
 
 def summary(
-    pairs: Pairs,
-    accuracies: dict[str, tuple[float, float]],
-    name: str,
-    is_tatoeba: bool = False,
-    is_cut: bool = False,
+    pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool, is_cut: bool = False
 ) -> str:
     """The tables a user sees: languages and averages; beside the paper's for Tatoeba or a complete group of it.
 
@@ -222,59 +226,43 @@ def summary(
     return f"{text}\n\n{paper_table(averages, name)}" if complete else text
 
 
-def _files(paths: Sequence[str]) -> list[str]:
-    return [path for found in find_bitext(paths).values() for file in found for path in file.paths]
-
-
-def _is_tatoeba(files: Sequence[str]) -> bool:
-    """Whether all files are named as Tatoeba's test set is: tatoeba.deu-eng.deu."""
-    return all(Path(path).name.startswith("tatoeba.") for path in files)
-
-
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-
-
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Evaluates as the command line `argv` says (None: the process's own); returns the report that it writes.
 
     Raises:
-        ValueError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
+        UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
         OSError: no such data, or no room for the vectors.
     """
     types = (EncoderArguments, DataArguments, VectorArguments)
-    parser = HfArgumentParser(types, description=__doc__.splitlines()[0])
+    parser = ArgumentParser(types, description=__doc__.splitlines()[0])
     model_args, data_args, vector_args = parser.parse_args_into_dataclasses(args=argv)
-    files, outputs = _files(data_args.data_dir), _outputs(data_args)
-    check_outputs(outputs, map(disk_path, files))
-    pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
-    name, encoder = model_args.model_name_or_path, model_args.load()
-    print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
-          f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
-    token_budget = tokens_of_a_batch(data_args.token_budget)
-    started = time.perf_counter()
-    accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir, **vars(vector_args))
-    seconds = time.perf_counter() - started
-    settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs} | vars(
-        vector_args
-    )
-    content = model_args.report(encoder, PROTOCOL, results(pairs, accuracies), settings, seconds)
-    print(summary(pairs, accuracies, Path(name).name, _is_tatoeba(files), data_args.max_pairs is not None))
-    for path in outputs.values():
-        write_json(content, path)
-        print(f"written to {path}")
+    found = find_bitext(data_args.data_dir)
+    files = [path for each in found.values() for file in each for path in file.paths]
+    name, outputs = model_args.model_name_or_path, data_args.outputs()
+    with guarded(outputs, inputs=map(disk_path, files), model=name):
+        pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
+        encoder = model_args.load()
+        print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
+              f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
+        token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
+        accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir, **vars(vector_args))
+        seconds = time.perf_counter() - started
+        settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs}
+        numbers = results(pairs, accuracies)
+        content = model_args.report(encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds)
+        is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in files)  # such as tatoeba.deu-eng.deu
+        print(summary(pairs, accuracies, Path(name).name, is_tatoeba, data_args.max_pairs is not None))
+        for path in outputs.values():
+            write_json(content, path)
+            print(f"written to {path}")
     return content
 
 
-def _outputs(data_args: DataArguments) -> dict[str, Path]:
-    """Argument -> JSON file that it asks for."""
-    paths = {"--output_file": Path(data_args.output_file)} if data_args.output_file else {}
-    return paths | ({"--output_dir": Path(data_args.output_dir) / "retrieval.json"} if data_args.output_dir else {})
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    run(argv)
 
 
 if __name__ == "__main__":

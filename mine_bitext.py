@@ -10,39 +10,27 @@ under its first line. Sentence vectors are kept in shards in `OUTPUT.embeddings`
 stopped, and `accelerate launch` shares the encoding among processes.
 """
 
-import gzip
 import hashlib
 import logging
-import lzma
 import math
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from transformers import HfArgumentParser
 
-from dap.encoding import (
-    SHARD_SIZE,
-    Encoder,
-    EncoderArguments,
-    disk_full,
-    embed_to_disk,
-    model_fingerprint,
-    tokens_of_a_batch,
-)
+from dap.arguments import ArgumentParser
+from dap.commands import command, guarded
+from dap.encoding import SHARD_SIZE, Encoder, EncoderArguments, embed_to_disk, model_fingerprint, tokens_of_a_batch
 from dap.errors import UserError
-from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table, check_outputs, write_json
+from dap.files import disk_full, write_json
+from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
 from dap.search import (
     MARGINS,
     PROTOCOLS,
@@ -51,21 +39,21 @@ from dap.search import (
     MiningScore,
     Neighbours,
     Pairs,
+    Side,
     Split,
+    Texts,
     approximate_neighbours,
-    best_threshold,
     default_protocol,
     find_splits,
-    judge,
     mine,
     mutual_neighbours,
     neighbourhoods,
     read_gold,
     read_text,
     recall_at_k,
-    score_at,
-    score_pairs,
+    score_splits,
     select,
+    write_pairs,
 )
 from dap.text import read_sentences
 
@@ -74,8 +62,6 @@ SCORING = "margin of given pairs over nearest neighbours"
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
 The two texts come first, side by side; what is below names the options."""
-KEPT = "make room, then run again: the vectors are kept"
-ENDINGS = str.maketrans("\t\r\n", "   ")
 
 
 @dataclass
@@ -133,93 +119,14 @@ class MiningArguments:
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
 
-@dataclass
-class Side:
-    """One text: its sentences and, once they are encoded, their vectors (N, D)."""
-
-    path: Path
-    text: DistinctSentences
-    vectors: np.ndarray | None = None
-
-    def counts(self) -> dict[str, Any]:
-        return {"file": self.path.name} | self.text.counts()
-
-
-@dataclass
-class Texts:
-    """What is mined in one go; `gold` (G, 2) has indices of lines."""
-
-    source: Side
-    target: Side
-    gold: np.ndarray | None = None
-
-    def digest(self) -> str:
-        gold = b"" if self.gold is None else self.gold.astype("<i8").tobytes()
-        return hashlib.sha256((self.source.text.digest() + self.target.text.digest()).encode() + gold).hexdigest()
-
-
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        run()
-        PartialState().destroy_process_group()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-
-
-def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Mines as the command line `argv` says (None: the process's own); returns the report that it writes.
-
-    Of several processes only the first searches and writes; the others return an empty report.
-
-    Raises:
-        ValueError: arguments or data that do not fit, or a model that cannot be loaded.
-        OSError: no such file, or no room on the disk.
-    """
-    model_args, args, files = _parse(argv)
-    splits = _splits(args) if args.bucc else []
-    inputs = [path for split in splits for path in (split.source, split.target, split.gold)]
-    check_outputs({"--output": args.output, "--report_file": args.report_file}, inputs or files)
-    # Without `cpu` a launch on CPUs gives processes that know nothing of each other; a shard may take hours there.
-    cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-    state = PartialState(cpu=cpu, timeout=timedelta(days=7))
-    texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
-    started = time.perf_counter()
-    encoder = model_args.load()
-    fingerprint = model_fingerprint(encoder)
-    for each in texts:
-        _encode(encoder, fingerprint, each.source, "source", args)
-        _encode(encoder, fingerprint, each.target, "target", args)
-    if not state.is_main_process:
-        return {}
-    encoded = time.perf_counter()
-    protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args)
-    seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
-    if args.bucc:
-        print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
-    write_pairs(pairs, texts[-1], args.output)
-    data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
-    data["text"] = hashlib.sha256("".join(each.digest() for each in texts).encode()).hexdigest()[:12]
-    settings = {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")} | data
-    if not args.score_only:
-        settings["retrieval"] = args.retrieval
-    numbers = numbers | {"seconds_by_part": seconds}
-    content = model_args.report(encoder, protocol, numbers, settings, sum(seconds.values()))
-    write_json(content, args.report_file)
-    print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
-    return content
-
-
 def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArguments, list[str]]:
-    parser = HfArgumentParser((EncoderArguments, MiningArguments), description=__doc__.splitlines()[0], usage=USAGE)
+    parser = ArgumentParser((EncoderArguments, MiningArguments), description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line, before all options")
-    *arguments, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    model_args, args, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
     if rest:
         raise UserError(
             f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
         )
-    model_args, args = arguments
     _check(args, positional.files)
     return model_args, args, positional.files
 
@@ -233,10 +140,53 @@ def _check(args: MiningArguments, files: Sequence[str]) -> None:
                 raise UserError(f"--bucc takes no {name}: it mines its own files and finds the threshold")
         if not args.pair:
             raise UserError("--bucc needs --pair, such as --pair fr-en")
+        args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
     elif args.pair or args.protocol:
         raise UserError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
     elif len(files) != 2:
         raise UserError(f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc")
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Mines as the command line `argv` says (None: the process's own); returns the report that it writes.
+
+    Of several processes only the first searches and writes; the others return an empty report.
+
+    Raises:
+        UserError: arguments or data that do not fit, or a model that cannot be loaded.
+        OSError: no such file, or no room on the disk.
+    """
+    model_args, args, files = _parse(argv)
+    splits = find_splits(args.bucc, args.pair, args.protocol) if args.bucc else []
+    # Without `cpu` a launch on CPUs gives processes that know nothing of each other; a shard may take hours there.
+    cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    is_main = PartialState(cpu=cpu, timeout=timedelta(days=7)).is_main_process
+    inputs = [path for split in splits for path in (split.source, split.target, split.gold)] or files
+    outputs = {"--output": args.output, "--report_file": args.report_file}
+    folders = {"--embeddings_dir": args.embeddings_dir}
+    with guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main):
+        texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
+        started = time.perf_counter()
+        encoder = model_args.load()
+        encode(encoder, texts, args)
+        if not is_main:
+            return {}
+        encoded = time.perf_counter()
+        protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args)
+        seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
+        if args.bucc:
+            print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
+        write_pairs(pairs, texts[-1], args.output)
+        data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
+        data["text"] = hashlib.sha256("".join(each.digest() for each in texts).encode()).hexdigest()[:12]
+        settings = {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")} | data
+        if not args.score_only:
+            settings["retrieval"] = args.retrieval
+        numbers |= {"seconds_by_part": seconds}
+        content = model_args.report(encoder, protocol, numbers, settings, sum(seconds.values()))
+        write_json(content, args.report_file)
+    print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
+    return content
 
 
 # From files to vectors
@@ -246,7 +196,7 @@ def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
     """The two texts of the command line.
 
     Raises:
-        ValueError: invalid UTF-8, no sentences, or with `--score_only` unequal numbers of lines.
+        UserError: invalid UTF-8, no sentences, or with `--score_only` unequal numbers of lines.
     """
     source, target = (_read(Path(path), read_sentences(path), args) for path in files)
     lines = len(source.text.rows), len(target.text.rows)
@@ -257,18 +207,8 @@ def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
     return Texts(source, target)
 
 
-def _splits(args: MiningArguments) -> list[Split]:
-    """The splits of the protocol, the threshold's first; settles `args.protocol` where it is left open."""
-    args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
-    return find_splits(args.bucc, args.pair, args.protocol)
-
-
 def read_split(args: MiningArguments, split: Split) -> Texts:
-    """The texts of a split of BUCC, and its gold.
-
-    Raises:
-        ValueError: a fault in the files, named by its line.
-    """
+    """The texts of a split of BUCC, and its gold; raises `UserError` for a fault in the files, named by its line."""
     source_ids: dict[str, int] = {}
     target_ids: dict[str, int] = {}
     source = _read(split.source, read_text(split.source, source_ids), args)
@@ -282,30 +222,29 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     with disk_full(folder / "text"):
         side = Side(path, DistinctSentences(lines, folder))
     if PartialState().is_main_process:
-        print(
-            f"{path}: "
-            + "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences".format(**side.text.counts())
-        )
+        counts = "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences"
+        print(f"{path}: {counts.format(**side.text.counts())}")
     if not len(side.text):
         raise UserError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
     return side
 
 
-def _encode(encoder: Encoder, fingerprint: str, side: Side, role: str, args: MiningArguments) -> None:
-    """Fills in `side.vectors`: processes share the work, and the first gets the vectors."""
-    state = PartialState()
-    side.vectors = embed_to_disk(
-        encoder,
-        side.text,
-        Path(args.embeddings_dir) / f"{role}.{side.path.name}",
-        args.shard_size,
-        tokens_of_a_batch(args.token_budget),
-        state.is_main_process,
-        state.process_index,
-        state.num_processes,
-        lambda row: f"{side.path}, line {side.text.first_line[row]}",
-        fingerprint,
-    )
+def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
+    """Fills in the vectors of every side: processes share the work, and the first gets them."""
+    state, fingerprint = PartialState(), model_fingerprint(encoder)
+    for role, side in ((role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")):
+        side.vectors = embed_to_disk(
+            encoder,
+            side.text,
+            Path(args.embeddings_dir) / f"{role}.{side.path.name}",
+            args.shard_size,
+            tokens_of_a_batch(args.token_budget),
+            state.is_main_process,
+            state.process_index,
+            state.num_processes,
+            lambda row, side=side: f"{side.path}, line {side.text.first_line[row]}",
+            fingerprint,
+        )
 
 
 # From vectors to pairs
@@ -314,33 +253,31 @@ def _encode(encoder: Encoder, fingerprint: str, side: Side, role: str, args: Min
 def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any], Pairs]:
     """Mines, or scores line by line: the protocol's name, the numbers for the report, and pairs of lines to write."""
     (texts,) = all_texts
-    numbers: dict[str, Any] = {"source": texts.source.counts(), "target": texts.target.counts()}
-    neighbours, numbers["recall_at_k"] = _search(texts, args)
+    neighbours, recall = _search(texts, args)
     if args.score_only:
-        found = _score_lines(texts, neighbours, args.margin)
+        found = texts.same_lines(neighbours, args.margin)
     else:
-        found = _first_lines(mine(neighbours, args.margin, args.retrieval), texts)
+        found = texts.first_lines(mine(neighbours, args.margin, args.retrieval))
     kept = select(found, args.threshold, args.top_n)
     print(f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}")
-    return SCORING if args.score_only else MINING, numbers | {"candidates": len(found), "kept": len(kept)}, kept
+    return SCORING if args.score_only else MINING, _numbers(texts, recall, found, kept), kept
 
 
 def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any], Pairs]:
     """Mines each split and finds the threshold on the first; as `mine_texts`, with the last one's pairs above it."""
-    scores: list[MiningScore] = []
-    for texts in splits:
-        neighbours, recall = _search(texts, args)
-        found = mine(neighbours, args.margin, args.retrieval)
-        counts = judge(found, texts.gold, texts.source.text.rows, texts.target.text.rows)  # 2 × (P,)
-        judged = found.scores, *counts, len(texts.gold)
-        threshold = scores[0].threshold if scores else best_threshold(*judged)
-        scores.append(score_at(threshold, *judged))
-    kept = _first_lines(select(found, threshold), texts)
-    numbers = {"source": texts.source.counts(), "target": texts.target.counts(), "recall_at_k": recall}
-    numbers |= {"candidates": len(found), "kept": len(kept), "pairs": {args.pair: _rounded(scores[-1])}}
+    searched = [_search(texts, args) for texts in splits]
+    mined = [mine(neighbours, args.margin, args.retrieval) for neighbours, _ in searched]
+    scores = score_splits(mined, splits)
+    kept = splits[-1].first_lines(select(mined[-1], scores[0].threshold))
+    numbers = _numbers(splits[-1], searched[-1][1], mined[-1], kept) | {"pairs": {args.pair: _rounded(scores[-1])}}
     if len(scores) > 1:
         numbers["threshold_split"] = {args.pair: _rounded(scores[0])}
     return f"BUCC {args.protocol}: {PROTOCOLS[args.protocol][0]}", numbers, kept
+
+
+def _numbers(texts: Texts, recall: float | None, found: Pairs, kept: Pairs) -> dict[str, Any]:
+    sides = {"source": texts.source.counts(), "target": texts.target.counts()}
+    return sides | {"recall_at_k": recall, "candidates": len(found), "kept": len(kept)}
 
 
 def _bucc_table(args: MiningArguments, score: dict[str, Any], name: str) -> str:
@@ -371,55 +308,12 @@ def _search(texts: Texts, args: MiningArguments) -> tuple[Neighbours, float | No
     return found, recall
 
 
-def _first_lines(pairs: Pairs, texts: Texts) -> Pairs:
-    """Pairs of sentences as pairs of lines, from 0."""
-    source, target = texts.source.text.first_line - 1, texts.target.text.first_line - 1
-    return Pairs(pairs.scores, source[pairs.source], target[pairs.target])
-
-
-def _score_lines(texts: Texts, neighbours: Neighbours, margin: str) -> Pairs:
-    """The lines that hold a sentence on both sides, in their order."""
-    source_rows, target_rows = texts.source.text.rows, texts.target.text.rows
-    lines = np.flatnonzero((source_rows >= 0) & (target_rows >= 0))
-    rows = source_rows[lines], target_rows[lines]
-    found = score_pairs(texts.source.vectors, texts.target.vectors, *rows, neighbours, margin)
-    return Pairs(found.scores, lines, lines)
-
-
-# Output
-
-
-def write_pairs(pairs: Pairs, texts: Texts, path: str | Path) -> None:
-    """Writes score, source, target and both line numbers, from 1; the file appears under its name only when whole.
-
-    A tab or line break inside a sentence is written as a space.
-
-    Args:
-        pairs: pairs of lines, from 0.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        with disk_full(path, remedy=KEPT), _open_text(temporary, path.suffix) as file:
-            for score, i, j in zip(pairs.scores.tolist(), pairs.source.tolist(), pairs.target.tolist(), strict=True):
-                sentences = _at(texts.source.text, i), _at(texts.target.text, j)
-                file.write("\t".join([f"{score:.6f}", *sentences, str(i + 1), str(j + 1)]) + "\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _open_text(path: str, suffix: str) -> TextIO:
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(suffix, open)
-    return opener(path, "wt", encoding="utf-8", newline="\n")
-
-
-def _at(text: DistinctSentences, line: int) -> str:
-    return text[text.rows[line]].translate(ENDINGS)
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    run(argv)
+    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import HfArgumentParser
 
+from dap.arguments import ArgumentParser
+from dap.commands import command
 from dap.errors import UserError
 from dap.languages import TATOEBA_36
 from dap.prepare import (
@@ -297,7 +297,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or text that do not fit, a folder of another run, or no space left on the device.
         FileNotFoundError: no such file or folder.
     """
-    args, cleaning = HfArgumentParser((DataArguments, CleaningOptions)).parse_args_into_dataclasses(args=argv)
+    args, cleaning = ArgumentParser((DataArguments, CleaningOptions)).parse_args_into_dataclasses(args=argv)
     with full_device(args.output_dir), claimed(Path(args.output_dir)):
         return _run(args, cleaning)
 
@@ -384,13 +384,11 @@ def describe(plan: Plan, report: dict[str, Any]) -> None:
     write_json(report, plan.output_dir / REPORT)
 
 
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    try:
-        run()
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+    run(argv)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
-from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
-from dap.errors import UserError
+from dap.arguments import ArgumentParser
+from dap.commands import command, guarded
+from dap.errors import UserError, refusals
 from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write
 from dap.reports import read_report
 
@@ -67,10 +67,11 @@ def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments]:
     Raises:
         ValueError: arguments that contradict each other, or no id of a repository.
     """
-    parser = HfArgumentParser(PushArguments, allow_abbrev=False)
+    parser = ArgumentParser(PushArguments, allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
     args, rest = parser.parse_args_into_dataclasses(args=argv)
-    validate_repo_id(args.repo_id)
+    with refusals(f"--repo_id {args.repo_id}"):
+        validate_repo_id(args.repo_id)
     if "/" not in args.repo_id:
         raise UserError(f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}.")
     if args.with_heads and args.layout == "dap":
@@ -91,7 +92,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if args.output_dir or args.dry_run:
         beside = os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint  # "." has a name, too
         folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
-        return publish(checkpoint, folder, args)
+        with guarded(folders={"--output_dir": folder}, model=checkpoint):
+            return publish(checkpoint, folder, args)
     with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder:
         return publish(checkpoint, Path(folder), args)
 
@@ -135,13 +137,11 @@ def find_onnx_export() -> Callable[[Path], Any]:
     return export
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
+    """The command: `run`."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        run(argv)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run(argv)
 
 
 if __name__ == "__main__":

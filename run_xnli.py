@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
+from dap.arguments import ArgumentParser
+from dap.commands import command, guarded
 from dap.encoding import SentenceEncoder, model_fingerprint
-from dap.errors import UserError
+from dap.errors import UserError, refusals
 from dap.languages import NAMES, XNLI_LANGUAGES
 from dap.reports import is_free, merge_seeds, report, text_table, write_json, xnli_table
 from dap.training import differences, find_resumable, has_ended, leave_together, load_ended
@@ -65,14 +66,12 @@ def load_encoder(args: ModelArguments, max_seq_length: int) -> SentenceEncoder:
         ValueError: it cannot be loaded, holds fewer positions, or is no encoder.
     """
     options = {"revision": args.revision, "trust_remote_code": args.trust_remote_code, "device": "cpu"}
-    try:
+    with refusals(f"--model_name_or_path {args.model_name_or_path}"):
         encoder = SentenceEncoder.from_pretrained(
             args.model_name_or_path, args.pooling, prefix="", max_seq_length=max_seq_length, **options
         )
         if not isinstance(encoder.model, DAPModel):
             require_encoder(encoder.model.config, args.model_name_or_path)
-    except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-        raise UserError(f"--model_name_or_path {args.model_name_or_path}: {error}") from error
     return encoder
 
 
@@ -343,8 +342,15 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         FileNotFoundError: no such data.
         FloatingPointError: the training diverged.
     """
-    parser = HfArgumentParser((ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False)
+    parser = ArgumentParser((ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False)
     model_args, data, training = parser.parse_args_into_dataclasses(args=argv)
+    outputs, is_writer = {"--output_dir": training.output_dir}, training.process_index == 0
+    with guarded(folders=outputs, model=model_args.model_name_or_path, is_writer=is_writer):
+        return _run(model_args, data, training)
+
+
+def _run(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> dict[str, Any]:
+    """Every run that the command asks for, and the report, which is returned."""
     with training.main_process_first(desc="reading and tokenising"):
         task = build_task(model_args, data, training)
     keep_record(task, data, training)
@@ -362,16 +368,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return content
 
 
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
     logging.basicConfig(
         format="%(message)s", level=logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.ERROR
     )
-    try:
-        run()
-        leave_together()
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run(argv)
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from dap.commands import command, guarded
 from dap.encoding import hub_commit, longest_input
 from dap.errors import UserError
 from dap.publishing import Options, publish
@@ -282,9 +283,23 @@ def run(
     """
     model_args, data, training = parse_arguments(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
+    outputs, is_writer = {"--output_dir": training.output_dir}, training.process_index == 0
+    start = model_args.model_name_or_path or model_args.config_name
+    with guarded(folders=outputs, model=start, is_writer=is_writer):
+        _run(model_args, data, training, model_class, also_recorded or {})
+
+
+def _run(
+    model_args: ModelArguments,
+    data: DataArguments,
+    training: DAPTrainingArguments,
+    model_class: type[DAPForPreTraining],
+    also_recorded: Mapping[str, Any],
+) -> None:
+    """Train, save and write, while no other run is at work in the folder."""
     checkpoint = find_resumable(training)
     trainer, record = build_trainer(model_args, data, training, model_class)
-    keep_record(record | (also_recorded or {}), training, checkpoint)
+    keep_record(record | also_recorded, training, checkpoint)
     if checkpoint is not None and has_ended(checkpoint, training.max_steps):
         metrics = load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
     else:
@@ -325,13 +340,11 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     logger.info("published as %s, commit %s", repo_id, commit)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`run`; what it reports ends the command with status 1 and the message alone."""
-    try:
-        run(sys.argv[1:] if argv is None else argv)
-        leave_together()
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
+    run(sys.argv[1:] if argv is None else argv)
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,41 @@
-"""The one exception for what a user can mend: bad input, arguments that contradict each other, a file in the way."""
+"""What a user can mend: refusals in one line, and the errors of libraries as such refusals."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from safetensors import SafetensorError
 
 
 class UserError(ValueError):
     """A refusal in one line: the argument, file or line it is about, both values, and what to do instead."""
+
+
+def one_line(error: object) -> str:
+    """What an error says, without line breaks; of the system's errors the file comes first, and no number.
+
+    >>> one_line(ValueError("a\\n  b")), one_line(FileNotFoundError(2, "No such file or directory", "a.txt"))
+    ('a b', 'a.txt: No such file or directory')
+    """
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def refusals(subject: str = "") -> Iterator[None]:
+    """Turns what a library or a model file raises for the user's values into a `UserError`.
+
+    Only for the few calls that load or build something from what the user gave; also a decorator.
+
+    Args:
+        subject: argument and value that the message begins with, as libraries seldom name them.
+
+    Raises:
+        UserError: of a `ValueError`, an `OSError` or damaged safetensors.
+    """
+    try:
+        yield
+    except (ValueError, OSError, SafetensorError) as error:
+        if not subject and isinstance(error, UserError | OSError):
+            raise
+        raise UserError(f"{subject}: {one_line(error)}" if subject else one_line(error)) from error

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dap.prepare import claimed, read_object
+from dap.commands import claimed
+from dap.files import read_object
 from dap.reports import machine, versions, write_json
 from dap.training import FINISHED
 from experiments.recipes import Recipe, Run, command, flags, read_recipe
@@ -201,10 +202,10 @@ def evaluation(folder: Path, name: str) -> Path:
 
 @contextmanager
 def taken(folder: Path) -> Iterator[None]:
-    """`claimed`, with an error of its own; raises `Busy` where another process has the folder."""
+    """`claimed`, beside the folder that the commands claim; raises `Busy` where another process has it."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(claimed(folder))
+            stack.enter_context(claimed(folder, beside=True))
         except ValueError as error:
             raise Busy(str(error)) from error
         yield

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from accelerate import PartialState
 from conftest import synthetic_pairs
 from forked import take_own_lock
 
-import mine_bitext
 from dap.encoding.encoder import SentenceEncoder
 from dap.search.mining import margin_scores
 from mine_bitext import main, run
@@ -327,7 +327,8 @@ def test_two_texts_are_needed(files: list[str], tiny_bert_dir: Path) -> None:
 def test_a_full_disk_leaves_the_old_pairs(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(command)
     before = (tmp_path / "pairs.tsv").read_text()
-    monkeypatch.setattr(mine_bitext, "_open_text", lambda *_: Path("/dev/full").open("w"))  # noqa: SIM115
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(tempfile, "mkstemp", lambda **_: (full, str(tmp_path / "unfinished")))
     with pytest.raises(OSError, match=r"pairs\.tsv: the disk is full \(.* free\); make room, then run again"):
         run([*command, "--top_n", "2"])
     assert (tmp_path / "pairs.tsv").read_text() == before

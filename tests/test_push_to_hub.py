@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerFast
 
 import push_to_hub
 from dap.encoding.encoder import SentenceEncoder
+from dap.files import write_json
 from dap.reports.merge import merge_seeds
-from dap.reports.records import report, write_json
+from dap.reports.records import report
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import modeling_dap
+from dap.errors import UserError
 from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
 from train_dap import build_datasets, build_trainer, main, run
@@ -336,7 +337,7 @@ def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
 # ----------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("kind", [ValueError, OSError, FloatingPointError])
+@pytest.mark.parametrize("kind", [UserError, OSError, FloatingPointError])
 def test_errors_end_the_command_with_their_message_alone(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(argv: list[str]) -> None:
         raise kind(f"{argv[0]}: no such recipe")

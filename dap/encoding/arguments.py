@@ -9,7 +9,7 @@ import torch
 from configuration_dap import CHOICES
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.encoding.onnx import OnnxEncoder
-from dap.errors import UserError
+from dap.errors import UserError, refusals
 from dap.reports import report, training_record
 
 
@@ -45,10 +45,8 @@ class EncoderArguments:
         """
         options = dict(vars(self))
         name = options.pop("model_name_or_path")
-        try:
+        with refusals(f"--model_name_or_path {name}"):
             return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
-        except (ValueError, OSError) as error:  # what other libraries raise seldom names the model
-            raise UserError(f"--model_name_or_path {name}: {error}") from error
 
     def _load_onnx(self) -> OnnxEncoder:
         if self.pooling or self.bf16:

@@ -7,14 +7,10 @@ model or another text is not found. One run at a time may use a folder; the proc
 Legend: `N` sentences, `D` dimensions.
 """
 
-import errno
 import hashlib
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ from tqdm.auto import tqdm
 
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import UserError
+from dap.files import disk_full, whole_file
 
 #: Sentences of a shard: what a kill may lose, and the unit that processes share.
 SHARD_SIZE = 16384
@@ -33,7 +30,6 @@ PIECE = 1024
 FORMAT = "1"
 #: Entries of a config that say where it came from, not what the model computes.
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
 
 Encoder = SentenceEncoder | LibraryEncoder
@@ -179,42 +175,19 @@ def write_vectors(vectors: np.ndarray, path: Path) -> None:
     Raises:
         OSError: among others, the disk is full: the message names the path, the bytes needed and the remedy.
     """
-    with disk_full(path, vectors.nbytes):
-        handle, temporary = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
-                file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def disk_full(path: Path, needed: int | None = None, remedy: str = ANOTHER_FOLDER) -> Iterator[None]:
-    """Turns "no space left" into a message that says where, how many bytes are needed if known, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        free = shutil.disk_usage(path.parent).free
-        amount = "" if needed is None else f"{needed:,} bytes to write, "
-        raise OSError(f"{path}: the disk is full ({amount}{free:,} free); {remedy}") from error
+    with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
+        file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
 
 
 def _remove(folder: Path, number: int) -> None:
     """The leftovers of a shard: another model's or text's, and what a kill has left unfinished."""
-    for path in folder.glob(f"shard-{number:06d}-*"):
+    for path in folder.glob(f"*shard-{number:06d}-*"):
         path.unlink(missing_ok=True)
 
 
 def _remove_others(folder: Path, shards: list[Path]) -> None:
-    for path in set(folder.glob("shard-[0-9]*-*")) - set(shards):
+    for path in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
         path.unlink(missing_ok=True)
 
 
@@ -224,7 +197,7 @@ def _join(shards: list[Path], folder: Path) -> np.ndarray:
     if len(parts) == 1:
         return parts[0]
     rows, needed = sum(map(len, parts)), sum(part.nbytes for part in parts)
-    with disk_full(folder / "joined shards", needed), tempfile.TemporaryFile(dir=folder) as file:
+    with disk_full(folder / "joined shards", needed, ANOTHER_FOLDER), tempfile.TemporaryFile(dir=folder) as file:
         for part in parts:
             file.write(np.ascontiguousarray(part).data)
         file.flush()

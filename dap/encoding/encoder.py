@@ -3,7 +3,6 @@
 Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 """
 
-import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from configuration_dap import CHOICES
 from dap.errors import UserError
+from dap.files import read_json
 from encoder_dap import pool
 
 logger = logging.getLogger(__name__)
@@ -346,9 +346,9 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
     """The parsed file of a local folder or a Hub repository; None where it does not exist."""
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / filename
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return read_json(path) if path.is_file() else None
     try:
-        return json.loads(Path(hf_hub_download(name_or_path, filename, revision=revision)).read_text(encoding="utf-8"))
+        return read_json(hf_hub_download(name_or_path, filename, revision=revision))
     except EntryNotFoundError:
         return None
 

@@ -27,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, HfArgumentParser, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from configuration_dap import CHOICES
+from dap.arguments import ArgumentParser
+from dap.commands import command, guarded
 from dap.encoding.encoder import FULL_CPU_BATCH, SentenceEncoder, length_batches, longest_input
-from dap.errors import UserError
+from dap.errors import UserError, refusals
 from dap.search import unit_rows
 from encoder_dap import pool
 from modeling_dap import DAPModel
@@ -131,9 +133,10 @@ def _encoder(
         if model.bf16:
             raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
         return model
-    return SentenceEncoder.from_pretrained(
-        str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
-    )
+    with refusals(str(model)):
+        return SentenceEncoder.from_pretrained(
+            str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
+        )
 
 
 def _move_all(source: Path, folder: Path) -> None:
@@ -351,24 +354,23 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     Raises:
         ValueError, FileNotFoundError, OSError: as `export` and loading do.
     """
-    parser = HfArgumentParser(ExportArguments, allow_abbrev=False)
+    parser = ArgumentParser(ExportArguments, allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
     parser.add_argument("out", metavar="OUT", help="Folder to write: empty, not there, or CHECKPOINT itself.")
     args, rest = parser.parse_args_into_dataclasses(args=argv)
-    export(rest.checkpoint, Path(rest.out), **vars(args))
+    with guarded(folders={"OUT": rest.out}):
+        export(rest.checkpoint, Path(rest.out), **vars(args))
     files = {path.relative_to(rest.out).as_posix(): path.stat().st_size for path in Path(rest.out, "onnx").iterdir()}
     for name, size in sorted(files.items()):
         print(f"{size:>13,}  {name}")
     return files
 
 
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run(argv)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from transformers.utils import logging
 import configuration_dap
 from configuration_dap import DAPConfig
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
-from dap.errors import UserError
+from dap.errors import UserError, refusals
+from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.carried_code import copy_code
-from dap.publishing.hub import one_line, upload
+from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
-from dap.reports import write_json
 from modeling_dap import DAPForPreTraining, DAPModel
 
 LAYOUTS = ("plain", "dap")
@@ -149,12 +149,10 @@ def _require_same_making(report: dict[str, Any], published: Published) -> None:
 def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
     config = _read(checkpoint / "config.json")
     _require_publishable(checkpoint, config, options)
-    try:
+    with refusals(f"{checkpoint} cannot be loaded"):
         encoder = load_encoder(
             str(checkpoint), options.pooling, options.prefix, options.max_seq_length, options.trust_remote_code
         )
-    except (OSError, ValueError) as error:  # what other libraries raise seldom names the checkpoint
-        raise UserError(f"{checkpoint} cannot be loaded: {one_line(error)}") from error
     if isinstance(encoder, LibraryEncoder):
         raise UserError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
     encoder.model.to("cpu")
@@ -306,4 +304,4 @@ def _require_same_vectors(encoder: SentenceEncoder, folder: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}

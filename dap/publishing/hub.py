@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
-from dap.errors import UserError
+from dap.errors import UserError, one_line
 from dap.publishing.carried_code import CODE
 from dap.publishing.model_card import HEADS_FOLDER
 
@@ -128,12 +128,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def one_line(value: object) -> str:
-    """A message without line breaks.
-
-    >>> one_line("a\\n  b")
-    'a b'
-    """
-    return " ".join(str(value).split())

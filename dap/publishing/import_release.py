@@ -7,16 +7,16 @@ first token's last state. Every command here reads such a folder as it is (`--po
 the files that record this for sentence-transformers and servers; what it leaves out are the weights nobody uses.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import safe_open
-from transformers import HfArgumentParser
 
 from configuration_dap import CHOICES
+from dap.arguments import ArgumentParser
+from dap.commands import command, guarded
 from dap.publishing.folder import Options, Published, build
 from dap.publishing.hub import fetch
 
@@ -81,16 +81,15 @@ def _without_base(name: str) -> str:
     return next((name.removeprefix(base) for base in BASES if name.startswith(base)), name)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: an expected error ends it with status 1 and one message."""
-    parser = HfArgumentParser(ImportArguments, allow_abbrev=False)
+    """The command: `import_release` of what `argv` names."""
+    parser = ArgumentParser(ImportArguments, allow_abbrev=False)
     parser.add_argument("path", metavar="PATH", help="Folder of the checkpoint, or a Hub id.")
     parser.add_argument("out", metavar="OUT", help="Folder to write; it must be empty, or not there.")
-    try:
-        args, rest = parser.parse_args_into_dataclasses(args=argv)
+    args, rest = parser.parse_args_into_dataclasses(args=argv)
+    with guarded(folders={"OUT": rest.out}):
         published, dropped = import_release(rest.path, Path(rest.out), **vars(args))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
     parts = ", ".join(f"{name} ({count} tensors)" for name, count in dropped.items())
     print(f"{rest.out}: {published.model_type}, pooling {published.pooling}; left out: {parts or 'nothing'}")
 

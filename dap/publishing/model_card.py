@@ -3,7 +3,6 @@
 What was not recorded or measured is left out or "not stated": nothing here has a default of its own.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from dap.errors import UserError
+from dap.files import read_json
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, results_text
 from dap.reports import markdown_table
@@ -123,14 +123,14 @@ def _steps(state: Mapping[str, Any], ended: Mapping[str, Any]) -> int | None:
 def _read(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
     places = [folder, folder.parent] if or_above else [folder]
     path = next((place / name for place in places if (place / name).is_file()), None)
-    return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    return {} if path is None else read_json(path)
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
-    text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
+        text = path.read_text(encoding="utf-8")
         return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip()
-    content = json.loads(text)
+    content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path} is no dataset_info.json: expected an object, found {type(content).__name__}.")
     return content

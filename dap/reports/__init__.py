@@ -1,5 +1,6 @@
 """JSON records of runs, several seeds merged, and tables beside the paper's."""
 
+from dap.files import write_json
 from dap.reports.merge import is_number, is_spread, merge_seeds
 from dap.reports.paper import (
     BUCC_PAIRS,
@@ -19,14 +20,12 @@ from dap.reports.paper import (
 from dap.reports.records import (
     HEAD,
     RECORD,
-    check_outputs,
     is_free,
     machine,
     read_report,
     report,
     training_record,
     versions,
-    write_json,
 )
 from dap.reports.rendering import markdown_table, text_table
 
@@ -43,7 +42,6 @@ __all__ = [
     "RECORD",
     "TATOEBA_GROUPS",
     "bucc_table",
-    "check_outputs",
     "is_free",
     "is_number",
     "is_spread",

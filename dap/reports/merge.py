@@ -9,12 +9,13 @@ pairs.
 import argparse
 import re
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dap.commands import command, guarded
 from dap.errors import UserError
+from dap.files import write_json
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
@@ -25,7 +26,7 @@ from dap.reports.paper import (
     tatoeba_table,
     xnli_table,
 )
-from dap.reports.records import HEAD, check_outputs, read_report, timestamp, write_json
+from dap.reports.records import HEAD, read_report, timestamp
 from dap.reports.rendering import text_table
 
 #: Numbers that say how large the test set is.
@@ -229,11 +230,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     arguments = parser.parse_args(argv)
     if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
         raise UserError(f"{repeated[0]} is given twice: give each report once")
-    if arguments.output:
-        check_outputs({"--output": arguments.output}, arguments.reports)
-    merged = merge_pairs({path: read_report(path) for path in arguments.reports})
-    if arguments.output:
-        write_json(merged, arguments.output)
+    outputs = {"--output": arguments.output} if arguments.output else {}
+    with guarded(outputs, inputs=arguments.reports):
+        merged = merge_pairs({path: read_report(path) for path in arguments.reports})
+        for path in outputs.values():
+            write_json(merged, path)
     print(f"{merged['model']}: {merged['protocol']}\nmean ± sample standard deviation, n={merged['n']}\n")
     print("\n\n".join(table for table in (merged_table(merged), paper_beside(merged)) if table))
     if arguments.output:
@@ -241,12 +242,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return merged
 
 
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
-    try:
-        run()
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
+    run(argv)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,15 @@ A report is one evaluation's numbers with the model, protocol, settings, machine
 
 import hashlib
 import json
-import os
 import platform
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
+from dap.files import read_json
 
 #: What a report says about the run; everything else in it is a number of the evaluation.
 HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine")
@@ -95,51 +94,6 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def write_json(content: Mapping[str, Any], path: str | Path) -> None:
-    """Writes the whole file or leaves what was there: a reader or a kill never sees half of it.
-
-    Raises:
-        ValueError: NaN or infinity, which JSON cannot hold.
-    """
-    path = Path(path)
-    text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def check_outputs(outputs: Mapping[str, str | Path], inputs: Iterable[str | Path] = ()) -> None:
-    """Finds out before the work what would spoil its end; makes the folders of the outputs.
-
-    Args:
-        outputs: argument that names the file -> file to be written.
-        inputs: files that are read, each as often as one likes.
-
-    Raises:
-        ValueError: an output that is an input or another output (names both), a folder, or cannot be written.
-    """
-    taken = {Path(path).resolve(): f"the input {path}" for path in inputs}
-    for name, path in outputs.items():
-        if Path(path).resolve() in taken:
-            raise UserError(f"{name} {path} would overwrite {taken[Path(path).resolve()]}: give another file")
-        if Path(path).is_dir():
-            raise UserError(f"{name} {path} is a folder: give the file to write")
-        taken[Path(path).resolve()] = f"{name} {path}"
-    for name, path in outputs.items():
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=Path(path).parent).close()
-        except OSError as error:
-            raise UserError(f"{name} {path} cannot be written: {error}") from error
-
-
 def is_free(argument: str) -> bool:
     """Whether an argument cannot change the weights.
 
@@ -161,7 +115,7 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     path = next((place / RECORD for place in places if (place / RECORD).is_file()), None)
     if path is None:
         return None, None
-    run = json.loads(path.read_text(encoding="utf-8"))
+    run = read_json(path)
     by_seed = {"seed", "data_seed"} | ({"target_vocab_size"} if run.get("target_vocabulary_file") is None else set())
     recipe = {name: value for name, value in run.items() if name not in by_seed}
     recipe |= {name: sorted(recipe.get(name, {})) for name in ("training text", "dev text")}
@@ -176,16 +130,9 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
         FileNotFoundError: no such file.
         ValueError: not JSON, NaN in it, or no report (without model or protocol).
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
-    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
-        raise UserError(f"{path} is not JSON: {error}") from error
+    content = read_json(path, finite=True)
     if not (isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("model", "protocol"))):
         raise UserError(f"{path} is no report of an evaluation: it names no model and protocol")
     if "seeds" in content and not merged:
         raise UserError(f"{path} is a merged report: give the reports that it was made of")
     return content
-
-
-def _refuse(constant: str) -> None:
-    raise UserError(f"it holds {constant}")

@@ -7,17 +7,15 @@ from dap.search.bucc import (
     PROTOCOLS,
     MiningScore,
     Split,
-    best_threshold,
     default_protocol,
     find_splits,
-    judge,
     read_gold,
     read_text,
-    score_at,
 )
-from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, score_pairs, select
+from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, select
 from dap.search.retrieval import group_averages, retrieval_accuracy
 from dap.search.similarity import Array, Neighbours, mutual_neighbours, unit_rows
+from dap.search.texts import Side, Texts, score_splits, write_pairs
 
 __all__ = [
     "Array",
@@ -28,16 +26,16 @@ __all__ = [
     "PROTOCOLS",
     "Pairs",
     "RETRIEVALS",
+    "Side",
     "Split",
+    "Texts",
     "TokenStates",
     "align_tokens",
     "alignment_quality",
     "approximate_neighbours",
-    "best_threshold",
     "default_protocol",
     "find_splits",
     "group_averages",
-    "judge",
     "mine",
     "mutual_neighbours",
     "neighbourhoods",
@@ -47,10 +45,10 @@ __all__ = [
     "read_text",
     "recall_at_k",
     "retrieval_accuracy",
-    "score_at",
-    "score_pairs",
+    "score_splits",
     "select",
     "token_retrieval_accuracy",
     "unit_rows",
     "word_states",
+    "write_pairs",
 ]

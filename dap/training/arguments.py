@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import HfArgumentParser
 
 from configuration_dap import DAPConfig
+from dap.arguments import ArgumentParser
 from dap.errors import UserError
 from dap.training.data import SHUFFLE_BUFFER
 from dap.training.trainer import DAPTrainingArguments
@@ -117,7 +117,7 @@ Arguments = tuple[ModelArguments, DataArguments, DAPTrainingArguments]
 
 def parse_arguments(argv: list[str]) -> Arguments:
     """Arguments from an optional YAML recipe (first in `argv`) and flags, which override it."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, DAPTrainingArguments), allow_abbrev=False)
+    parser = ArgumentParser((ModelArguments, DataArguments, DAPTrainingArguments), allow_abbrev=False)
     if argv and argv[0].endswith((".yaml", ".yml")):
         flags = argv[1:]
         rivals = {pair[1 - place] for pair in RIVALS for place in (0, 1) if given(pair[place], flags)}

@@ -16,6 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from dap.errors import UserError
+from dap.files import read_json
 from dap.reports import RECORD, is_free, write_json
 from dap.training.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
 from dap.training.trainer import DAPTrainingArguments
@@ -149,7 +150,7 @@ def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint:
     if not record.exists():
         logger.warning("%s is not there: whether the arguments are the same as before is not known", record)
         return
-    old = json.loads(record.read_text(encoding="utf-8"))
+    old = read_json(record)
     if differing := differences(old, run):
         raise UserError(
             f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another --output_dir, "

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from dap.errors import UserError
+from dap.errors import UserError, refusals
 from dap.training.arguments import CONFIG_DEFAULTS, ModelArguments, given_fields
 from modeling_dap import DAPConfig, DAPForPreTraining
 
@@ -15,6 +15,7 @@ CHANGEABLE |= {"rtl_ratio", "rtl_weight", "rtl_sampled_negatives", "tlm_probabil
 CHANGEABLE |= {"mlm_probability"}
 
 
+@refusals()
 def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     """The tokenizer that is named, or else that of the model or the configuration.
 
@@ -57,6 +58,7 @@ def source_of(args: ModelArguments) -> dict[str, Any]:
     return {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
 
 
+@refusals()
 def load_start_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The configuration of the checkpoint to start from, or of the encoder that is to have random weights.
 
@@ -83,6 +85,7 @@ def goes_on(config: PreTrainedConfig, args: ModelArguments) -> bool:
     return config.objective != "mlm" or args.objective in (None, "mlm")
 
 
+@refusals()
 def load_model(
     args: ModelArguments,
     start: PreTrainedConfig,

@@ -17,8 +17,9 @@ from transformers import BertConfig
 import eval_retrieval
 import train_dap
 from configuration_dap import DAPConfig
-from dap.prepare.run_folder import claimed
-from dap.reports.records import RECORD, write_json
+from dap.commands import claimed
+from dap.files import write_json
+from dap.reports.records import RECORD
 from dap.training.arguments import given_fields, parse_arguments
 from dap.training.resuming import FINISHED
 from experiments import run as runner
@@ -236,7 +237,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(
     held, own = (Job(run, 0, 1.0, ()) for run in workspace.recipe.runs.values())
     for job in (held, own):
         finish(workspace.folder(job))
-    with claimed(workspace.folder(held)):
+    with claimed(workspace.folder(held), beside=True):
         runner.main(argv)
     runner.main([*argv, "--list"])
     assert capsys.readouterr().out == f"{held.name}: not collected\n{own.name}: done\n"

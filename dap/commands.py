@@ -1,0 +1,188 @@
+"""What every command shares: how it ends, and the guard and the lock of what it writes."""
+
+import fcntl
+import functools
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+
+from dap.errors import UserError, one_line
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130  # what shells call the end by Ctrl-C
+#: Names of what a model's folder consists of; other files in it, such as results, may be written anew.
+MODEL_FILES = ("config.json", "*_config.json", "config_sentence_transformers.json", "modules.json", "*.safetensors*")
+MODEL_FILES += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
+MODEL_FILES += ("*.onnx*", "*.bin", "*.pt", "*.pth", "*.py", "run.json", "trainer_state.json", "train_results.json")
+MODEL_FILES += ("README.md",)
+_HELD: set[int] = set()  # handles that have a lock
+
+Place = str | Path
+Main = Callable[[Sequence[str] | None], None]
+
+
+def command(main: Main) -> Main:
+    """A `main` that ends in one line where the user can mend it: with status 1, or 130 after Ctrl-C.
+
+    That is a refusal (`UserError`), what the system says of a file (`OSError`), and a training loss that is not
+    finite (`FloatingPointError`). Any other exception is a bug and keeps its traceback.
+    """
+
+    @functools.wraps(main)
+    def ended(argv: Sequence[str] | None = None) -> None:
+        try:
+            main(argv)
+        except (UserError, OSError, FloatingPointError) as error:
+            sys.exit(f"error: {one_line(error)}")
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(INTERRUPTED)
+
+    return ended
+
+
+# ---------------------------------------------------------------------------------------- what it writes
+
+
+@contextmanager
+def guarded(
+    files: Mapping[str, Place] | None = None,
+    folders: Mapping[str, Place] | None = None,
+    inputs: Iterable[Place] = (),
+    model: Place | None = None,
+    is_writer: bool = True,
+) -> Iterator[None]:
+    """Checks everything that a run will write, and keeps other runs out of it until the block or the process ends.
+
+    Args:
+        files, folders: argument that names the output -> output.
+        inputs: files that the run reads.
+        model: the model that it reads, if that is a folder or a file.
+        is_writer: false in a process of several that writes nothing, and so locks nothing.
+
+    Raises:
+        UserError: an output that the run would read or that cannot be written, or another run is at work on it.
+    """
+    check_outputs(files or {}, inputs, model)
+    for name, path in (folders or {}).items():
+        if Path(path).exists() and not Path(path).is_dir():
+            raise UserError(f"{name} {path} is a file: give a folder")
+        if model is not None and Path(path).resolve() == Path(model).resolve():
+            raise UserError(f"{name} {path} is the folder of the model: give another folder")
+    with ExitStack() as stack:
+        for name, path in (folders or {}).items() if is_writer else ():
+            with _writing(name, path):
+                stack.enter_context(claimed(path, name))
+                tempfile.TemporaryFile(dir=path).close()
+        for name, path in (files or {}).items() if is_writer else ():
+            with _writing(name, path):
+                stack.enter_context(claimed(path, name, beside=True))
+        yield
+
+
+def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None) -> None:
+    """Finds out before the work what would spoil its end; makes the folders of the files.
+
+    Args:
+        files, inputs, model: as in `guarded`.
+
+    Raises:
+        UserError: an output that is an input, a file of the model or another output (names both), that is a folder,
+            or that cannot be written.
+    """
+    taken = {Path(path).resolve(): f"the input {path}" for path in inputs}
+    for name, path in files.items():
+        place = Path(path).resolve()
+        if model is not None and _is_of_model(place, Path(model).resolve()):
+            raise UserError(f"{name} {path} would overwrite a file of the model {model}: give another file")
+        if place in taken:
+            raise UserError(f"{name} {path} would overwrite {taken[place]}: give another file")
+        if place.is_dir():
+            raise UserError(f"{name} {path} is a folder: give the file to write")
+        taken[place] = f"{name} {path}"
+    for name, path in files.items():
+        with _writing(name, path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=Path(path).parent).close()
+
+
+def _is_of_model(path: Path, model: Path) -> bool:
+    """Whether a file has such a name and lies in the folder of a model, of which an .onnx file is in `onnx/`."""
+    beside = model.parent.parent if model.parent.name == "onnx" else model.parent
+    folder = beside if model.is_file() else model
+    return folder.is_dir() and path.is_relative_to(folder) and any(fnmatch(path.name, each) for each in MODEL_FILES)
+
+
+@contextmanager
+def _writing(name: str, path: Place) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name} {path} cannot be written: {one_line(error)}") from error
+
+
+@contextmanager
+def claimed(path: Place, name: str = "", beside: bool = False) -> Iterator[None]:
+    """Keeps other runs out of a folder, until the block or this process ends; the folder goes if it stays empty.
+
+    Processes that are forked off do not have the lock, and so do not outlive it.
+
+    Args:
+        name: the argument that names it, for the error.
+        beside: lock by the file `.NAME.lock` beside the path, which may be a file and need not exist.
+
+    Raises:
+        UserError: another run is at work on it.
+    """
+    path = Path(path)
+    lock = path.with_name(f".{path.name}.lock") if beside else path
+    handle = _open_locked(lock, beside, f"{name} {path}".strip())
+    _HELD.add(handle)
+    try:
+        yield
+    finally:
+        if handle in _HELD:
+            with suppress(OSError):  # a folder that holds something
+                lock.unlink() if beside else lock.rmdir()
+            _HELD.discard(handle)
+            os.close(handle)
+
+
+def _open_locked(lock: Path, is_file: bool, name: str) -> int:
+    """The handle of a lock, which is made, again if the run that had it takes it away meanwhile."""
+    while True:
+        (lock.parent if is_file else lock).mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT if is_file else os.O_RDONLY, 0o644)
+            try:
+                _lock(handle, name)
+                if os.path.samestat(os.fstat(handle), os.stat(lock)):
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+
+def _lock(handle: int, name: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{name}: another run is at work on it: wait for its end, or give another one") from None
+    except OSError as error:  # some network file systems know no locks
+        logger.warning("%s cannot be kept from other runs (%s): start none beside this one", name, error.strerror)
+
+
+def _let_go() -> None:
+    """In a forked process: what its parent has locked is not its own."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)

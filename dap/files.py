@@ -1,0 +1,98 @@
+"""JSON in and out, files that appear whole or not at all, and a full disk in one line."""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dap.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+KEPT = "make room, then run again: what is finished is kept"
+
+
+class DiskFullError(UserError, OSError):
+    """There is no room for a file; says which, the bytes needed if they are known, and what to do."""
+
+
+def read_json(path: str | Path, finite: bool = False) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        finite: refuse NaN and infinity, which are no JSON, although Python writes and reads them.
+
+    Raises:
+        FileNotFoundError: no such file.
+        UserError: it holds something else than JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse if finite else None)
+    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
+        raise UserError(f"{path}: no JSON ({error})") from error
+
+
+def _refuse(constant: str) -> None:
+    raise UserError(f"it holds {constant}")
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file; raises as `read_json`, and `UserError` for a list or a single value."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
+    return content
+
+
+def write_json(content: Mapping[str, Any], path: str | Path) -> None:
+    """Write a JSON file as `whole_file` does; raises `ValueError` for NaN or infinity, which JSON cannot hold."""
+    text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def whole_file(path: str | Path, needed: int | None = None, remedy: str = KEPT) -> Iterator[BinaryIO]:
+    """A file to write, which takes its name when the block ends without an error: nobody ever sees half of it.
+
+    Until then it lies beside that name as `.NAME.….tmp`, and a kill leaves it there. The folder is made.
+
+    Raises:
+        DiskFullError: as `disk_full`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_full(path, needed, remedy):
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def disk_full(path: Path, needed: int | None = None, remedy: str = KEPT) -> Iterator[None]:
+    """Turns "no space left" into a message that says where, how many bytes are needed if known, and what to do.
+
+    Raises:
+        DiskFullError: no space, no quota, or a file that may not become so large.
+    """
+    try:
+        yield
+    except OSError as error:
+        cut_short = error.errno is None and "requested and" in str(error)  # numpy's, when it writes less than asked
+        if error.errno not in FULL and not cut_short:
+            raise
+        amount = "" if needed is None else f"{needed:,} bytes to write, "
+        free = shutil.disk_usage(path.parent).free
+        raise DiskFullError(f"{path}: the disk is full ({amount}{free:,} free); {remedy}") from error

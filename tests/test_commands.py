@@ -1,0 +1,313 @@
+"""What all commands share: how they end, what they refuse to write, and who may write it now."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+import eval_retrieval
+import mine_bitext
+import run_xnli
+import train_dap
+from dap.arguments import ArgumentParser
+from dap.commands import check_outputs, claimed, command, guarded
+from dap.errors import UserError, refusals
+from dap.files import read_json, read_object, whole_file, write_json
+
+COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
+COMMANDS += ("dap.encoding.onnx", "dap.publishing.import_release", "dap.reports.merge")
+BUSY = "another run is at work on it"
+
+
+# ------------------------------------------------------------------------------------------ how they end
+
+
+@pytest.fixture(params=COMMANDS)
+def main_that_raises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    """Runs a command's `main` in which something below raises."""
+
+    def run(error: type[BaseException]) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error("raised\n  below")
+
+        monkeypatch.setattr(ArgumentParser, "parse_args_into_dataclasses", fail)
+        monkeypatch.setattr("dap.reports.merge.read_report", fail)
+        import_module(request.param).main(["a.json"] if request.param == "dap.reports.merge" else [])
+
+    return run
+
+
+@pytest.mark.parametrize("error", [UserError, FileNotFoundError, OSError, FloatingPointError])
+def test_what_a_user_can_mend_is_one_line(main_that_raises: Callable[[type], None], error: type) -> None:
+    with pytest.raises(SystemExit) as end:
+        main_that_raises(error)
+    assert end.value.code == "error: raised below"  # text on stderr is status 1
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError])
+def test_a_bug_keeps_its_traceback(main_that_raises: Callable[[type], None], error: type) -> None:
+    with pytest.raises(error, match="raised") as bug:
+        main_that_raises(error)
+    assert bug.type is error
+
+
+def test_ctrl_c_is_one_line_and_status_130(
+    main_that_raises: Callable[[type], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main_that_raises(KeyboardInterrupt)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_systems_errors_name_the_file_first(tmp_path: Path) -> None:
+    @command
+    def main(argv: list[str] | None = None) -> None:
+        (tmp_path / "absent").read_text()
+
+    with pytest.raises(SystemExit, match=f"^error: {tmp_path}/absent: No such file or directory$"):
+        main()
+
+
+def test_a_process_ends_with_status_1_and_that_line_alone(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "dap.reports.merge", str(tmp_path / "absent.json")]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path}/absent.json: No such file or directory\n"
+
+
+def test_refusals_of_libraries_become_ours_and_name_what_is_refused() -> None:
+    with pytest.raises(UserError, match="^a wrong value$"), refusals():
+        raise ValueError("a wrong\n value")
+    with pytest.raises(UserError, match="^--model m: not there$"), refusals("--model m"):
+        raise OSError("not there")
+    with pytest.raises(FileNotFoundError), refusals():
+        raise FileNotFoundError
+    with pytest.raises(TypeError), refusals("--model m"):
+        raise TypeError
+
+
+def test_a_damaged_model_and_a_refused_configuration_are_one_line(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_bert_dir, tmp_path / "model")
+    flags = [
+        "--model_name_or_path",
+        str(model),
+        "--train_data",
+        str(bitext_dir),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    with pytest.raises(SystemExit, match="^error: .*tr_temperature"):
+        train_dap.main([*flags, "--tr_temperature", "-1", "--max_steps", "1", "--use_cpu"])
+    (model / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(SystemExit, match=f"^error: --model_name_or_path {model}: "):
+        eval_retrieval.main(["--model", str(model), "--data_dir", str(bitext_dir)])
+    with pytest.raises(SystemExit, match="^error: "):
+        train_dap.main([*flags, "--max_steps", "1", "--use_cpu"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_tells_each_default_once_and_only_where_there_is_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        import_module(name).main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
+    assert not re.search(r"\(default: (None|False|\[\])\)", text)
+    assert not re.search(r"[dD]efault(?:(?! --)[^()])*\. \(default:", text)
+
+
+# ---------------------------------------------------------------------------------- what they do not write
+
+
+def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
+    """A short command line, whose model need not be there."""
+    write = {"eval_retrieval": "--output_file", "mine_bitext": "--output"}.get(name, "--output_dir")
+    start = {
+        "train_dap": ["--train_data", str(text), "--model_name_or_path", model, "--use_cpu"],
+        "run_xnli": ["--train_data", "absent.tsv", "--data_dir", "absent", "--model_name_or_path", model, "--use_cpu"],
+        "eval_retrieval": ["--data_dir", str(text), "--model", model],
+        "mine_bitext": [str(text / "a.de"), str(text / "a.en"), "--model", model],
+        "push_to_hub": [model, "--repo_id", "user/a", "--dry_run"],
+    }
+    return [*start[name], write, str(out)]
+
+
+def test_no_output_takes_the_place_of_an_input_or_of_a_models_file(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    model = str(shutil.copytree(tiny_bert_dir, tmp_path / "model"))
+    before = {path: path.read_bytes() for path in Path(model).iterdir()}
+    text = bitext_dir / "de-en.tsv"
+    for out, why in ((text, "the input"), (Path(model, "config.json"), "a file of the model")):
+        with pytest.raises(UserError, match=f"^--output_file {out} would overwrite {why} "):
+            eval_retrieval.run(argv_of("eval_retrieval", model, bitext_dir, out))
+    for out in ("model.safetensors", "tokenizer.json", "onnx/model.onnx", "1_Pooling/config.json"):
+        with pytest.raises(UserError, match="would overwrite a file of the model"):
+            mine_bitext.run(argv_of("mine_bitext", model, bitext_dir, Path(model, out)))
+    for run in (train_dap.run, run_xnli.run):
+        with pytest.raises(UserError, match=f"^--output_dir {model} is the folder of the model"):
+            run(argv_of(run.__module__, model, bitext_dir, Path(model)))
+    assert {path: path.read_bytes() for path in Path(model).iterdir()} == before
+
+
+def test_results_may_lie_beside_a_models_files(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").touch()
+    check_outputs({"--output_file": tmp_path / "retrieval.json"}, model=tmp_path)
+    check_outputs({"--output_file": tmp_path.parent / "config.json"}, model=tmp_path)
+    for name in ("tokenizer.json", "onnx/model_quantized.onnx"):
+        with pytest.raises(UserError, match="a file of the model"):
+            check_outputs({"--output_file": tmp_path / name}, model=tmp_path / "onnx" / "model.onnx")
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match="^--output_dir .*file is a file: give a folder"),
+        guarded(folders={"--output_dir": tmp_path / "file"}),
+    ):
+        raise AssertionError("written into a file")
+    with (
+        pytest.raises(UserError, match="^--output_dir .*file/out cannot be written: .*Not a directory"),
+        guarded(folders={"--output_dir": tmp_path / "file" / "out"}),
+    ):
+        raise AssertionError("written below a file")
+
+
+# ------------------------------------------------------------------------------------- one run at a time
+
+
+@pytest.mark.parametrize("name", ["train_dap", "run_xnli", "eval_retrieval", "mine_bitext", "push_to_hub"])
+def test_what_another_run_writes_is_left_to_it(name: str, bitext_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = argv_of(name, str(tmp_path / "absent"), bitext_dir, out)
+    with claimed(out, beside=name in ("eval_retrieval", "mine_bitext")):
+        for _ in range(2):
+            with pytest.raises(SystemExit, match=f"^error: .* {out}: {BUSY}: wait"):
+                import_module(name).main(argv)
+    if name == "mine_bitext":
+        with claimed(Path(f"{out}.embeddings")), pytest.raises(SystemExit, match=f"--embeddings_dir .*: {BUSY}"):
+            mine_bitext.main(argv)
+    with pytest.raises(SystemExit, match=r"absent|a\.de"):  # the lock is free again
+        import_module(name).main(argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_process_that_writes_takes_the_lock(tmp_path: Path) -> None:
+    outputs = {"--output_dir": tmp_path / "out"}
+    with guarded(folders=outputs), guarded(folders=outputs, is_writer=False):
+        assert (tmp_path / "out").is_dir()
+
+
+def fork(work: Callable[[], None]) -> int:
+    """The id of a process that does the work and then waits to be killed; returns when the work is done."""
+    done, tell = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            work()
+            os.write(tell, b"!")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    assert os.read(done, 1) == b"!"
+    os.close(done)
+    return pid
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_killed_run_holds_nothing_even_where_a_process_that_it_forked_lives_on(tmp_path: Path, beside: bool) -> None:
+    path, note = tmp_path / "out", tmp_path / "pid"
+
+    held = claimed(path, beside=beside)
+
+    def hold() -> None:
+        held.__enter__()  # until the kill
+        note.write_text(str(fork(lambda: None)))
+
+    run = fork(hold)
+    try:
+        with pytest.raises(UserError, match=BUSY), claimed(path, beside=beside):
+            raise AssertionError("claimed twice")
+        os.kill(run, signal.SIGKILL)
+        os.waitpid(run, 0)
+        with claimed(path, beside=beside):
+            os.kill(int(note.read_text()), 0)  # it lives
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == [note]
+
+
+def test_a_refused_claim_leaves_the_folder_to_its_holder(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    with claimed(folder), pytest.raises(UserError, match=BUSY), claimed(folder):
+        raise AssertionError("claimed twice")
+    assert not folder.exists()
+    with claimed(folder):
+        (folder / "kept").touch()
+    assert (folder / "kept").is_file()
+
+
+def test_a_folder_that_was_taken_away_before_its_lock_is_claimed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, taken_away = tmp_path / "run", []
+    lock = import_module("dap.commands")._lock
+
+    def lock_too_late(handle: int, name: str) -> None:
+        if len(taken_away) < 2:  # as by another run that ends between the opening and the lock
+            folder.rmdir()
+            taken_away.append(folder)
+        lock(handle, name)
+
+    monkeypatch.setattr("dap.commands._lock", lock_too_late)
+    before = set(os.listdir("/proc/self/fd"))
+    with claimed(folder):
+        monkeypatch.undo()
+        assert folder.is_dir()
+        with pytest.raises(UserError, match=BUSY), claimed(folder):
+            raise AssertionError("claimed twice")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def test_json_is_read_whole_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json({"a": 1}, path)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json({"a": float("nan")}, path)
+    assert read_object(path) == read_json(path) == {"a": 1}
+    path.write_text('["x", NaN]')
+    with pytest.raises(UserError, match=r"a\.json: no JSON \(it holds NaN\)"):
+        read_json(path, finite=True)
+    with pytest.raises(UserError, match=r"a\.json: holds a JSON list, expected an object"):
+        read_object(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"a\.json: no JSON"):
+        read_json(path)
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    def stopped() -> None:
+        with whole_file(tmp_path / "new" / "a") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    pytest.raises(KeyboardInterrupt, stopped)
+    assert list((tmp_path / "new").iterdir()) == []
