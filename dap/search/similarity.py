@@ -139,7 +139,7 @@ def unit_rows(array: Array, name: str, start: int = 0, device: torch.device | No
         rows = array.detach().to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)
     else:
         rows = torch.from_numpy(np.array(array, np.float32, order="C")).to(device)
-    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)  # (N, 1), NaN where a value is
+    largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))  # (N, 1), NaN where a value is
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
@@ -262,9 +262,12 @@ def _group_maxima(block: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor, k: int) -> Tensor:
-    """Columns of the k largest values of each row, ascending; of equal values the first ones, unlike `topk`."""
-    values, chosen = values.clone(), []
+    """Columns of the k largest values of each row, ascending; of equal values the first ones, unlike `topk`.
+
+    They are replaced by -inf.
+    """
+    chosen = []
     for _ in range(min(k, values.shape[1])):
-        chosen.append(values.argmax(1, keepdim=True))  # (r, 1): the first of the largest
+        chosen.append(values.argmax(1, keepdim=True))  # (r, 1), the first of the largest
         values.scatter_(1, chosen[-1], -torch.inf)
     return torch.cat(chosen, 1).sort(1).values
