@@ -4,8 +4,8 @@
 
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
-`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that `dap.encoding.onnx`
-wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
+`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that
+`dap.publishing.onnx_export` wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
 
 Legend: `N` pairs of a language, `D` hidden size.
 """

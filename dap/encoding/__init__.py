@@ -3,7 +3,7 @@
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
 from dap.encoding.embeddings import SHARD_SIZE, Encoder, disk_full, embed_to_disk, model_fingerprint
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
-from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, export, require_packages
+from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_dimension
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "SentenceEncoder",
     "disk_full",
     "embed_to_disk",
-    "export",
     "hub_commit",
     "load_encoder",
     "longest_input",
