@@ -31,7 +31,7 @@ from dap.encoding import (
     embed_to_disk,
     model_fingerprint,
     reduced,
-    require_dimension,
+    require_reducible,
     tokens_of_a_batch,
 )
 from dap.errors import UserError
@@ -131,8 +131,8 @@ def evaluate(
     Raises:
         ValueError: a vector with NaN or infinity, whose sentence is named; or `truncate_dim` is above the vectors'.
     """
-    if truncate_dim is not None:
-        require_dimension(truncate_dim, encoder.encode([""]).shape[1])
+    if truncate_dim is not None or precision != "float32":
+        require_reducible(encoder.encode([""]).shape[1], truncate_dim, precision)
     sentences = [side for rows in pairs.values() for column in zip(*rows, strict=True) for side in column]
     if embeddings_dir is None:
         embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)
