@@ -20,10 +20,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
-from transformers.utils import logging as transformers_logging
 
 from configuration_dap import CHOICES
 from dap.errors import UserError
+from encoder_dap import load_masked_lm
 from losses_dap import pool
 from modeling_dap import DAPModel
 
@@ -337,14 +337,8 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 def _load_complete_model(name_or_path: str, **hub: Any) -> PreTrainedModel:
     """`AutoModel` in float32; heads that an encoder does not use are dropped, missing weights are an error."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        model, info = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, output_loading_info=True, **hub)
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
-    if missing:
+    model, names = load_masked_lm(name_or_path, AutoModel, dtype=torch.float32, **hub)
+    if missing := sorted(name for name in names if "pooler" not in name):
         raise UserError(f"{name_or_path} lacks {len(missing)} weights of its encoder, such as {missing[0]!r}")
     return model
 
