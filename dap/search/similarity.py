@@ -79,7 +79,7 @@ def mutual_neighbours(
     Raises:
         ValueError: wrong shapes, k out of range, or a row that is not finite (side and row are named).
     """
-    _check({"source": source, "target": target}, k, min(len(source), len(target)))
+    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     forward, backward = _search(source, target, k, True, bf16, progress, blocks)
     return Neighbours(*forward, *backward)
 
@@ -105,7 +105,7 @@ def nearest_neighbours(
     Raises:
         ValueError: as `mutual_neighbours`.
     """
-    _check({"queries": queries, "keys": keys}, k, len(keys))
+    require_searchable({"queries": queries, "keys": keys}, k, len(keys))
     return _search(queries, keys, k, False, False, False, blocks)[0]
 
 
@@ -154,8 +154,8 @@ def _require_matrix(array: Array, name: str) -> None:
         raise UserError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
 
 
-def _check(sides: dict[str, Array], k: int, most: int) -> None:
-    """Refuses what cannot be searched, before a search that may take hours."""
+def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
+    """Refuses two sides that cannot be searched, by their names, before a search that may take hours."""
     for name, array in sides.items():
         _require_matrix(array, name)
         for start in range(0, len(array), PART):
