@@ -4,8 +4,8 @@
 
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
-`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that `dap.encoding.onnx`
-wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
+`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that
+`dap.publishing.onnx_export` wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
 
 Legend: `N` pairs of a language, `D` hidden size.
 """
@@ -31,7 +31,7 @@ from dap.encoding import (
     embed_to_disk,
     model_fingerprint,
     reduced,
-    require_dimension,
+    require_reducible,
     tokens_of_a_batch,
 )
 from dap.errors import UserError
@@ -137,8 +137,8 @@ def evaluate(
     Raises:
         ValueError: a vector with NaN or infinity, whose sentence is named; or `truncate_dim` is above the vectors'.
     """
-    if truncate_dim is not None:
-        require_dimension(truncate_dim, encoder.encode([""]).shape[1])
+    if truncate_dim is not None or precision != "float32":
+        require_reducible(encoder.encode([""]).shape[1], truncate_dim, precision)
     sentences = [side for rows in pairs.values() for column in zip(*rows, strict=True) for side in column]
     if embeddings_dir is None:
         embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)

@@ -129,7 +129,8 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
 def find_onnx_export() -> Callable[[Path], Any]:
     """What exports a published folder's encoder into its `onnx/`; raises `ValueError` where that is not installed."""
     try:
-        from dap.encoding import export, require_packages
+        from dap.encoding import require_packages
+        from dap.publishing.onnx_export import export
 
         require_packages()
     except (ImportError, ValueError) as error:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder, export
+from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder
+from dap.publishing.onnx_export import export
 from dap.reports import machine, text_table, versions, write_json
 from dap.search import retrieval_accuracy
 from eval_retrieval import read_languages

@@ -25,7 +25,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import BertModel, PreTrainedTokenizerFast
 
 from dap.encoding.encoder import SentenceEncoder
-from dap.search.alignment import align_tokens
 
 PAIRS = synthetic_pairs("de", 12)
 EVIL = "<script>document.title='taken'</script> & <b>kaban</b>"
@@ -88,9 +87,6 @@ def ask(server: Any, path: str, **values: str) -> dict[str, Any]:
     return {"status": int(status), **json.loads(body)}
 
 
-# Alignment
-
-
 def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
     def cosine(a: list[float], b: list[float]) -> float:
         lengths = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
@@ -104,39 +100,6 @@ def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[i
         if column.index(max(column)) == s and source[s].any() and target[t].any():
             links.append([s, t])
     return links, table
-
-
-def test_alignment_equals_a_plain_loop() -> None:
-    random = np.random.default_rng(0)
-    for sizes in ((1, 1), (7, 4), (3, 11)):
-        source, target = (random.normal(size=(size, 5)).astype(np.float32) * 100 for size in sizes)
-        target[0] = 0  # no direction
-        links, similarity = align_tokens(source, target)
-        expected_links, expected = naive_alignment(source, target)
-        assert links.tolist() == expected_links
-        np.testing.assert_allclose(similarity, expected, atol=1e-6)
-        assert similarity.dtype == np.float32
-
-
-def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> None:
-    twice = np.ones((2, 3), np.float32)
-    assert align_tokens(twice, twice)[0].tolist() == [[0, 0]]
-    assert align_tokens(twice * 1e30, twice * 1e-30)[1].tolist() == [[1, 1], [1, 1]]
-    links, similarity = align_tokens(np.empty((0, 3)), twice)
-    assert (links.shape, similarity.shape) == ((0, 2), (0, 2))
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "words"),
-    [
-        (np.ones((2, 3)), np.ones((2, 4)), "3 dimensions, target states 4"),
-        (np.ones((2, 3)), np.array([[1.0, 1, 1], [1, np.nan, 1]]), "target states: token 1"),
-        (np.ones(3), np.ones((2, 3)), r"source states have shape \(3,\)"),
-    ],
-)
-def test_alignment_refuses_what_cannot_be_compared(source: np.ndarray, target: np.ndarray, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        align_tokens(source, target)
 
 
 # Tokens

@@ -34,6 +34,7 @@ NO_MODEL = (
 BY_THEMSELVES = {
     "dap.encoding.mteb",
     "dap.publishing.import_release",
+    "dap.publishing.onnx_export",
     "dap.xnli.metric",
 }  # slow, or a command
 

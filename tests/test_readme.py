@@ -40,7 +40,7 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
         ("run_xnli.py", ("dap.xnli.arguments",)),
         ("prepare_data.py", ("prepare_data", "dap.prepare.filters")),
         ("push_to_hub.py", ("push_to_hub",)),
-        ("-m dap.encoding.onnx", ("dap.encoding.onnx",)),
+        ("-m dap.publishing.onnx_export", ("dap.publishing.onnx_export",)),
     ],
 )
 def test_flags_in_readme_are_those_of_the_commands(program: str, modules: tuple[str, ...]) -> None:

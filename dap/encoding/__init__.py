@@ -3,8 +3,8 @@
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
 from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, model_fingerprint
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
-from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, export, require_packages
-from dap.encoding.precision import PRECISIONS, reduced, require_dimension
+from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
+from dap.encoding.precision import PRECISIONS, reduced, require_reducible
 
 __all__ = [
     "Encoder",
@@ -17,13 +17,12 @@ __all__ = [
     "SHARD_SIZE",
     "SentenceEncoder",
     "embed_to_disk",
-    "export",
     "hub_commit",
     "load_encoder",
     "longest_input",
     "model_fingerprint",
     "reduced",
-    "require_dimension",
     "require_packages",
+    "require_reducible",
     "tokens_of_a_batch",
 ]

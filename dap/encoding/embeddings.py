@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import UserError
 from dap.files import disk_full, whole_file
+from dap.tokenizers import tokenizer_state
 
 #: Sentences of a shard: what a kill may lose, and the unit that processes share.
 SHARD_SIZE = 16384
@@ -44,7 +45,7 @@ def model_fingerprint(encoder: Encoder) -> str:
     model, digest = encoder.model, hashlib.sha256(FORMAT.encode())
     tokenizer = getattr(encoder, "tokenizer", None) or model.tokenizer
     settings = (encoder.pooling, encoder.prefix, encoder.max_seq_length, encoder.bf16, str(model))
-    for part in (settings, _config(getattr(model, "config", None)), _tokenizer(tokenizer)):
+    for part in (settings, _config(getattr(model, "config", None)), tokenizer_state(tokenizer)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if "pooler" not in name.split("."):
@@ -59,14 +60,6 @@ def _config(config: Any) -> Any:
     if not isinstance(content, dict):
         return content
     return {key: _config(value) for key, value in content.items() if key not in ORIGIN}
-
-
-def _tokenizer(tokenizer: Any) -> Any:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
-    content = json.loads(backend.to_str())
-    return {key: value for key, value in content.items() if key not in ("truncation", "padding")}  # left by each call
 
 
 def embed_to_disk(

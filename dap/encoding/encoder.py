@@ -18,13 +18,13 @@ from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers.utils import ModelOutput
 
-import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from configuration_dap import CHOICES
 from dap.errors import UserError
 from dap.files import read_json
-from encoder_dap import pool
+from encoder_dap import load_masked_lm, pool
+from modeling_dap import DAPModel
 
 logger = logging.getLogger(__name__)
 
@@ -164,27 +164,34 @@ class SentenceEncoder:
             return []
         tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
         states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(sentences)
-        for rows, hidden, _ in self._forward(tokens["input_ids"], token_budget):
-            for row, row_states in zip(rows, hidden.cpu().numpy(), strict=True):
+        for rows, out, _ in self._forward(tokens["input_ids"], token_budget):
+            for row, row_states in zip(rows, out.last_hidden_state.float().cpu().numpy(), strict=True):
                 spans = zip(tokens["special_tokens_mask"][row], tokens["offset_mapping"][row], strict=True)
                 keep = [i for i, (special, (_, end)) in enumerate(spans) if not special and end > len(self.prefix)]
                 states[row] = row_states[keep]  # (S_i, D)
         return states
 
     @property
+    def backbone(self) -> PreTrainedModel:
+        """The plain encoder, which of a DAP model is a part."""
+        return self.model.encoder if isinstance(self.model, DAPModel) else self.model
+
+    @property
     def hidden_size(self) -> int:
         """`D`, the length of a vector."""
-        config = self.model.config
-        return getattr(config, "encoder_config", config).hidden_size
+        return self.backbone.config.hidden_size
 
     def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
         input_ids = self._tokenize(sentences)["input_ids"]
         bar.total += sum(map(len, input_ids))  # tokens, not sentences: the longest come first
         result = torch.zeros(len(sentences), self.hidden_size, device=self.model.device)  # (N, D)
-        for rows, hidden, mask in self._forward(input_ids, token_budget):
-            result[torch.tensor(rows, device=result.device)] = pool(hidden, mask, self.pooling)  # (B, D)
+        for rows, out, mask in self._forward(input_ids, token_budget):
+            result[torch.tensor(rows, device=result.device)] = self._pool(out, mask)  # (B, D)
             bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()
+
+    def _pool(self, out: ModelOutput, mask: Tensor) -> Tensor:
+        return pool(out.last_hidden_state.float(), mask, self.pooling)
 
     def _tokenize(self, sentences: Sequence[str], **wanted: bool) -> dict[str, list]:
         text = [self.prefix + sentence for sentence in sentences]
@@ -193,16 +200,18 @@ class SentenceEncoder:
             text, truncation=True, max_length=limit, return_attention_mask=False, verbose=False, **wanted
         )
 
-    def _forward(self, input_ids: list[list[int]], token_budget: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yields each batch, longest first: row numbers, states (B, S, D) float32, attention mask (B, S)."""
+    def _forward(
+        self, input_ids: list[list[int]], token_budget: int
+    ) -> Iterator[tuple[list[int], ModelOutput, Tensor]]:
+        """Yields each batch, longest first: row numbers, what the encoder gives, attention mask (B, S)."""
         device = self.model.device
         full = FULL_CPU_BATCH if device.type == "cpu" else token_budget
         with torch.inference_mode(), _eval_mode(self.model):
             for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
                 ids, mask = self._pad([input_ids[row] for row in rows])
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                    hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, S, D)
-                yield rows, hidden.float(), mask
+                    out = self.backbone(input_ids=ids, attention_mask=mask)
+                yield rows, out, mask
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         width, pad = max(map(len, rows)), self.tokenizer.pad_token_id or 0
@@ -274,16 +283,13 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
     [[1, 3], [5], [0, 2]]
     """
     batches: list[list[int]] = []
-    room = 0  # rows that the current batch can still take
-    for row in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):
-        length = lengths[row]
-        longest = lengths[batches[-1][0]] if batches else length
-        if room and (length == longest or len(batches[-1]) * longest < full):
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
+        width = lengths[batches[-1][0]] if batches else 0
+        size = width * len(batches[-1]) if batches else 0  # tokens, padding included
+        if size and size + width <= token_budget and (size < full or lengths[row] == width):
             batches[-1].append(row)
-            room -= 1
         else:
             batches.append([row])
-            room = max(1, token_budget // length) - 1
     return batches
 
 
@@ -330,14 +336,8 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 def _load_complete_model(name_or_path: str, **hub: Any) -> PreTrainedModel:
     """`AutoModel` in float32; heads that an encoder does not use are dropped, missing weights are an error."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        model, info = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, output_loading_info=True, **hub)
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
-    if missing:
+    model, names = load_masked_lm(name_or_path, AutoModel, dtype=torch.float32, **hub)
+    if missing := sorted(name for name in names if "pooler" not in name):
         raise UserError(f"{name_or_path} lacks {len(missing)} weights of its encoder, such as {missing[0]!r}")
     return model
 

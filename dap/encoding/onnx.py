@@ -1,112 +1,22 @@
-"""An encoder as ONNX: pooling and normalisation inside the graph, checked against the model that it comes from.
-
-    python -m dap.encoding.onnx CHECKPOINT OUT [--int8]
-
-`OUT/onnx/model.onnx` takes `input_ids` and `attention_mask` (B, S) and gives `last_hidden_state` (B, S, D) and
-`sentence_embedding` (B, D), of length 1: the names that Optimum and text-embeddings-inference look for. `--int8` adds
-`model_quantized.onnx`. Both say how they pool, and `OnnxEncoder` runs them. Needs the extra `onnx`.
+"""An encoder from a file that `dap.publishing.onnx_export` wrote, run by onnxruntime on the CPU.
 
 Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 """
 
 import glob
 import hashlib
-import logging
-import os
 import sys
-import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from configuration_dap import CHOICES
-from dap.arguments import ArgumentParser
-from dap.commands import command, guarded
-from dap.encoding.encoder import FULL_CPU_BATCH, SentenceEncoder, length_batches, longest_input
-from dap.errors import UserError, refusals
-from dap.search import unit_rows
-from encoder_dap import pool
-from modeling_dap import DAPModel
+from dap.encoding.encoder import SentenceEncoder
+from dap.errors import UserError
 
 FLOAT32, INT8 = "model.onnx", "model_quantized.onnx"
-INPUTS, OUTPUTS = ("input_ids", "attention_mask"), ("last_hidden_state", "sentence_embedding")
-#: Largest difference of an entry of a vector of length 1 from the model's own.
-TOLERANCE = 1e-4
-#: Bytes of weights from which on they get a file of their own: a protocol buffer holds 2 GiB.
-ONE_FILE = 1_900_000_000
-TEXT = "Guten Morgen! Доброе утро, мир. 我喜欢喝茶。 Habari ya asubuhi? "
-#: One character to more tokens than any model has positions for.
-PROBE = (*(TEXT[:end] for end in (1, 5, 12, 30, 60)), TEXT * 3, TEXT * 400)
-
-
-class _SentenceModel(nn.Module):
-    """What the graph computes: token states (B, S, D) and the sentence vectors (B, D), of length 1."""
-
-    def __init__(self, model: nn.Module, pooling: str) -> None:
-        super().__init__()
-        self.model, self.pooling = model, pooling
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state  # (B, S, D)
-        return states, F.normalize(pool(states, attention_mask, self.pooling), dim=1)
-
-
-def export(
-    model: str | Path | SentenceEncoder,
-    output: Path | None = None,
-    int8: bool = False,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    pooling: str | None = None,
-) -> Path:
-    """Write `onnx/model.onnx` and, with `int8`, `onnx/model_quantized.onnx`; gives the path of the former.
-
-    Nothing is written unless the graph gives the encoder's vectors, for several batch sizes and lengths and with
-    padding. Another folder than the checkpoint's also gets the tokenizer and the encoder's config.
-
-    Args:
-        model: a checkpoint's folder or Hub id, or an encoder, which has its own pooling.
-        output: an empty folder, or the checkpoint's own (None).
-        pooling: "cls" or "mean"; None: the checkpoint's.
-
-    Raises:
-        ValueError: the packages of the extra `onnx` are missing, the folder is not empty, the encoder cannot be
-            loaded or runs in bfloat16, or the vectors differ by more than `TOLERANCE`.
-    """
-    require_packages()
-    folder = _folder(model, output)
-    is_own = not isinstance(model, SentenceEncoder) and Path(model).resolve() == folder.resolve()
-    if not is_own and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty: give a new folder, or the checkpoint's own")
-    encoder = _encoder(model, pooling, trust_remote_code, revision)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as temporary:
-        path = Path(temporary, FLOAT32)
-        _write_graph(encoder, path)
-        _require_same_vectors(encoder, path)
-        if int8:
-            quantize(path, path.with_name(INT8))
-            print(f"{INT8}: smallest cosine with those vectors {_closeness(path, encoder.tokenizer):.3f}")
-        _move_all(Path(temporary), folder / "onnx")
-    if not is_own:
-        if encoder.tokenizer.is_fast:  # else the last call's are saved, which other runtimes would obey
-            encoder.tokenizer.backend_tokenizer.no_truncation()
-            encoder.tokenizer.backend_tokenizer.no_padding()
-        encoder.tokenizer.save_pretrained(folder)
-        backbone = encoder.model.encoder if isinstance(encoder.model, DAPModel) else encoder.model
-        backbone.config.save_pretrained(folder)
-    return folder / "onnx" / FLOAT32
 
 
 def require_packages() -> None:
@@ -116,142 +26,6 @@ def require_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error}: pip install 'dap-transformers[onnx]'") from error
-
-
-def _folder(model: str | Path | SentenceEncoder, output: Path | None) -> Path:
-    if output is not None:
-        return Path(output)
-    if isinstance(model, SentenceEncoder) or not Path(model).is_dir():
-        raise UserError("only a checkpoint's own folder can take the files: give output")
-    return Path(model)
-
-
-def _encoder(
-    model: str | Path | SentenceEncoder, pooling: str | None, trust_remote_code: bool, revision: str | None
-) -> SentenceEncoder:
-    if isinstance(model, SentenceEncoder):
-        if model.bf16:
-            raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
-        return model
-    with refusals(str(model)):
-        return SentenceEncoder.from_pretrained(
-            str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
-        )
-
-
-def _move_all(source: Path, folder: Path) -> None:
-    """Puts finished files into `onnx/`, in place of those of an earlier export."""
-    folder.mkdir(exist_ok=True)
-    for stale in folder.glob("model*.onnx*"):
-        stale.unlink()
-    for file in source.iterdir():
-        os.replace(file, folder / file.name)
-
-
-def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
-    device, training = encoder.model.device, encoder.model.training
-    ids = torch.arange(14, device=device).view(2, 7)  # any ids: sizes of 0 and 1 would be taken for constants
-    mask = (ids < 12).long()
-    shapes = dict.fromkeys(INPUTS, {0: "batch", 1: "sequence"})
-    graph = _SentenceModel(encoder.model, encoder.pooling).eval()
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                graph, (ids, mask), dynamo=True, verbose=False, dynamic_shapes=shapes,
-                input_names=INPUTS, output_names=OUTPUTS,
-            )  # fmt: skip
-    finally:
-        encoder.model.train(training)
-    program.model.metadata_props.update(_settings(encoder))
-    _save(program.model, path, sum(tensor.nbytes for tensor in encoder.model.state_dict().values()))
-
-
-def _save(graph: Any, path: Path, size: int) -> None:
-    """Writes a graph with weights of so many bytes, which Optimum wants in `model.onnx_data` if they do not fit.
-
-    The exporter notes at each node the lines of code that it comes from, with the paths of this machine: they go.
-    """
-    import onnx_ir
-    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
-
-    ClearMetadataAndDocStringPass()(graph)
-    onnx_ir.save(graph, path, external_data=f"{path.name}_data" if size > ONE_FILE else None)
-
-
-def _settings(encoder: SentenceEncoder) -> dict[str, str]:
-    """What the file says about itself, as text."""
-    positions = longest_input(encoder.model)
-    return {
-        "pooling": encoder.pooling,
-        "prefix": encoder.prefix,
-        "max_seq_length": str(encoder.max_seq_length),
-        "positions": "" if positions is None else str(positions),
-        "hidden_size": str(encoder.hidden_size),
-    }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that the graph does not need."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _require_same_vectors(encoder: SentenceEncoder, path: Path) -> None:
-    found = difference(encoder, path)
-    print(f"{path.name}: largest difference from the model's vectors {found:.1e}")
-    if not found <= TOLERANCE:
-        raise UserError(f"the graph's vectors differ from the model's by {found:.1e}, above {TOLERANCE}: not written")
-
-
-def difference(encoder: SentenceEncoder, path: Path) -> float:
-    """Largest difference of an entry of the vectors, both of length 1, over single sentences and padded batches.
-
-    The longest sentence fills all the positions that the model has, or 512.
-    """
-    longest = longest_input(encoder.model) or 512
-    ours = SentenceEncoder(encoder.model, encoder.tokenizer, encoder.pooling, encoder.prefix, longest)
-    graph, worst = OnnxEncoder(path, encoder.tokenizer, max_seq_length=longest), 0.0
-    for token_budget in (1, 64, 4096):
-        expected = unit_rows(ours.encode(PROBE, token_budget), "vectors").numpy()  # (N, D)
-        worst = max(worst, float(np.abs(graph.encode(PROBE, token_budget) - expected).max()))
-    return worst
-
-
-def _closeness(path: Path, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Smallest cosine of the vectors of a graph and its int8 form, over the probe's sentences."""
-    exact, coarse = (OnnxEncoder(file, tokenizer).encode(PROBE) for file in (path, path.with_name(INT8)))  # (N, D)
-    return float((exact * coarse).sum(1).min())
-
-
-def quantize(path: Path, quantized: Path) -> None:
-    """Write the graph with its weights, word embeddings included, as int8; activations follow at run time.
-
-    Each column of a matrix has its own scale: a common one takes as much room and lost 1.6 points of accuracy
-    where this lost none. The scale of the activations is that of the batch, so that a vector depends a little on
-    the sentences beside it.
-    """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    logging.getLogger().addFilter(_no_preprocessing)
-    try:
-        quantize_dynamic(path, quantized, weight_type=QuantType.QInt8, per_channel=True)
-    finally:
-        logging.getLogger().removeFilter(_no_preprocessing)
-
-
-def _no_preprocessing(record: logging.LogRecord) -> bool:
-    """Drops the advice to prepare the graph, which the exporter has done."""
-    return "pre-processing" not in record.getMessage()
 
 
 class _Session(nn.Module):
@@ -268,17 +42,14 @@ class _Session(nn.Module):
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.settings: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
         if not {"pooling", "hidden_size"} <= set(self.settings):
-            raise UserError(f"{path} was not written by dap.onnx_export: it does not say how it pools")
+            raise UserError(f"{path} was not written by dap.publishing.onnx_export: it does not say how it pools")
         self.config = PreTrainedConfig(hidden_size=int(self.settings["hidden_size"]))
         self.register_buffer("sha256", torch.tensor(list(_digest(path)), dtype=torch.uint8))  # (32,)
 
-    def run(self, output: str, input_ids: Tensor, attention_mask: Tensor) -> np.ndarray:
-        """One output of a batch."""
-        arrays = (input_ids.numpy(), attention_mask.numpy())
-        return self.session.run([output], dict(zip(INPUTS, arrays, strict=True)))[0]
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutputWithPooling:
-        return BaseModelOutputWithPooling(torch.from_numpy(self.run(OUTPUTS[0], input_ids, attention_mask)))
+        inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()}
+        states, vectors = self.session.run(["last_hidden_state", "sentence_embedding"], inputs)
+        return BaseModelOutputWithPooling(torch.from_numpy(states), torch.from_numpy(vectors))
 
 
 def _digest(path: Path) -> bytes:
@@ -295,7 +66,7 @@ class OnnxEncoder(SentenceEncoder):
     """`SentenceEncoder` on an exported file, run by onnxruntime on the CPU; its vectors have length 1.
 
     Args:
-        path: a file that `export` wrote.
+        path: a file that `dap.publishing.onnx_export` wrote.
         tokenizer: None takes the one in the file's folder, or in the folder above `onnx/`.
         prefix, max_seq_length: None takes those of the exported encoder.
 
@@ -325,53 +96,5 @@ class OnnxEncoder(SentenceEncoder):
             tokenizer = AutoTokenizer.from_pretrained(folder)
         super().__init__(model, tokenizer, own["pooling"], own["prefix"] if prefix is None else prefix, length)
 
-    def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
-        input_ids = self._tokenize(sentences)["input_ids"]
-        bar.total += sum(map(len, input_ids))
-        result = np.zeros((len(sentences), self.hidden_size), np.float32)  # (N, D)
-        for rows in length_batches([len(ids) for ids in input_ids], token_budget, FULL_CPU_BATCH):
-            batch = self._pad([input_ids[row] for row in rows])
-            result[rows] = self.model.run(OUTPUTS[1], *batch)  # (B, D)
-            bar.update(sum(len(input_ids[row]) for row in rows))
-        return result
-
-
-@dataclass
-class ExportArguments:
-    """What is exported."""
-
-    int8: bool = field(default=False, metadata={"help": "Add the graph with int8 weights."})
-    pooling: str | None = field(
-        default=None, metadata={"help": "Default: the checkpoint's.", "choices": list(CHOICES["pooling"])}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if CHECKPOINT is a Hub id."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the checkpoint carries."})
-
-
-def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Exports as the command line says; gives the bytes of each file by its path within OUT.
-
-    Raises:
-        ValueError, FileNotFoundError, OSError: as `export` and loading do.
-    """
-    parser = ArgumentParser(ExportArguments, allow_abbrev=False)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
-    parser.add_argument("out", metavar="OUT", help="Folder to write: empty, not there, or CHECKPOINT itself.")
-    args, rest = parser.parse_args_into_dataclasses(args=argv)
-    with guarded(folders={"OUT": rest.out}):
-        export(rest.checkpoint, Path(rest.out), **vars(args))
-    files = {path.relative_to(rest.out).as_posix(): path.stat().st_size for path in Path(rest.out, "onnx").iterdir()}
-    for name, size in sorted(files.items()):
-        print(f"{size:>13,}  {name}")
-    return files
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
-
-
-if __name__ == "__main__":
-    main()
+    def _pool(self, out: BaseModelOutputWithPooling, mask: Tensor) -> Tensor:
+        return out.pooler_output  # the graph has pooled and divided by the length

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 import configuration_dap
 from configuration_dap import DAPConfig
@@ -29,7 +28,8 @@ from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.carried_code import copy_code
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
-from modeling_dap import DAPForPreTraining, DAPModel
+from encoder_dap import load_masked_lm
+from modeling_dap import DAPForPreTraining
 
 LAYOUTS = ("plain", "dap")
 #: The probe covers scripts, a single letter, and more tokens than any maximum length that is usual.
@@ -95,7 +95,7 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
         if published.layout == "dap":
             write_pretraining(checkpoint, encoder.tokenizer, folder)
         else:
-            write_backbone(encoder.model, encoder.tokenizer, folder)
+            write_backbone(encoder.backbone, encoder.tokenizer, folder)
             if published.heads:
                 write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
                 copy_code(folder)  # where Transformers looks for it, whatever the subfolder
@@ -184,7 +184,7 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
     is_dap = config.model_type == DAPConfig.model_type
     modules = _read(checkpoint / "modules.json") or []
     library = _read(checkpoint / "config_sentence_transformers.json")
-    backbone = _backbone(encoder.model)
+    backbone = encoder.backbone
     return Published(
         layout=options.layout,
         heads=options.with_heads or options.layout == "dap",
@@ -201,13 +201,8 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
     )
 
 
-def _backbone(model: PreTrainedModel) -> PreTrainedModel:
-    return model.encoder if isinstance(model, DAPModel) else model
-
-
-def write_backbone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_backbone(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save the plain encoder without pooler, whose weights no objective of ours trains, and its tokenizer."""
-    backbone = _backbone(model)
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None
     if not type(backbone).__module__.startswith("transformers."):
@@ -223,13 +218,8 @@ def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, fold
     Raises:
         ValueError: heads are missing.
     """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        model, info = DAPForPreTraining.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
-    finally:
-        logging.set_verbosity(verbosity)
-    if missing := sorted(info["missing_keys"]):
+    model, missing = load_masked_lm(checkpoint, DAPForPreTraining, dtype=torch.float32)
+    if missing := sorted(missing):
         raise UserError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dap.errors import UserError
-from dap.search.similarity import nearest_neighbours
+from dap.search.similarity import nearest
 
 Arrays = Sequence[np.ndarray]
 
@@ -179,25 +179,25 @@ def _link_set(links: Arrays) -> set[tuple[int, int, int]]:
 def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, int]:
     """Accuracy in percent of the linked queries, in the pool and in the sentence, and their number Q."""
     first_query, first_key = (np.cumsum([0, *map(len, side)]) for side in (queries, keys))  # (P + 1,)
+    linked = set()
     for row, i, j in _link_set(links):
         if not (0 <= i < len(queries[row]) and 0 <= j < len(keys[row])):
             sizes = f"{len(queries[row])} and {len(keys[row])} tokens"
             raise UserError(f"pair {row}: a link ({i}, {j}) between sentences of {sizes}: count both from 0")
-    linked = {(first_query[row] + i, first_key[row] + j) for row, i, j in _link_set(links)}
+        linked.add((first_query[row] + i, first_key[row] + j))
     asked = np.array(sorted({query for query, _ in linked}), np.int64)  # (Q,)
     states = np.concatenate(queries)[asked]  # (Q, D)
-    pool = nearest_neighbours(states, np.concatenate(keys))[1][:, 0]  # (Q,)
-    places = [_nearest(*pair) + first for *pair, first in zip(queries, keys, first_key, strict=False)]
-    found = (pool, np.concatenate(places)[asked])
-    hits = [
-        sum((i, j) in linked and says for i, j, says in zip(asked, each, states.any(1).tolist())) for each in found
+    in_pool = nearest(states, np.concatenate(keys))  # (Q,)
+    in_sentence = np.full(int(first_query[-1]), -1)
+    for row in range(len(links)):
+        if len(links[row]):
+            found = align_tokens(queries[row], keys[row])[1].argmax(1)  # (S,)
+            in_sentence[first_query[row] : first_query[row + 1]] = first_key[row] + found
+    accuracies = [
+        100 * sum((i, j) in linked and says for i, j, says in zip(asked, found, states.any(1).tolist())) / len(asked)
+        for found in (in_pool, in_sentence[asked])
     ]
-    return 100 * hits[0] / len(asked), 100 * hits[1] / len(asked), len(asked)
-
-
-def _nearest(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Number of the key of highest cosine for each query, 0 where there are no keys."""
-    return align_tokens(queries, keys)[1].argmax(1) if len(keys) else np.zeros(len(queries), np.int64)
+    return accuracies[0], accuracies[1], len(asked)
 
 
 def _unit(states: np.ndarray, side: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dap.errors import UserError
-from dap.search.similarity import Array, Neighbours, nearest_neighbours, unit_rows
+from dap.search.similarity import Array, Neighbours, nearest_neighbours, require_searchable, unit_rows
 
 #: Rows that are added or searched at a time.
 PART = 4096
@@ -41,8 +41,7 @@ def approximate_neighbours(
     Raises:
         ValueError: faiss is not installed or refuses the index, k out of range, or a row that is not finite.
     """
-    if not 1 <= k <= min(len(source), len(target)):
-        raise UserError(f"k={k} with {len(source)} source and {len(target)} target rows: choose at most the fewer")
+    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     total = 2 * (len(source) + len(target))
     with tqdm(total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress) as bar:
         forward = _search(source, "source", target, "target", k, index, bar)
@@ -135,12 +134,7 @@ def _training_rows(keys: Array, key_name: str, wanted: int) -> np.ndarray:
     rows = np.empty((-(-len(keys) // step), keys.shape[1]), np.float32)
     for start in range(0, len(rows), PART):
         part = keys[start * step : (start + PART) * step : step]
-        try:
-            rows[start : start + PART] = unit_rows(part, key_name).cpu().numpy()
-        except ValueError:
-            for number in range(start * step, len(keys), step):
-                unit_rows(keys[number : number + 1], key_name, number)  # names the row by its number among all
-            raise
+        rows[start : start + PART] = unit_rows(part, key_name).cpu().numpy()
     return rows
 
 

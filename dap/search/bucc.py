@@ -81,19 +81,13 @@ def default_protocol(folder: str | Path, pair: str) -> str:
     """The protocol "training-optimal", or "sample" where there is a sample and no file of a training split.
 
     Raises:
-        FileNotFoundError: neither split is there, or a file of the training split is missing; says which.
+        FileNotFoundError: neither split is there, or a file of it is missing; says which.
     """
-    try:
-        find_splits(folder, pair, "training-optimal")
-        return "training-optimal"
-    except FileNotFoundError as error:
-        if any(any(place.glob(f"{pair}.training.*")) for place in (Path(folder), Path(folder) / pair)):
-            raise
-        try:
-            find_splits(folder, pair, "sample")
-        except FileNotFoundError:
-            raise error from None
-        return "sample"
+    names = [path.name for place in (Path(folder), Path(folder) / pair) for path in place.glob(f"{pair}.*")]
+    splits = {name.removeprefix(f"{pair}.").split(".")[0] for name in names}
+    protocol = "sample" if splits & {"sample", "dev"} and "training" not in splits else "training-optimal"
+    find_splits(folder, pair, protocol)
+    return protocol
 
 
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
@@ -144,13 +138,10 @@ def read_gold(split: Split, source_ids: Mapping[str, int], target_ids: Mapping[s
         place, names = f"{split.gold}, line {number}", line.split("\t")
         if len(names) != 2:
             raise UserError(f"{place}: {line[:60]!r} is not two ids and a tab between them")
-        for name, ids, other, path in zip(
-            names, (source_ids, target_ids), (target_ids, source_ids), (split.source, split.target), strict=True
-        ):
+        source, target = (names[0], source_ids, split.source), (names[1], target_ids, split.target)
+        for (name, ids, path), (_, other, _) in ((source, target), (target, source)):
             if name not in ids:
-                hint = (
-                    "of the other side: are the languages swapped?" if name in other else "of the other side neither"
-                )
+                hint = "of the other side: are the languages swapped?" if name in other else "nor of the other side"
                 raise UserError(f"{place}: {name} is no id of {path}, {hint}")
         first = gold.setdefault((source_ids[names[0]], target_ids[names[1]]), number)
         if first != number:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dap.errors import UserError
-from dap.search.similarity import Neighbours, mutual_neighbours
+from dap.search.similarity import Neighbours, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class DistinctSentences:
             seen: dict[bytes, int] = {}
             for number, line in enumerate(lines, 1):
                 data = line.encode(errors="surrogatepass")
-                row = seen.setdefault(_digest(data), len(seen)) if line.strip() else -1
+                key = hashlib.blake2b(data, digest_size=16).digest()
+                row = seen.setdefault(key, len(seen)) if line.strip() else -1
                 rows.append(row)
                 if row == len(first_line):
                     first_line.append(number)
@@ -88,10 +89,6 @@ class DistinctSentences:
         for part in (np.array([len(self)]), np.array(self._ends), self.rows):
             digest.update(part.astype("<i8").tobytes())
         return digest.hexdigest()
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -210,12 +207,9 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") 
         return from_target.best_first()
     if retrieval == "intersection":
         return from_source[backward[forward] == np.arange(len(forward))].best_first()
-    both = [np.concatenate(part) for part in zip(_columns(from_source), _columns(from_target), strict=True)]
+    columns = ("scores", "source", "target")
+    both = (np.concatenate([getattr(pairs, name) for pairs in (from_source, from_target)]) for name in columns)
     return _one_pair_a_sentence(Pairs(*both).best_first(), len(forward), len(backward))
-
-
-def _columns(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return pairs.scores, pairs.source, pairs.target
 
 
 def _best(
@@ -256,15 +250,10 @@ def score_pairs(
     cosine = np.empty(len(source_rows))
     for start in range(0, len(source_rows), BLOCK):
         part = slice(start, start + BLOCK)
-        cosine[part] = (_unit(source[source_rows[part]]) * _unit(target[target_rows[part]])).sum(1)
+        own, other = unit_rows(source[source_rows[part]], "source"), unit_rows(target[target_rows[part]], "target")
+        cosine[part] = (own * other).sum(1).numpy()
     scores = margin_scores(cosine, source_mean[source_rows], target_mean[target_rows], margin)
     return Pairs(scores, source_rows, target_rows)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    rows = np.asarray(rows, np.float64)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
 
 
 def select(pairs: Pairs, threshold: float | None = None, top_n: int | None = None) -> Pairs:

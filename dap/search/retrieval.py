@@ -6,7 +6,7 @@ import numpy as np
 
 from dap.errors import UserError
 from dap.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
-from dap.search.similarity import Array, nearest_neighbours
+from dap.search.similarity import Array, nearest
 
 GROUPS: dict[int, tuple[str, ...]] = {14: TATOEBA_14, 28: TATOEBA_28, 36: TATOEBA_36}
 
@@ -30,12 +30,9 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     """
     if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
         raise UserError(f"{len(source_embeds)} source and {len(target_embeds)} target rows: retrieval needs pairs")
-    return _hits(source_embeds, target_embeds), _hits(target_embeds, source_embeds)
-
-
-def _hits(queries: Array, keys: Array) -> float:
-    _, found = nearest_neighbours(queries, keys)  # (N, 1)
-    return 100 * int((found[:, 0] == np.arange(len(found))).sum()) / len(found)
+    found = nearest(source_embeds, target_embeds), nearest(target_embeds, source_embeds)  # 2 × (N,)
+    forward, backward = (100 * int((lines == np.arange(len(lines))).sum()) / len(lines) for lines in found)
+    return forward, backward
 
 
 def group_averages(accuracies: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -56,9 +53,5 @@ def group_averages(accuracies: Mapping[str, tuple[float, float]]) -> dict[str, t
         complete[f"{len(benchmark)} of {len(TATOEBA_36)} languages"] = tuple(benchmark)
     if len(benchmark) < len(accuracies):
         complete[f"all {len(accuracies)} languages given"] = tuple(accuracies)
-    return {name: _mean([accuracies[code] for code in group]) for name, group in complete.items()}
-
-
-def _mean(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    forward, backward = np.mean(pairs, axis=0).tolist()
-    return forward, backward
+    means = {name: np.mean([accuracies[code] for code in group], axis=0) for name, group in complete.items()}
+    return {name: (float(forward), float(backward)) for name, (forward, backward) in means.items()}

@@ -5,7 +5,6 @@ Shapes: B pairs, S tokens. The order is: `corpus.load_bitext` → `splitting.spl
 it says otherwise. Streams that are tokenised have no end, so that all processes draw equal numbers of full batches.
 """
 
-import copy
 import hashlib
 import json
 import operator
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
+from dap.tokenizers import plain_backend, tokenizer_state
 
 SHUFFLE_BUFFER = 4000  # pairs a language
 SHORTEST = 3  # tokens: CLS, one of text, SEP
@@ -61,7 +61,7 @@ def tokenize_bitext(
     _check_tokenizer(tokenizer, max_seq_length)
     if shuffle_buffer < 0:
         raise UserError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
-    state, backend = _tokenizer_state(tokenizer), _backend(tokenizer, max_seq_length)
+    state, backend = tokenizer_state(tokenizer), _backend(tokenizer, max_seq_length)
     tokenized: dict[str, Any] = {}
     for language, dataset in datasets.items():
         if streaming != isinstance(dataset, IterableDataset):
@@ -89,19 +89,11 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) ->
         )
 
 
-def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of what the tokenizer does, free of the truncation and padding that earlier calls left in it."""
-    return hashlib.sha256(_backend(tokenizer).to_str().encode()).hexdigest()
-
-
-def _backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int | None = None) -> Tokenizer:
+def _backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
     """A copy that does what a call of the tokenizer would, and that nothing else can change."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    if max_seq_length is not None:
-        backend.encode_special_tokens = tokenizer.split_special_tokens
-        backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
+    backend = plain_backend(tokenizer)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
     return backend
 
 

@@ -6,7 +6,6 @@ lines and parquet have the fields `premise`, `hypothesis` and `label`. A label i
 entailment 0, neutral 1, contradiction 2; "-" or -1 marks a pair without a gold label, which is skipped and counted.
 """
 
-import copy
 import hashlib
 import json
 import logging
@@ -27,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from dap.errors import UserError
 from dap.languages import XNLI_LANGUAGES, to_iso1
 from dap.text import read_sentences
+from dap.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
 
@@ -351,7 +351,7 @@ def tokenize_nli(
         tokens = tokenizer(batch["premise"], batch["hypothesis"], **wanted)
         return {**tokens, "labels": batch["label"], "length": [len(ids) for ids in tokens["input_ids"]]}
 
-    state = (CACHE_VERSION, digest(dataset), _tokenizer_state(tokenizer), wanted)
+    state = (CACHE_VERSION, digest(dataset), tokenizer_state(tokenizer), wanted)
     key = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
     folder = Path(datasets_config.HF_DATASETS_CACHE, "dap-nli")
     folder.mkdir(parents=True, exist_ok=True)
@@ -378,16 +378,6 @@ def digest(dataset: Dataset) -> str:
     """
     content = json.dumps([dataset[name][:] for name in COLUMNS])
     return f"{len(dataset)} pairs, {hashlib.sha256(content.encode()).hexdigest()[:12]}"
-
-
-def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the tokenizer does, free of the truncation and padding that earlier calls left in it."""
-    if not tokenizer.is_fast:
-        return repr((tokenizer, sorted(tokenizer.get_vocab().items())))
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    return f"{backend.to_str()} {tokenizer.truncation_side} {tokenizer.model_input_names}"
 
 
 class StepLengthSampler(Sampler[int]):

@@ -9,10 +9,9 @@ import torch
 from conftest import REPOSITORY, synthetic_pairs, tiny_config
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from dap.encoding import onnx as onnx_export
-from dap.encoding.embeddings import model_fingerprint
-from dap.encoding.encoder import SentenceEncoder
-from dap.encoding.onnx import OnnxEncoder, export, run
+from dap.encoding import OnnxEncoder, SentenceEncoder, model_fingerprint
+from dap.publishing import onnx_export
+from dap.publishing.onnx_export import export, run
 from modeling_dap import DAPForPreTraining
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
