@@ -33,11 +33,7 @@ NO_MODEL = (
     "dap.reports",
     "dap.languages",
 )
-BY_THEMSELVES = {
-    "dap.encoding.mteb",
-    "dap.publishing.import_release",
-    "dap.xnli.metric",
-}  # slow, or a command
+BY_THEMSELVES = {"dap.encoding.mteb", "dap.publishing.import_release"}  # slow, or a command
 
 
 def own_modules() -> dict[str, Path]:
