@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
 import configuration_dap
@@ -25,7 +26,6 @@ from configuration_dap import DAPConfig
 from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
 from dap.errors import UserError
 from dap.publishing.card_results import dataset_name, require_different
-from dap.publishing.carried_code import copy_code
 from dap.publishing.hub import one_line, upload
 from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
 from dap.reports import write_json
@@ -97,8 +97,8 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
         else:
             write_backbone(encoder.model, encoder.tokenizer, folder)
             if published.heads:
-                write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
-                copy_code(folder)  # where Transformers looks for it, whatever the subfolder
+                model = write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
+                custom_object_save(model, folder)  # Transformers looks for code at the root, whatever the subfolder
         write_sentence_transformers_files(published, folder)
         _require_same_vectors(encoder, folder)
     return published
@@ -219,7 +219,7 @@ def write_backbone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
     save_tokenizer(tokenizer, longest_input(backbone), folder)
 
 
-def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> DAPForPreTraining:
     """Save the DAP checkpoint with its heads, its tokenizer, the whole `auto_map` and the code that it names.
 
     Raises:
@@ -235,9 +235,9 @@ def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, fold
         raise UserError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)
-    copy_code(folder)
     _scrub(folder / "config.json")
     save_tokenizer(tokenizer, longest_input(model), folder)
+    return model
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, limit: int | None, folder: Path) -> None:
