@@ -122,6 +122,13 @@ def test_pairs_without_a_gold_label_are_skipped_and_counted(tmp_path: Path, capl
     assert load_nli(source, limit=2)["premise"][:] == ["c", "g"]
 
 
+def test_a_dash_among_the_numbers_of_json_lines_is_no_label(tmp_path: Path) -> None:
+    rows = [{"premise": "2020-01-01", "hypothesis": "a", "label": label} for label in (0, "-", "neutral")]
+    source = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert load_nli(source)["label"][:] == [0, 1]
+    assert load_nli(source)["premise"][0] == "2020-01-01"  # text, no date
+
+
 def test_a_folder_is_read_by_split_and_language(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("test-sw.tsv", "test-deu.tsv.xz", "validation-en.jsonl", "train-en.parquet", "test-fi.tsv", "README"):
         (tmp_path / name).touch()
