@@ -7,95 +7,105 @@
 and a stopped one goes on from its checkpoint when the same command is given again.
 """
 
-import copy
 import json
 import logging
-import math
 import os
-import shutil
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import set_seed
-from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
+from transformers.trainer_utils import IntervalStrategy
 
+from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.encoding import SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
+from dap.files import read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
-from dap.reports import is_free, merge_seeds, report, text_table, write_json, xnli_table
-from dap.training import differences, find_resumable, has_ended, leave_together, load_ended
+from dap.reports import is_free, merge_seeds, report, text_table, xnli_table
+from dap.training import differences, leave_together
 from dap.xnli import (
-    DataArguments,
-    ModelArguments,
-    NLIData,
+    RESULT,
     NLISource,
-    XNLITrainer,
+    Task,
     XNLITrainingArguments,
-    accuracy,
-    build_classifier,
-    build_trainer,
     chosen_languages,
     find_nli,
     has_token_types,
+    measured,
     prepare_nli,
+    search,
     training_source,
 )
 from encoder_dap import require_encoder
-from modeling_dap import DAPForSequenceClassification, DAPModel
+from modeling_dap import DAPModel
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
-RECORD, RESULT = "run.json", "result.json"
+RECORD = "run.json"
 # Arguments that each run has for itself, or that only share a step's pairs out.
 OWN = {"seed", "seeds", "search", "learning_rate", "learning_rates", "selection", "keep_models"}
 OWN |= {"per_device_train_batch_size", "gradient_accumulation_steps"}
 
 
-def load_encoder(args: ModelArguments, max_seq_length: int) -> SentenceEncoder:
-    """The encoder with its tokenizer and pooling.
+@dataclass
+class ModelArguments:
+    """Which encoder; whatever it is, the classifier on it is of one shape and starts from random weights."""
 
-    Raises:
-        ValueError: it cannot be loaded, holds fewer positions, or is no encoder.
-    """
-    options = {"revision": args.revision, "trust_remote_code": args.trust_remote_code, "device": "cpu"}
-    with refusals(f"--model_name_or_path {args.model_name_or_path}"):
-        encoder = SentenceEncoder.from_pretrained(
-            args.model_name_or_path, args.pooling, prefix="", max_seq_length=max_seq_length, **options
-        )
-        if not isinstance(encoder.model, DAPModel):
-            require_encoder(encoder.model.config, args.model_name_or_path)
-    return encoder
-
-
-# ------------------------------------------------------------------------------------------- runs
+    model_name_or_path: str = field(
+        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."}
+    )
+    pooling: str | None = field(
+        default=None,
+        metadata={"help": "What the classifier gets, 'cls' as in the paper unless the checkpoint says otherwise.",
+                  "choices": list(CHOICES["pooling"])},
+    )  # fmt: skip
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
 
 
 @dataclass
-class Task:
-    """What all runs share."""
+class DataArguments:
+    """English pairs to fine-tune on, and dev and test sets by language."""
 
-    encoder: SentenceEncoder
-    data: NLIData
+    data_dir: str = field(
+        default="facebook/xnli", metadata={"help": "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id."}
+    )
+    train_data: str | None = field(
+        default=None,
+        metadata={"help": "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir."},
+    )
+    languages: list[str] | None = field(
+        default=None, metadata={"help": "Languages to test, such as 'en de sw'. Default: all of the 15 in data_dir."}
+    )
+    max_seq_length: int = field(default=128, metadata={"help": "Tokens a pair is cut to."})
+    max_train_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of the training data."})
+    max_test_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of each test set."})
 
 
 def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> Task:
-    """Encoder, and the text that this command needs."""
+    """Load the encoder, and read and tokenise the text that this command needs.
+
+    Raises:
+        ValueError: the encoder cannot be loaded, holds fewer positions or is none; data that is absent or damaged.
+    """
     found = find_nli(data.data_dir)
     source = training_source(data.train_data, found, data.data_dir)
     codes = chosen_languages(data.languages, found["test"], data.data_dir)
     dev = {code: found["dev"][code] for code in dev_languages(training, data, codes, found["dev"])}
     test = {code: found["test"][code] for code in codes}
-    encoder = load_encoder(model_args, data.max_seq_length)
+    options = {"revision": model_args.revision, "trust_remote_code": model_args.trust_remote_code, "device": "cpu"}
+    options |= {"prefix": "", "max_seq_length": data.max_seq_length}
+    with refusals(f"--model_name_or_path {model_args.model_name_or_path}"):
+        encoder = SentenceEncoder.from_pretrained(model_args.model_name_or_path, model_args.pooling, **options)
+        if not isinstance(encoder.model, DAPModel):
+            require_encoder(encoder.model.config, model_args.model_name_or_path)
     types, limits = has_token_types(encoder), (data.max_train_pairs, data.max_test_pairs)
-    return Task(encoder, prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, *limits))
+    text = prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, *limits)
+    return Task(encoder, text, training)
 
 
 def dev_languages(
@@ -116,13 +126,13 @@ def dev_languages(
     return [code for code in wanted if code in dev]
 
 
-def keep_record(task: Task, data: DataArguments, training: XNLITrainingArguments) -> None:
+def keep_record(task: Task, data: DataArguments) -> None:
     """Write down what all runs in `output_dir` share, or compare it with what an earlier command wrote.
 
     Raises:
         ValueError: they differ; names every difference.
     """
-    path = Path(training.output_dir) / RECORD
+    training, path = task.training, Path(task.training.output_dir) / RECORD
     record = {name: value for name, value in training.to_dict().items() if not (is_free(name) or name in OWN)}
     record |= {"max_seq_length": data.max_seq_length, "model": model_fingerprint(task.encoder)}
     record |= {"training text": task.data.digests["train"], "load_best_model_at_end": training.load_best_model_at_end}
@@ -131,7 +141,7 @@ def keep_record(task: Task, data: DataArguments, training: XNLITrainingArguments
         if training.process_index == 0:
             write_json(record, path)
         return
-    if differing := differences(json.loads(path.read_text(encoding="utf-8")), record):
+    if differing := differences(read_json(path), record):
         raise UserError(
             f"{path.parent} holds runs with {'; '.join(differing)}: give the same arguments, or another --output_dir"
         )
@@ -139,146 +149,11 @@ def keep_record(task: Task, data: DataArguments, training: XNLITrainingArguments
     logger.info("used again from %s: %s", path.parent, ", ".join(finished) or "no finished run yet")
 
 
-def run_folder(training: XNLITrainingArguments, learning_rate: float, seed: int) -> Path:
-    return Path(training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
-
-
-def weights_of(folder: Path) -> list[Path]:
-    return sorted(folder.glob("model*.safetensors*"))
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """What a finished run found so far; None where it has not finished."""
-    path = folder / RESULT
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def fine_tune(
-    task: Task, training: XNLITrainingArguments, learning_rate: float, seed: int, needs_weights: bool = False
-) -> dict[str, Any]:
-    """One run: its result, from its folder where it has finished (and its weights are there, if they are needed).
-
-    Raises:
-        FloatingPointError: the loss is not finite.
-    """
-    folder = run_folder(training, learning_rate, seed)
-    done = read_result(folder)
-    if done is not None and (weights_of(folder) or not needs_weights):
-        return done
-    args = copy.copy(training)
-    args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
-    if done is not None and training.process_index == 0:
-        (folder / RESULT).unlink()  # weights that are being written again are not yet those of a finished run
-    set_seed(seed)
-    model, english = build_classifier(task.encoder), task.data.dev.get("en")
-    trainer = build_trainer(model, task.encoder.tokenizer, args, task.data.train, english)
-    seconds, resumed = train(trainer)
-    result = {"learning_rate": learning_rate, "seed": seed, "steps": trainer.state.global_step}
-    result |= {"loss": last_loss(trainer), "train_seconds": seconds, "resumed_from": resumed, "dev": {}, "test": {}}
-    trainer.save_model(str(folder))
-    if trainer.is_world_process_zero():
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
-    finish(trainer, result, folder)
-    return result
-
-
-def train(trainer: XNLITrainer) -> tuple[float, str | None]:
-    """Train from the last complete checkpoint on; seconds, and the checkpoint's name."""
-    started, checkpoint = time.perf_counter(), find_resumable(trainer.args)
-    if checkpoint is not None and has_ended(checkpoint, trainer.args.max_steps):
-        load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
-    else:
-        trainer.train(resume_from_checkpoint=checkpoint)
-    return round(time.perf_counter() - started, 1), checkpoint and Path(checkpoint).name
-
-
-def last_loss(trainer: XNLITrainer) -> float | None:
-    """The last logged training loss; raises `FloatingPointError` where it is not finite."""
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    if losses and not math.isfinite(losses[-1]):
-        raise FloatingPointError(
-            f"the loss is {losses[-1]} with learning_rate={trainer.args.learning_rate:g}, seed={trainer.args.seed}: "
-            "give a lower learning rate"
-        )
-    return losses[-1] if losses else None
-
-
-def finish(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
-    """Write a run's result, and remove the checkpoints that only resuming needs."""
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        write_json(result, folder / RESULT)
-        for checkpoint in sort_checkpoints(str(folder)):
-            shutil.rmtree(checkpoint)
-    trainer.accelerator.wait_for_everyone()
-
-
-def dev_accuracies(result: Mapping[str, Any], task: Task) -> dict[str, float]:
-    return {code: result["dev"][code]["accuracy"] for code in task.data.dev}
-
-
-def search(task: Task, training: XNLITrainingArguments) -> tuple[float, list[dict[str, Any]]]:
-    """The learning rate with the best dev accuracy of the first seed (the first of equals), and all that it tried."""
-    if not training.search:
-        return training.learning_rate, []
-    seed, tried, best = training.all_seeds[0], [], None
-    for rate in training.learning_rates:
-        try:
-            dev = dev_accuracies(measured(task, training, rate, seed, "dev"), task)
-        except FloatingPointError as error:
-            logger.warning("left out of the search: %s", error)
-            tried.append({"learning_rate": rate, "dev_accuracy": None})
-            continue
-        tried.append({"learning_rate": rate, "dev_accuracy": sum(dev.values()) / len(dev)})
-        better = best is None or tried[-1]["dev_accuracy"] > best["dev_accuracy"]
-        loser, best = (best, tried[-1]) if better else (tried[-1], best)
-        if loser is not None and not training.keep_models and training.process_index == 0:
-            for path in weights_of(run_folder(training, loser["learning_rate"], seed)):
-                path.unlink()
-    if best is None:
-        raise FloatingPointError(
-            f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
-        )
-    return best["learning_rate"], tried
-
-
-def measured(
-    task: Task, training: XNLITrainingArguments, learning_rate: float, seed: int, split: str
-) -> dict[str, Any]:
-    """The result of a run with its accuracy on every "dev" or "test" set; what is known already stays as it is."""
-
-    def unmeasured(result: dict[str, Any]) -> list[str]:
-        texts = {code: each["text"] for code, each in result[split].items()}
-        return [code for code in datasets if texts.get(code) != task.data.digests[f"{split} {code}"]]
-
-    datasets = getattr(task.data, split)
-    result = fine_tune(task, training, learning_rate, seed)
-    if not unmeasured(result):
-        return result
-    result = fine_tune(task, training, learning_rate, seed, needs_weights=True)
-    folder, args = run_folder(training, learning_rate, seed), copy.copy(training)
-    args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
-    model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    trainer = build_trainer(model, task.encoder.tokenizer, args)
-    for code in unmeasured(result):
-        started = time.perf_counter()
-        found = {"accuracy": accuracy(trainer, datasets[code]), "text": task.data.digests[f"{split} {code}"]}
-        result[split][code] = found | {"seconds": round(time.perf_counter() - started, 1)}
-        finish(trainer, result, folder)
-    return result
-
-
-# ------------------------------------------------------------------------------------------- reports
-
-
 def make_report(
-    arguments: tuple[ModelArguments, DataArguments, XNLITrainingArguments],
-    task: Task,
-    result: Mapping[str, Any],
-    tried: list[dict[str, Any]],
+    model_args: ModelArguments, data: DataArguments, task: Task, result: Mapping[str, Any], tried: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The report of one seed: accuracy in percent by language and their mean."""
-    model_args, data, training = arguments
+    training = task.training
     names = ("total_train_batch_size", "num_train_epochs", "weight_decay", "warmup_steps", "max_steps", "bf16")
     settings = {"learning_rate": result["learning_rate"]} | {name: getattr(training, name) for name in names}
     settings |= {"pooling": task.encoder.pooling, "max_seq_length": data.max_seq_length, "data": data.data_dir}
@@ -288,11 +163,8 @@ def make_report(
     tested = {code: result["test"][code] for code in task.data.test}
     languages = {code: {"pairs": len(task.data.test[code]), "accuracy": tested[code]["accuracy"]} for code in tested}
     mean = sum(each["accuracy"] for each in languages.values()) / len(languages)
-    numbers = {
-        "languages": languages,
-        "mean": {"languages": len(languages), "accuracy": mean},
-    }
-    numbers["dev"] = {code: {"accuracy": accuracy} for code, accuracy in dev_accuracies(result, task).items()}
+    numbers = {"languages": languages, "mean": {"languages": len(languages), "accuracy": mean}}
+    numbers["dev"] = {code: {"accuracy": accuracy} for code, accuracy in task.dev_accuracies(result).items()}
     seconds = result["train_seconds"] + sum(each["seconds"] for each in tested.values())
     revision = task.encoder.revision or model_args.revision
     return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision, result["seed"])
@@ -353,13 +225,12 @@ def _run(model_args: ModelArguments, data: DataArguments, training: XNLITraining
     """Every run that the command asks for, and the report, which is returned."""
     with training.main_process_first(desc="reading and tokenising"):
         task = build_task(model_args, data, training)
-    keep_record(task, data, training)
-    rate, tried = search(task, training)
-    results = {}
+    keep_record(task, data)
+    rate, tried = search(task)
+    reports = {}
     for seed in training.all_seeds:
-        measured(task, training, rate, seed, "dev")
-        results[seed] = measured(task, training, rate, seed, "test")
-    reports = {seed: make_report((model_args, data, training), task, each, tried) for seed, each in results.items()}
+        measured(task, rate, seed, "dev")
+        reports[seed] = make_report(model_args, data, task, measured(task, rate, seed, "test"), tried)
     if training.process_index != 0:
         return reports[training.all_seeds[0]]
     content = write_reports(reports, Path(training.output_dir))

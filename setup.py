@@ -53,6 +53,7 @@ setup(
         "push_to_hub",
     ],
     packages=find_packages(include=["dap", "dap.*"]),
+    package_data={"dap.publishing": ["model_card.md"]},
     install_requires=[
         "torch>=2.8",
         "transformers>=5.20",
@@ -61,6 +62,7 @@ setup(
         "evaluate>=0.4.6",
         "safetensors>=0.8",
         "huggingface-hub>=1.31",
+        "jinja2>=3.1",
         "numpy>=1.26",
         "pyarrow>=21",
         "pyyaml>=6",

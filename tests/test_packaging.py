@@ -35,7 +35,6 @@ BY_THEMSELVES = {
     "dap.encoding.mteb",
     "dap.publishing.import_release",
     "dap.publishing.onnx_export",
-    "dap.xnli.metric",
 }  # slow, or a command
 
 
@@ -121,5 +120,5 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     expected = {
         str(path.relative_to(REPOSITORY)) for name, path in own_modules().items() if layer(name) < layer("quickstart")
     }
-    assert expected <= names
+    assert expected | {"dap/publishing/model_card.md"} <= names
     assert not {name for name in names if name.startswith(("tests", "quickstart", "benchmarks", "experiments"))}

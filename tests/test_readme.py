@@ -37,7 +37,7 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("eval_retrieval.py", ("dap.encoding.arguments", "eval_retrieval")),
         ("mine_bitext.py", ("dap.encoding.arguments", "mine_bitext")),
-        ("run_xnli.py", ("dap.xnli.arguments",)),
+        ("run_xnli.py", ("run_xnli",)),
         ("prepare_data.py", ("prepare_data", "dap.prepare.filters")),
         ("push_to_hub.py", ("push_to_hub",)),
         ("-m dap.publishing.onnx_export", ("dap.publishing.onnx_export",)),

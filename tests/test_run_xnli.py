@@ -22,7 +22,7 @@ from transformers import (
 
 from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
-from dap.xnli.data import LABELS
+from dap.xnli.data import LABEL
 from dap.xnli.finetuning import XNLITrainer, build_classifier, has_token_types
 from modeling_dap import DAPForPreTraining
 from run_xnli import main, run
@@ -38,7 +38,7 @@ def examples(name: str) -> list[tuple[str, str, str]]:
     for number in range(SIZES[name]):
         hypothesis = rng.choices(WORDS, k=rng.randint(0, 2))
         hypothesis.insert(rng.randint(0, len(hypothesis)), MARKS[number % 3])
-        rows.append((" ".join(rng.choices(WORDS, k=rng.randint(1, 4))), " ".join(hypothesis), LABELS[number % 3]))
+        rows.append((" ".join(rng.choices(WORDS, k=rng.randint(1, 4))), " ".join(hypothesis), LABEL.names[number % 3]))
     return rows
 
 

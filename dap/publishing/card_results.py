@@ -26,6 +26,7 @@ TASKS = {
     "accuracy": ("text-classification", "natural language inference"),
 }
 HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
+NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, or a digest
 
 Place = tuple[str, ...]
 
@@ -35,46 +36,38 @@ def numbers_of(report: Mapping[str, Any]) -> Iterator[tuple[Place, dict[str, Any
 
     A number of several seeds is {"mean": ..., "sd": ...}.
     """
-    apart = (*HEAD, "models", "seeds", "n", "seconds_by_part")
-    body = {key: value for key, value in report.items() if key not in apart}
+    body = {key: value for key, value in report.items() if key not in (*HEAD, "models", "seeds", "n")}
     yield from sorted(_numbers(body, ()), key=lambda found: found[0][:1] == ("languages",))  # averages first
 
 
 def _numbers(node: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-    if numbers := {name: value for name, value in node.items() if _is_numeric(value)}:
+    numbers = {name: value for name, value in node.items() if is_number(value) or is_spread(value)}
+    if numbers:
         yield place, numbers
     for name, value in node.items():
-        if isinstance(value, Mapping) and not _is_numeric(value):
+        if isinstance(value, Mapping) and name not in numbers:
             yield from _numbers(value, (*place, name))
-
-
-def _is_numeric(value: Any) -> bool:
-    return is_number(value) or is_spread(value)
 
 
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     """A report as entries of a `model-index`, percent as in the report; numbers that are no metrics are left out."""
-    settings = report.get("settings", {})
-    cut = [
-        f"{key} {settings[key]}" for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")
-    ]
+    settings, name = report.get("settings", {}), dataset_name(report)
+    short = [key for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")]
+    cut = f" ({', '.join(f'{key} {settings[key]}' for key in short)})" if short else ""  # not of the whole vectors
     results = []
     for place, numbers in numbers_of(report):
         task = next((task for key, task in TASKS.items() if key in numbers), None)
-        for key, value in numbers.items():
-            if task is None or key not in METRICS:
-                continue
-            kind, name = METRICS[key]
+        for key in (key for key in numbers if key in METRICS and task):
             result = EvalResult(
                 task_type=task[0],
                 task_name=task[1],
-                dataset_type=dataset_name(report),
-                dataset_name=dataset_name(report),
+                dataset_type=name,
+                dataset_name=name,
                 dataset_config=place[-1] if place else None,
                 dataset_split="validation" if place[:1] == ("dev",) else None,
-                metric_type=kind,
-                metric_name=f"{name} ({', '.join(cut)})" if cut else name,  # not of the whole vectors
-                metric_value=value["mean"] if isinstance(value, Mapping) else value,
+                metric_type=METRICS[key][0],
+                metric_name=METRICS[key][1] + cut,
+                metric_value=numbers[key]["mean"] if is_spread(numbers[key]) else numbers[key],
             )
             results.append(result)
     return results
@@ -115,17 +108,15 @@ def _report_text(report: Mapping[str, Any]) -> str:
     header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
     cells = [[_place(place), *(_cell(numbers.get(name)) for name in columns)] for place, numbers in rows]
     settings = {**report.get("settings", {}), "seed": report.get("seed"), "seeds": report.get("seeds")}
-    said = [f"{name} {value!r}" for name, value in settings.items() if _is_plain(name, value)]
-    time = str(report.get("time", ""))[:10]
-    lines = [f"### {dataset_name(report)}", f"{report['protocol'].strip().rstrip('.')}. {'; '.join(said)}.".strip()]
-    if time:
-        lines[1] += f" Measured on {time}."
-    return "\n\n".join([*lines, markdown_table(header, cells)])
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    """Whether a setting is shown: neither what is empty or a list, nor a path, nor the card's heading."""
-    return name not in ("data", "bucc", "recipe") and isinstance(value, (str, int, float)) and "/" not in str(value)
+    said = [
+        f"{name} {value!r}"
+        for name, value in settings.items()
+        if name not in NOT_SHOWN and isinstance(value, (str, int, float)) and "/" not in str(value)  # no path
+    ]
+    text = f"{report['protocol'].strip().rstrip('.')}. {'; '.join(said)}.".strip()
+    if time := str(report.get("time", ""))[:10]:
+        text += f" Measured on {time}."
+    return f"### {dataset_name(report)}\n\n{text}\n\n{markdown_table(header, cells)}"
 
 
 def _place(place: Place) -> str:

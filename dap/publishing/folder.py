@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
 from configuration_dap import DAPConfig
@@ -25,7 +26,6 @@ from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_
 from dap.errors import UserError, refusals
 from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
-from dap.publishing.carried_code import copy_code
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
 from encoder_dap import load_masked_lm
@@ -97,8 +97,8 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
         else:
             write_backbone(encoder.backbone, encoder.tokenizer, folder)
             if published.heads:
-                write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
-                copy_code(folder)  # where Transformers looks for it, whatever the subfolder
+                model = write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
+                custom_object_save(model, folder)  # Transformers looks for code at the root, whatever the subfolder
         write_sentence_transformers_files(published, folder)
         _require_same_vectors(encoder, folder)
     return published
@@ -212,7 +212,7 @@ def write_backbone(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     save_tokenizer(tokenizer, longest_input(backbone), folder)
 
 
-def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> DAPForPreTraining:
     """Save the DAP checkpoint with its heads, its tokenizer, the whole `auto_map` and the code that it names.
 
     Raises:
@@ -223,9 +223,9 @@ def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, fold
         raise UserError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)
-    copy_code(folder)
     _scrub(folder / "config.json")
     save_tokenizer(tokenizer, longest_input(model), folder)
+    return model
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, limit: int | None, folder: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, get_token, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from transformers.dynamic_module_utils import get_relative_import_files
 
+import modeling_dap
 from dap.errors import UserError, one_line
-from dap.publishing.carried_code import CODE
 from dap.publishing.model_card import HEADS_FOLDER
 
 #: What is never fetched from the Hub: pickles, and weights of other frameworks.
@@ -19,7 +20,7 @@ STALE = ("model*.safetensors", "model.safetensors.index.json", "training_args.bi
 STALE += ("modules.json", "sentence_bert_config.json", "1_Pooling/*", "2_Normalize/*", "onnx/*")
 STALE += ("special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model")
 STALE += ("sentencepiece.bpe.model", "pytorch_model*.bin*", "run.json")
-STALE += tuple(f"{module.__name__}.py" for module in CODE)
+STALE += ("modeling_dap.py", *(Path(file).name for file in get_relative_import_files(modeling_dap.__file__)))
 #: HTTP status of a refusal -> what to do.
 ADVICE = {
     401: "the token is missing, wrong or expired: run `hf auth login`, or set HF_TOKEN",

@@ -1,6 +1,6 @@
 """The model card of a published checkpoint, from what the checkpoint and the evaluations say about themselves.
 
-What was not recorded or measured is left out or "not stated": nothing here has a default of its own.
+`model_card.md` is its text. What was not recorded or measured is left out or "not stated": nothing has a default.
 """
 
 import re
@@ -33,15 +33,6 @@ OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": 
 CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
-CITATION = """@inproceedings{li-etal-2023-dual,
-  title = {Dual-Alignment Pre-training for Cross-lingual Sentence Embedding},
-  author = {Li, Ziheng and Huang, Shaohan and Zhang, Zihan and Deng, Zhi-Hong and Lou, Qiang and Huang, Haizhen and
-            Jiao, Jian and Wei, Furu and Deng, Weiwei and Zhang, Qi},
-  booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics
-               (Volume 1: Long Papers)},
-  year = {2023},
-  url = {https://arxiv.org/abs/2305.09148}
-}"""
 
 
 @dataclass(frozen=True)
@@ -137,29 +128,10 @@ def _read_dataset_info(path: Path) -> dict[str, Any] | str:
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
-    """The card: metadata with a `model-index` of what was measured, and the text."""
-    data = card_data(repo_id, published, sources)
-    parts = [
-        f"# {repo_id.split('/')[-1]}",
-        _introduction(published, sources),
-        "## Use",
-        usage(repo_id, published),
-        "## Training",
-        _training(sources),
-        "## Results",
-        results_text(sources.reports) or "No evaluation was given when this card was made.",
-        "## Limits",
-        _limits(published, sources),
-        "## Citation",
-        f"```bibtex\n{CITATION}\n```",
-    ]
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
-
-
-def card_data(repo_id: str, published: Published, sources: Sources) -> ModelCardData:
-    """The metadata: only what is known."""
+    """The card: metadata with a `model-index` of what was measured, and the text of `model_card.md`; only what is
+    known."""
     results = [result for report in sources.reports for result in eval_results(report)]
-    return ModelCardData(
+    data = ModelCardData(
         language=languages(sources) or None,
         license=sources.licence,
         library_name="transformers" if published.layout == "dap" else "sentence-transformers",
@@ -168,6 +140,27 @@ def card_data(repo_id: str, published: Published, sources: Sources) -> ModelCard
         pipeline_tag="sentence-similarity",
         model_name=repo_id.split("/")[-1] if results else None,
         eval_results=results or None,
+    )
+    pairs = {code: int(words.split()[0]) for code, words in sources.run.get("training text", {}).items()}
+    rows = [[NAMES.get(code, code), code, f"{count:,}"] for code, count in pairs.items()]
+    return ModelCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        repo_id=repo_id,
+        name=repo_id.split("/")[-1],
+        made=published,
+        remote=published.layout == "dap",
+        prefix=repr(published.prefix) if published.prefix else "",
+        sources=sources,
+        objective=sources.config.get("objective"),
+        languages=[NAMES.get(code, code) for code in languages(sources)],
+        pairs=pairs,
+        pairs_table=markdown_table(["language", "code", "pairs"], rows),
+        target=NAMES.get(sources.run.get("target_language", "en"), "the target language"),
+        dataset=_dataset(sources.dataset_info),
+        recipe=_recipe(sources),
+        curve=loss_curve(sources.history),
+        results=results_text(sources.reports),
     )
 
 
@@ -196,109 +189,12 @@ def is_hub_id(name: str) -> bool:
     return not Path(name).exists()
 
 
-def _introduction(published: Published, sources: Sources) -> str:
-    known, objective = languages(sources), sources.config["objective"] if sources.config else None
-    kind = f"(`{published.model_type}`, {published.layers} layers)"
-    if objective == "mlm":
-        text = f"An encoder {kind} to start training from: its vectors of translations have not been aligned."
-    else:
-        text = (
-            f"A sentence encoder {kind} that gives a vector of {published.hidden_size} values for a sentence, so that "
-            "translations lie next to each other: for retrieval across languages, bitext mining and similarity."
-        )
-    if objective:
-        made = "masked language modelling" if objective == "mlm" else "dual-alignment pre-training (DAP)"
-        text += f" It was trained with dap-transformers, objective `{objective}` of {made}."
-    text += f" Languages: {', '.join(NAMES.get(code, code) for code in known) or NOT_STATED}."
-    length = " The vectors of sentence-transformers have length 1." if published.normalize else ""
-    prefix = f", after the prefix {published.prefix!r}" if published.prefix else ""
-    pooled = "the first token's last state" if published.pooling == "cls" else "the mean of the tokens' last states"
-    how = f"The vector is {pooled}{prefix}, of at most {published.max_seq_length} tokens; compare by"
-    by = {"dot": "inner product"}.get(published.similarity, published.similarity)
-    return f"{text}\n\n{how} {by}.{length}"
-
-
-def usage(repo_id: str, published: Published) -> str:
-    """Python that runs as it is written: sentence-transformers, Transformers, and this project's batches."""
-    remote = published.layout == "dap"
-    trust = ", trust_remote_code=True" if remote else ""
-    snippets = [
-        f'''from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{repo_id}"{trust})
-vectors = model.encode(["Guten Morgen!", "Good morning!"])
-print(model.similarity(vectors, vectors))''',
-        _transformers_snippet(repo_id, published),
-        f'''from dap.encoding import SentenceEncoder  # of dap-transformers
-
-encoder = SentenceEncoder.from_pretrained("{repo_id}")
-vectors = encoder.encode(["Guten Morgen!", "Good morning!"])  # (2, {published.hidden_size}), for many''',
-    ]
-    if published.heads:
-        where = "" if remote else f', subfolder="{HEADS_FOLDER}"'
-        snippets.append(f'''from transformers import AutoModelForPreTraining  # with the heads, to train on
-
-model = AutoModelForPreTraining.from_pretrained("{repo_id}"{where}, trust_remote_code=True)''')
-    note = (
-        "" if remote or not published.has_pooler_option else
-        "\n\nWithout `add_pooling_layer=False` Transformers adds a pooler with random weights; do not use its output."
-    )  # fmt: skip
-    return "\n\n".join(f"```python\n{snippet}\n```" for snippet in snippets) + note
-
-
-def _transformers_snippet(repo_id: str, published: Published) -> str:
-    options, lines = "", ["    vectors = model(**batch).last_hidden_state[:, 0]"]
-    if published.pooling == "mean":
-        states = '    states, mask = model(**batch).last_hidden_state, batch["attention_mask"].unsqueeze(-1)'
-        lines = [states, "    vectors = (states * mask).sum(1) / mask.sum(1)"]
-    if published.layout == "dap":
-        options, lines = ", trust_remote_code=True", ["    vectors = model(**batch).pooler_output"]
-    elif published.has_pooler_option:
-        options = ", add_pooling_layer=False"
-    prefix = f"{published.prefix!r} + " if published.prefix else ""
-    body = "\n".join(lines)
-    return f'''import torch
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{repo_id}")
-model = AutoModel.from_pretrained("{repo_id}"{options}).eval()
-sentences = [{prefix}text for text in ("Guten Morgen!", "Good morning!")]
-batch = tokenizer(sentences, padding=True, truncation=True, max_length={published.max_seq_length}, return_tensors="pt")
-with torch.no_grad():
-{body}  # (2, {published.hidden_size})'''
-
-
-# ------------------------------------------------------------------------------------------- training
-
-
-def _training(sources: Sources) -> str:
-    if not sources.config:
-        return f"Recipe and training data: {NOT_STATED}."
-    parts = ["### Data", _data(sources), "### Recipe", _recipe(sources)]
-    if curve := loss_curve(sources.history):
-        parts += ["### Loss", curve]
-    return "\n\n".join(parts)
-
-
-def _data(sources: Sources) -> str:
-    text, stated = sources.run.get("training text", {}), sources.dataset_info
-    parts = []
-    if text:
-        pairs = {code: int(words.split()[0]) for code, words in text.items()}
-        rows = [[NAMES.get(code, code), code, f"{count:,}"] for code, count in pairs.items()]
-        target = NAMES.get(sources.run.get("target_language", "en"), "the target language")
-        languages = "1 language" if len(pairs) == 1 else f"{len(pairs)} languages"
-        parts.append(f"{sum(pairs.values()):,} sentence pairs of {languages} with {target}:")
-        parts.append(markdown_table(["language", "code", "pairs"], rows))
-    else:
-        parts.append(f"Amount of text: {NOT_STATED}.")
-    if stated is None:
-        return "\n\n".join([*parts, f"Sources and licences: {NOT_STATED}."])
-    return "\n\n".join([*parts, stated if isinstance(stated, str) else _dataset(stated)])
-
-
-def _dataset(info: Mapping[str, Any]) -> str:
+def _dataset(info: Mapping[str, Any] | str | None) -> str:
     """Origins and licences of a `dataset_info.json`: prepare_data.py's, or what a data set of the Hub says."""
+    if info is None:
+        return f"Sources and licences: {NOT_STATED}."
+    if isinstance(info, str):
+        return info
     lines = [str(info[name]).strip() for name in ("description", "homepage") if info.get(name)]
     licences, origins = info.get("licences") or {}, Counter()
     for each in info.get("configs", {}).values():
@@ -328,8 +224,7 @@ def _recipe(sources: Sources) -> str:
             rows.append([name.replace("_", " "), known[name]])
     if "mix_alpha" in known and known.get("language_mix") != "temperature":
         rows = [row for row in rows if row[0] != "mix alpha"]
-    note = "" if sources.run else "\n\nThe run left no record (`run.json`): what is not listed is not stated."
-    return markdown_table(["", ""], rows) + note
+    return markdown_table(["", ""], rows)
 
 
 def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
@@ -350,18 +245,4 @@ def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
         [numbers[i], *(f"{steps[numbers[i]][c]:.3f}" if c in steps[numbers[i]] else "" for c in columns)] for i in kept
     ]
     header = ["step", *(name.removeprefix("eval_").replace("_", " ") for name in columns)]
-    return markdown_table(header, rows) + "\n\nLosses in nats, means since the step logged before."
-
-
-def _limits(published: Published, sources: Sources) -> str:
-    lines = [f"- Text beyond {published.max_seq_length} tokens is cut off."]
-    trained = sources.run.get("max_seq_length")
-    if trained is not None and trained < published.max_seq_length:
-        lines.append(f"- The training cut sentences at {trained} tokens: longer ones were never seen whole.")
-    if known := languages(sources):
-        lines.append(f"- Trained on {len(known)} languages; nothing is known here about others.")
-    lines.append("- A near sentence need not be a translation: check mined pairs before you rely on them.")
-    lines.append("- What biases the training text has, the vectors have; they have not been examined.")
-    if not sources.reports:
-        lines.append("- Its quality has not been stated here.")
-    return "\n".join(lines)
+    return markdown_table(header, rows)

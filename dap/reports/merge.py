@@ -1,9 +1,8 @@
 """Reports of several seeds merged into one, and shown beside the paper's numbers.
 
-    python -m dap.reports.merge seed1.json seed2.json seed3.json --output merged.json
+    python -m dap.reports seed1.json seed2.json seed3.json --output merged.json
 
-Only reports that agree in how their numbers came about are merged. Those of bitext mining may be of several language
-pairs.
+Only reports of one protocol, data and settings are merged. Those of bitext mining may be of several language pairs.
 """
 
 import argparse
@@ -59,12 +58,11 @@ def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         _same_question(first, one, file, other)
     _different_runs(reports)
     bodies = {file: {key: value for key, value in each.items() if key not in HEAD} for file, each in reports.items()}
-    head = {key: one.get(key) for key in ("protocol", "settings")}
-    head |= {"model": _family(one), "models": [each["model"] for each in reports.values()]}
-    head |= {"n": len(reports), "seeds": [each.get("seed") for each in reports.values()]}
-    return (
-        head | _merged(bodies) | {"time": timestamp(), "versions": [each.get("versions") for each in reports.values()]}
-    )
+    head = {"protocol": one.get("protocol"), "settings": one.get("settings"), "model": _family(one)}
+    head |= {"models": [each["model"] for each in reports.values()], "n": len(reports)}
+    head |= {"seeds": [each.get("seed") for each in reports.values()]}
+    tail = {"time": timestamp(), "versions": [each.get("versions") for each in reports.values()]}
+    return head | _merged(bodies) | tail
 
 
 def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -103,7 +101,7 @@ def _family(one: Mapping[str, Any]) -> str:
 
 
 def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping[str, Any]) -> None:
-    """Raises unless both reports say the same protocol, settings (data among them), recipe and model."""
+    """Raise `ValueError` unless both reports name the same protocol, settings (data among them), recipe and model."""
     pairs = [("protocol", one.get("protocol"), other.get("protocol"))]
     settings = [each.get("settings", {}) for each in (one, other)]
     names = dict.fromkeys([*settings[0], *settings[1]])
@@ -122,7 +120,7 @@ def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping
 
 
 def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises where two reports are of one model and seed, or of one recipe and seed, which give the same model."""
+    """Raise `ValueError` where two reports are of one model and seed, or of one recipe and seed: the same model."""
     seen: dict[Any, str] = {}
     for file, each in reports.items():
         model = each.get("settings", {}).get("recipe") or f"{each['model']} {each.get('revision') or ''}".rstrip()
@@ -135,7 +133,7 @@ def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _merged(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> Any:
-    """File -> value at `place` of the report, merged into one value."""
+    """One value of those that each file has at `place` of its report."""
     (first, one), *others = values.items()
     if all(isinstance(value, Mapping) for value in values.values()):
         for file, other in others:
@@ -224,7 +222,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: reports that do not belong together, or a file that is none.
         FileNotFoundError: no such file.
     """
-    parser = argparse.ArgumentParser(prog="python -m dap.reports.merge", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m dap.reports", description=__doc__.splitlines()[0])
     parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, a seed each")
     parser.add_argument("--output", help="JSON file for the merged report")
     arguments = parser.parse_args(argv)
@@ -246,7 +244,3 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: `run`."""
     run(argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,18 @@
 """Cross-lingual natural language inference: its text, fine-tuning, and accuracy by language."""
 
-from dap.xnli.arguments import DataArguments, ModelArguments, XNLITrainingArguments
-from dap.xnli.data import NLIData, NLISource, chosen_languages, find_nli, prepare_nli, training_source
-from dap.xnli.finetuning import XNLITrainer, accuracy, build_classifier, build_trainer, has_token_types
+from dap.xnli.data import NLISource, chosen_languages, find_nli, prepare_nli, training_source
+from dap.xnli.finetuning import RESULT, Task, XNLITrainingArguments, has_token_types, measured, search
 
 __all__ = [
-    "DataArguments",
-    "ModelArguments",
-    "NLIData",
     "NLISource",
-    "XNLITrainer",
+    "RESULT",
+    "Task",
     "XNLITrainingArguments",
-    "accuracy",
-    "build_classifier",
-    "build_trainer",
     "chosen_languages",
     "find_nli",
     "has_token_types",
+    "measured",
     "prepare_nli",
+    "search",
     "training_source",
 ]

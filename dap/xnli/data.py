@@ -1,23 +1,23 @@
 """Natural language inference in many languages: find, read and tokenise it, and order it for training (no models).
 
-A folder holds `{train|dev|validation|test}-{xx}.{tsv|jsonl|parquet}`, the tables of lines also as `.gz` or `.xz`: the
-layout of XTREME. A TSV line is premise, hypothesis, label and, if any, the genre, as it stands: quotes are text. JSON
-lines and parquet have the fields `premise`, `hypothesis` and `label`. A label is its name or number, as on the Hub:
-entailment 0, neutral 1, contradiction 2; "-" or -1 marks a pair without a gold label, which is skipped and counted.
+A folder holds `{train|dev|validation|test}-{xx}.{tsv|jsonl|parquet}`, the first two also as `.gz` or `.xz`: the layout
+of XTREME. A line of TSV is premise, hypothesis, label and, if any, the genre; quotes are text. JSON lines and parquet
+have the fields `premise`, `hypothesis` and `label`. A label is its name or number, as on the Hub: entailment 0,
+neutral 1, contradiction 2; "-" or -1 marks a pair without a gold label, which is skipped and counted.
 """
 
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, Value, get_dataset_config_names, load_dataset
 from datasets import config as datasets_config
 from datasets.exceptions import DatasetGenerationError
 from torch.utils.data import Sampler
@@ -30,20 +30,17 @@ from dap.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
 
-LABELS = ("entailment", "neutral", "contradiction")
+LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
 NO_GOLD = -1
-COLUMNS = ("premise", "hypothesis", "label")
+ALIASES = {"-": str(NO_GOLD), "contradictory": "contradiction"}  # the latter in XNLI's own MNLI files
 FEATURES = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": Value("int64")})
+COLUMNS = tuple(FEATURES)
 LAYOUT = "{train|dev|test}-{xx}.{tsv|jsonl|parquet}[.gz|.xz]"
 CACHE_VERSION = 1
 
-_IDS = {name: number for number, name in enumerate(LABELS)} | {str(number): number for number in range(len(LABELS))}
-_IDS |= {"-": NO_GOLD, str(NO_GOLD): NO_GOLD, "contradictory": LABELS.index("contradiction")}  # XNLI's own MNLI files
 _FILE = re.compile(r"(train|dev|validation|test)-(\w+(?:-\w+)?)\.(?:(?:tsv|jsonl)(?:\.gz|\.xz)?|parquet)")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
-
-Example = tuple[str, str, int]  # premise, hypothesis, label
 
 
 @dataclass(frozen=True)
@@ -58,14 +55,10 @@ class NLISource:
         return self.path if self.split is None else ":".join(filter(None, (self.path, self.config, self.split)))
 
 
-# Finding
-
-
 def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     """Split ("train", "dev", "test") -> language -> source, of a folder or of a data set of the Hub.
 
-    Languages are those of XNLI, in the order of the paper's table; a file of another language is left out with a
-    warning.
+    Languages are those of XNLI, in the order of the paper's table; a file of another one is left out with a warning.
 
     Raises:
         ValueError: the folder holds no such file, or two for one split and language.
@@ -100,17 +93,7 @@ def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
     return found
 
 
-def _known_code(code: str) -> str | None:
-    try:
-        known = to_iso1(code)
-    except ValueError:
-        return None
-    return known if known in XNLI_LANGUAGES else None
-
-
 def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
-    from datasets import get_dataset_config_names
-
     try:
         configs = get_dataset_config_names(name)
     except (OSError, ValueError) as error:  # offline, or no such data set
@@ -124,6 +107,14 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
         split: {code: NLISource(name, config, hub_split) for code, config in codes.items()}
         for split, hub_split in _HUB_SPLITS.items()
     }
+
+
+def _known_code(code: str) -> str | None:
+    try:
+        known = to_iso1(code)
+    except UserError:
+        return None
+    return known if known in XNLI_LANGUAGES else None
 
 
 def training_source(train_data: str | None, found: dict[str, dict[str, NLISource]], data: str) -> NLISource:
@@ -162,7 +153,72 @@ def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]
     return [code for code in XNLI_LANGUAGES if code in codes]
 
 
-# Reading
+def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
+    """The examples with a gold label, the first `limit` of them, as premise, hypothesis and label (0 to 2).
+
+    Raises:
+        ValueError: invalid UTF-8 or JSON, an absent field, an unknown label (names file and line), or no example.
+        FileNotFoundError: no such file or data set.
+    """
+    is_text = source.split is None and not source.path.endswith(".parquet")
+    kept, skipped = [], 0
+    for place, fields in _lines(source.path) if is_text else _rows(source):
+        if lacking := [name for name in COLUMNS if name not in fields]:
+            raise UserError(f"{place}: no {' or '.join(lacking)} among {', '.join(fields)}")
+        premise, hypothesis, label = (fields[name] for name in COLUMNS)
+        if not (isinstance(premise, str) and isinstance(hypothesis, str)):
+            raise UserError(f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts")
+        if (number := label_id(label, place)) == NO_GOLD:
+            skipped += 1
+        elif limit is not None and len(kept) == limit:
+            break
+        else:
+            kept.append((premise, hypothesis, number))
+    if skipped:
+        logger.warning("%s: %d pairs without a gold label are skipped, %d are kept", source, skipped, len(kept))
+    if not kept:
+        raise UserError(f"{source}: no examples with a gold label")
+    return Dataset.from_dict(dict(zip(COLUMNS, map(list, zip(*kept)))), features=FEATURES)
+
+
+def _lines(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The fields of each line with its place. The readers of `datasets` do not say which line they refuse, and its
+    reader of JSON takes the label "-" for 0 where the others are numbers."""
+    is_json = ".jsonl" in Path(path).suffixes
+    for number, line in enumerate(read_sentences(path), 1):
+        place, cells = f"{path}, line {number}", line.split("\t")
+        if is_json:
+            try:
+                fields = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{place}: invalid JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise UserError(f"{place}: no object; expected one with the fields {', '.join(COLUMNS)}")
+            yield place, fields
+        elif len(cells) not in (3, 4):
+            raise UserError(
+                f"{place}: {len(cells)} columns; expected premise, hypothesis, label and, if any, the genre"
+            )
+        elif number > 1 or cells[:3] != list(COLUMNS):  # a header
+            yield place, dict(zip(COLUMNS, cells))
+
+
+def _rows(source: NLISource) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The fields of each row of a parquet file or data set with its place; a `ClassLabel` is given by its name."""
+    try:
+        if source.split is None:
+            dataset = load_dataset("parquet", data_files=source.path, split="train")
+        else:
+            dataset = load_dataset(source.path, source.config, split=source.split)
+    except (pa.ArrowInvalid, DatasetGenerationError) as error:
+        raise UserError(f"{source}: not a parquet file ({error})") from error
+    except (OSError, ValueError) as error:  # offline, or no such data set, configuration or split
+        raise FileNotFoundError(f"{source}: not to be had from the Hub ({error})") from error
+    names = getattr(dataset.features.get("label"), "names", [])
+    for number, row in enumerate(dataset, 1):
+        if row.get("label") in range(len(names)):
+            row["label"] = names[row["label"]]
+        yield f"{source}, row {number}", row
 
 
 def label_id(label: Any, place: str) -> int:
@@ -174,113 +230,13 @@ def label_id(label: Any, place: str) -> int:
     Raises:
         ValueError: any other label; names `place`.
     """
-    if (number := _IDS.get(str(label))) is None:
-        known = ", ".join(f"{name} ({number})" for number, name in enumerate(LABELS))
+    try:
+        return LABEL.str2int(ALIASES.get(str(label), str(label)))
+    except ValueError as error:
+        known = ", ".join(f"{name} ({number})" for number, name in enumerate(LABEL.names))
         raise UserError(
             f"{place}: unknown label {label!r}; known are {known}, and - or -1 for a pair without a gold label"
-        )
-    return number
-
-
-def read_examples(source: NLISource) -> Iterator[Example]:
-    """Premise, hypothesis and label of each example in order; the label is -1 where there is no gold label.
-
-    Raises:
-        ValueError: a line with other columns, an unknown label, invalid UTF-8 or JSON; names file and line.
-        FileNotFoundError: no such file or data set.
-    """
-    for place, premise, hypothesis, label in _rows(source):
-        if not (isinstance(premise, str) and isinstance(hypothesis, str)):
-            raise UserError(f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts")
-        yield premise, hypothesis, label_id(label, place)
-
-
-def _rows(source: NLISource) -> Iterator[tuple[str, Any, Any, Any]]:
-    if source.split is not None:
-        return _hub_rows(source)
-    if source.path.endswith(".parquet"):
-        return _parquet_rows(source.path)
-    return _line_rows(source.path, _parse_json if ".jsonl" in Path(source.path).suffixes else _parse_tsv)
-
-
-def _line_rows(path: str, parse: Callable[[str, str], list[Any]]) -> Iterator[tuple[str, Any, Any, Any]]:
-    for number, line in enumerate(read_sentences(path), 1):
-        place = f"{path}, line {number}"
-        if number > 1 or line.split("\t")[:3] != list(COLUMNS):  # a header
-            yield place, *parse(line, place)
-
-
-def _parse_tsv(line: str, place: str) -> list[str]:
-    cells = line.split("\t")
-    if len(cells) not in (3, 4):
-        raise UserError(f"{place}: {len(cells)} columns; expected premise, hypothesis, label and, if any, the genre")
-    return cells[:3]
-
-
-def _parse_json(line: str, place: str) -> list[Any]:
-    try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: invalid JSON: {error}") from error
-    if not isinstance(fields, dict) or (lacking := [name for name in COLUMNS if name not in fields]):
-        wrong = "no object" if not isinstance(fields, dict) else f"no {' or '.join(lacking)}"
-        raise UserError(f"{place}: {wrong}; expected the fields {', '.join(COLUMNS)}")
-    return [fields[name] for name in COLUMNS]
-
-
-def _parquet_rows(path: str) -> Iterator[tuple[str, Any, Any, Any]]:
-    try:
-        dataset = Dataset.from_parquet(path, keep_in_memory=True)
-    except (pa.ArrowInvalid, DatasetGenerationError) as error:
-        raise UserError(f"{path}: not a parquet file ({error})") from error
-    return _dataset_rows(dataset, path)
-
-
-def _hub_rows(source: NLISource) -> Iterator[tuple[str, Any, Any, Any]]:
-    from datasets import load_dataset
-
-    try:
-        dataset = load_dataset(source.path, source.config, split=source.split)
-    except (OSError, ValueError) as error:  # offline, or no such data set, configuration or split
-        raise FileNotFoundError(f"{source}: not to be had from the Hub ({error})") from error
-    return _dataset_rows(dataset, str(source))
-
-
-def _dataset_rows(dataset: Dataset, name: str) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Examples whose labels are names, also where the data set has them as numbers in an order of its own."""
-    if lacking := [column for column in COLUMNS if column not in dataset.column_names]:
-        raise UserError(f"{name}: no column {' or '.join(lacking)} among {', '.join(dataset.column_names)}")
-    names = getattr(dataset.features["label"], "names", None)  # of a ClassLabel
-    for number, row in enumerate(dataset.select_columns(list(COLUMNS)), 1):
-        label = row["label"]
-        if names is not None and 0 <= label < len(names):
-            label = names[label]
-        yield f"{name}, row {number}", row["premise"], row["hypothesis"], label
-
-
-def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
-    """The examples with a gold label, the first `limit` of them, as premise, hypothesis and label (0 to 2).
-
-    Raises:
-        ValueError: as `read_examples`, or there is no example.
-    """
-    kept: list[Example] = []
-    skipped = 0
-    for example in read_examples(source):
-        if limit is not None and len(kept) == limit:
-            break
-        if example[2] == NO_GOLD:
-            skipped += 1
-        else:
-            kept.append(example)
-    if skipped:
-        logger.warning("%s: %d pairs without a gold label are skipped, %d are kept", source, skipped, len(kept))
-    if not kept:
-        raise UserError(f"{source}: no examples with a gold label")
-    return Dataset.from_dict(dict(zip(COLUMNS, map(list, zip(*kept)))), features=FEATURES)
-
-
-# Tokenising
+        ) from error
 
 
 @dataclass
@@ -312,7 +268,7 @@ def prepare_nli(
     max_train_pairs: int | None = None,
     max_test_pairs: int | None = None,
 ) -> NLIData:
-    """Everything read and tokenised, so that what is wrong with it shows before any training.
+    """Read and tokenise everything, so that what is wrong with it shows before any training.
 
     Args:
         max_seq_length, token_types: as in `tokenize_nli`.
@@ -323,11 +279,12 @@ def prepare_nli(
     texts |= {f"dev {code}": load_nli(source) for code, source in dev.items()}
     texts |= {f"test {code}": load_nli(source, max_test_pairs) for code, source in test.items()}
     tokens = {name: tokenize_nli(text, tokenizer, max_seq_length, token_types, name) for name, text in texts.items()}
-    parts = {
-        split: {code: longest_first(tokens[f"{split} {code}"]) for code in sources}
-        for split, sources in (("dev", dev), ("test", test))
-    }
-    return NLIData(tokens["train"], **parts, digests={name: digest(text) for name, text in texts.items()})
+    return NLIData(
+        tokens["train"],
+        {code: longest_first(tokens[f"dev {code}"]) for code in dev},
+        {code: longest_first(tokens[f"test {code}"]) for code in test},
+        {name: digest(text) for name, text in texts.items()},
+    )
 
 
 def tokenize_nli(
@@ -341,11 +298,8 @@ def tokenize_nli(
         token_types: add `token_type_ids` where the tokenizer makes them, for encoders that have embeddings of them.
         name: of the text, for the progress bar.
     """
-    wanted = {
-        "truncation": True,
-        "max_length": max_seq_length,
-        "return_token_type_ids": None if token_types else False,
-    }
+    types = None if token_types else False
+    wanted = {"truncation": True, "max_length": max_seq_length, "return_token_type_ids": types}
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
         tokens = tokenizer(batch["premise"], batch["hypothesis"], **wanted)

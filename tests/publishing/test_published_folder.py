@@ -189,33 +189,51 @@ def test_pickles_are_not_read_and_the_remedy_works(
     )
 
 
-def test_what_cannot_be_published_is_named(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, tiny_bert_dir: Path
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(), "does not say how it pools: give --pooling cls"),
+        (Options(pooling="cls", with_heads=True), "plain 'bert' encoder without DAP heads: leave --with_heads"),
+        (Options(layout="flat"), "layout='flat': choose one of plain, dap"),
+    ],
+)
+def test_options_that_a_plain_encoder_does_not_fit_are_named(
+    options: Options, message: str, tmp_path: Path, tiny_bert_dir: Path
 ) -> None:
-    out = tmp_path / "out"
-    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
-    with pytest.raises(ValueError, match="does not say how it pools: give --pooling cls"):
-        build(tiny_bert_dir, out)
-    with pytest.raises(ValueError, match="plain 'bert' encoder without DAP heads: leave --with_heads"):
-        build(tiny_bert_dir, out, Options(pooling="cls", with_heads=True))
-    with pytest.raises(ValueError, match="layout='flat': choose one of plain, dap"):
-        build(checkpoint, out, Options(layout="flat"))
-    DAPForSequenceClassification(tiny_model().config).save_pretrained(tmp_path / "classifier")
-    with pytest.raises(ValueError, match="is a classifier"):
-        build(tmp_path / "classifier", out)
-    DAPModel(tiny_model().config).save_pretrained(tmp_path / "headless")
-    tiny_tokenizer.save_pretrained(tmp_path / "headless")
-    with pytest.raises(ValueError, match=r"lacks \d+ weights of its heads"):
-        build(tmp_path / "headless", out, Options(with_heads=True))
-    assert not out.exists()  # although its root had been written
-    (checkpoint / "tokenizer.json").unlink()
-    (checkpoint / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=message):
+        build(tiny_bert_dir, tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "message"),
+    [(DAPForSequenceClassification, "is a classifier"), (DAPModel, r"lacks \d+ weights of its heads")],
+)
+def test_checkpoints_of_other_heads_are_refused_and_leave_nothing(
+    model_class: type, message: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for part in (model_class(tiny_model().config), tiny_tokenizer):
+        part.save_pretrained(tmp_path / "dap")
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path / "dap", tmp_path / "out", Options(with_heads=True))
+    assert not (tmp_path / "out").exists()  # although its root may have been written
+
+
+def test_a_checkpoint_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "dap")
     with pytest.raises(ValueError, match="cannot be loaded"):
-        build(checkpoint, out)
-    assert not out.exists()
-    (out / "mine").mkdir(parents=True)
+        build(tmp_path / "dap", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out/mine").mkdir(parents=True)
     with pytest.raises(ValueError, match="is not empty"):
-        build(checkpoint, out)
+        build(tmp_path / "dap", tmp_path / "out")
+    assert (tmp_path / "out/mine").is_dir()
+
+
+def test_a_checkpoint_that_is_nowhere_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such folder"):
         fetch(str(tmp_path / "absent"))
 

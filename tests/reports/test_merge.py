@@ -3,11 +3,13 @@
 import copy
 import json
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPOSITORY
 
 from dap.files import write_json
 from dap.reports.merge import main, merge_seeds, run
@@ -276,11 +278,20 @@ def test_files_that_are_no_reports(tmp_path: Path, text: str, message: str) -> N
         run([str(tmp_path / "a.json")])
 
 
-def test_errors_end_the_command_without_a_traceback(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for argv, message in (([three[0], three[0]], "is given twice"), (["absent.json"], "absent.json")):
-        monkeypatch.setattr(sys, "argv", ["results", *argv])
-        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
-            main()
+@pytest.mark.parametrize(("names", "message"), [(("0", "0"), "is given twice"), (("absent",), "absent.json")])
+def test_errors_end_the_command_without_a_traceback(
+    names: tuple[str, ...], message: str, three: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["results", *(str(tmp_path / f"{name}.json") for name in names)])
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main()
+
+
+def test_the_folder_is_run_as_a_command_without_a_warning(three: list[str]) -> None:
+    command = [sys.executable, "-W", "error", "-m", "dap.reports", *three]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mean ± sample standard deviation, n=3" in done.stdout
 
 
 def test_no_reports() -> None:
