@@ -28,8 +28,8 @@ from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 from dap.encoding import SentenceEncoder, model_fingerprint
 from dap.errors import UserError
 from dap.languages import NAMES, XNLI_LANGUAGES
-from dap.reports import is_free, merge_seeds, report, text_table, write_json, xnli_table
-from dap.training import differences, find_resumable, has_ended, leave_together, load_ended
+from dap.reports import merge_seeds, report, text_table, write_json, xnli_table
+from dap.training import changes_weights, differences, find_resumable, has_ended, leave_together, load_ended
 from dap.xnli import (
     DataArguments,
     ModelArguments,
@@ -124,7 +124,7 @@ def keep_record(task: Task, data: DataArguments, training: XNLITrainingArguments
         ValueError: they differ; names every difference.
     """
     path = Path(training.output_dir) / RECORD
-    record = {name: value for name, value in training.to_dict().items() if not (is_free(name) or name in OWN)}
+    record = {name: value for name, value in training.to_dict().items() if changes_weights(name) and name not in OWN}
     record |= {"max_seq_length": data.max_seq_length, "model": model_fingerprint(task.encoder)}
     record |= {"training text": task.data.digests["train"], "load_best_model_at_end": training.load_best_model_at_end}
     record = json.loads(json.dumps(record, default=str))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dap.reports import is_free
+from dap.training import changes_weights
 from experiments.recipes import OWN, Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 
@@ -81,7 +81,7 @@ def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
     for key, value in (told | {"command": run.command}).items():
         if key in own or isinstance(value, str) and "{" in value:  # a place
             continue
-        if key not in trained and len(line) > 1 and not is_free(key) and not _has(line, flags({key: value})):
+        if key not in trained and len(line) > 1 and changes_weights(key) and not _has(line, flags({key: value})):
             raise ValueError(f"{path}: trained without {shlex.join(flags({key: value}))}: train it anew")
         if key in trained and trained[key] != value:
             raise ValueError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")

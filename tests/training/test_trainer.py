@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs
+from datasets import concatenate_datasets
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 import dap.training.callbacks
 import dap.training.trainer
 from dap.text.corpus import load_bitext
+from dap.training.arguments import DAPTrainingArguments, share_of_batch
 from dap.training.callbacks import StepMeter
-from dap.training.data import BitextCollator, tokenize_bitext
-from dap.training.mixing import LanguageMixSampler, mix_languages
-from dap.training.trainer import DAPTrainer, DAPTrainingArguments, freeze_word_embeddings, share_of_batch
+from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap.training.trainer import DAPTrainer, freeze_word_embeddings
 from losses_dap import pool
 from modeling_dap import DAPForPreTraining
 
@@ -35,7 +36,7 @@ def make_trainer(tmp_path: Path, bitext_dir: Path, tiny_bert_dir: Path, tiny_tok
         return DAPTrainer(
             model=DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective),
             args=args,
-            train_dataset=mix_languages(tokenized, "natural", 0.5, 0),
+            train_dataset=concatenate_datasets(list(tokenized.values())),
             train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
             data_collator=BitextCollator(tiny_tokenizer.pad_token_id, sorted(tokenized)),
             processing_class=tiny_tokenizer,
