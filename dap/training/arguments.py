@@ -57,31 +57,31 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
         yield name, parameter.annotation | None, HfArg(default=None, help=text, metadata=flag)
 
 
+def arg(default: Any, text: str) -> Any:
+    """An argument with its help."""
+    return HfArg(default=default, help=text)
+
+
 @dataclass
 class StartArguments:
     """What a training starts from, and how that is read."""
 
-    model_name_or_path: str | None = HfArg(
-        default=None, help="Encoder to start from, or a DAP checkpoint to go on with."
+    model_name_or_path: str | None = arg(None, "Encoder to start from, or a DAP checkpoint to go on with.")
+    config_name: str | None = arg(
+        None, "In its place: a configuration (file, folder or Hub id) of an encoder of random weights."
     )
-    config_name: str | None = HfArg(
-        default=None, help="In its place: a configuration (file, folder or Hub id) of an encoder of random weights."
+    tokenizer_name: str | None = arg(None, "Tokenizer, if it is not where the model or the configuration is.")
+    revision: str | None = arg(None, "Commit, tag or branch of the checkpoint.")
+    trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")
+    attn_implementation: str | None = arg(None, "eager, sdpa, flash_attention_2, ...")
+    restrict_target_vocabulary: bool = arg(
+        True, "RTL predicts only ids of the training targets (neither streamed nor of sources)."
     )
-    tokenizer_name: str | None = HfArg(
-        default=None, help="Tokenizer, if it is not where the model or the configuration is."
+    target_vocabulary_file: str | None = arg(
+        None, "JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."
     )
-    revision: str | None = HfArg(default=None, help="Commit, tag or branch of the checkpoint.")
-    trust_remote_code: bool = HfArg(default=False, help="Run code that comes with the checkpoint.")
-    attn_implementation: str | None = HfArg(default=None, help="eager, sdpa, flash_attention_2, ...")
-    restrict_target_vocabulary: bool = HfArg(
-        default=True, help="RTL predicts only ids of the training targets (neither streamed nor of sources)."
-    )
-    target_vocabulary_file: str | None = HfArg(
-        default=None, help="JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."
-    )
-    prediction_bias: str = HfArg(
-        default="zeros",
-        help="zeros, or frequencies of the training tokens: how a prediction head without weights to take starts.",
+    prediction_bias: str = arg(
+        "zeros", "zeros, or frequencies of the training tokens: how a prediction head without weights to take starts."
     )
 
 
@@ -106,18 +106,14 @@ class DataArguments:
 
     train_data: list[str] = HfArg(help="Files, folders or a Hub dataset id; see docs/training.md.")
     validation_data: list[str] = HfArg(default_factory=list, help="Dev pairs; held out if not given.")
-    dev_pairs: int = HfArg(default=1000, help="Pairs a language to hold out, at most a tenth; 0: none.")
-    target_language: str = HfArg(default="en", help="Language code of the target side.")
-    max_seq_length: int = HfArg(default=32, help="Tokens a sentence is cut to.")
-    language_mix: str = HfArg(default="natural", help="natural, uniform or temperature.")
-    mix_alpha: float = HfArg(default=0.5, help="Exponent of the temperature mix, 0 to 1.")
-    streaming: bool = HfArg(
-        default=False, help="Read the text as it is needed; natural and temperature count it first."
-    )
-    shuffle_buffer: int = HfArg(
-        default=4000, help="Streaming: pairs of a language that are shuffled at a time; 0: none."
-    )
-    max_bad_lines: float = HfArg(default=0.001, help="Share of malformed lines a file may have.")
+    dev_pairs: int = arg(1000, "Pairs a language to hold out, at most a tenth; 0: none.")
+    target_language: str = arg("en", "Language code of the target side.")
+    max_seq_length: int = arg(32, "Tokens a sentence is cut to.")
+    language_mix: str = arg("natural", "natural, uniform or temperature.")
+    mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
+    streaming: bool = arg(False, "Read the text as it is needed; natural and temperature count it first.")
+    shuffle_buffer: int = arg(4000, "Streaming: pairs of a language that are shuffled at a time; 0: none.")
+    max_bad_lines: float = arg(0.001, "Share of malformed lines a file may have.")
 
 
 @dataclass
@@ -126,41 +122,31 @@ class DAPTrainingArguments(TrainingArguments):
 
     _argument_group_name = "training"
 
-    mini_batch_size: int | None = HfArg(
-        default=None,
-        help="Pairs a process holds in memory at a time (GradCache): a batch of any size in the memory of this one, "
+    mini_batch_size: int | None = arg(
+        None,
+        "Pairs a process holds in memory at a time (GradCache): a batch of any size in the memory of this one, "
         "with the same gradients, for a second pass through the encoder; the whole batch if not given.",
     )
-    total_train_batch_size: int | None = HfArg(
-        default=None, help="Pairs a step over all processes, each a negative of every other; sets the per-device size."
+    total_train_batch_size: int | None = arg(
+        None, "Pairs a step over all processes, each a negative of every other; sets the per-device size."
     )
-    early_stopping_patience: int | None = HfArg(
-        default=None, help="Stop after this many evaluations without a better metric_for_best_model."
+    early_stopping_patience: int | None = arg(
+        None, "Stop after this many evaluations without a better metric_for_best_model."
     )
-    freeze_word_embeddings: bool = HfArg(
-        default=False, help="Do not train the word embeddings: less memory, faster steps."
-    )
-    head_warmup_steps: int = HfArg(
-        default=0, help="First steps in which the heads learn alone; the encoder's schedule begins then."
-    )
-    learning_rate: float = HfArg(default=5e-5, help="Peak learning rate of AdamW.")
-    max_steps: int = HfArg(default=100_000, help="Number of optimizer steps.")
-    per_device_train_batch_size: int = HfArg(default=128, help="Pairs a process in one step.")
-    dataloader_drop_last: bool = HfArg(default=True, help="The gather needs equal batches: keep it.")
-    remove_unused_columns: bool = HfArg(default=False, help="The collator uses all columns: keep it.")
-    logging_nan_inf_filter: bool = HfArg(default=False, help="A loss that is not finite stops the run.")
-    metric_for_best_model: str | None = HfArg(default="eval_mean_accuracy", help="What 'best' means.")
-    ddp_find_unused_parameters: bool | None = HfArg(
-        default=False, help="Every parameter of an objective is used: keep it."
-    )
-    report_to: None | str | list[str] = HfArg(
-        default=None, help="Trackers; TensorBoard, when installed, if not given."
-    )
-    hub_strategy: HubStrategy | str = HfArg(
-        default="end", help="The model is published once, when the run has ended: keep it."
-    )
-    dataloader_pin_memory: bool | None = HfArg(
-        default=None, help="Page-locked batches, for faster copies; true on CUDA if not given."
+    freeze_word_embeddings: bool = arg(False, "Do not train the word embeddings: less memory, faster steps.")
+    head_warmup_steps: int = arg(0, "First steps in which the heads learn alone; the encoder's schedule begins then.")
+    learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
+    max_steps: int = arg(100_000, "Number of optimizer steps.")
+    per_device_train_batch_size: int = arg(128, "Pairs a process in one step.")
+    dataloader_drop_last: bool = arg(True, "The gather needs equal batches: keep it.")
+    remove_unused_columns: bool = arg(False, "The collator uses all columns: keep it.")
+    logging_nan_inf_filter: bool = arg(False, "A loss that is not finite stops the run.")
+    metric_for_best_model: str | None = arg("eval_mean_accuracy", "What 'best' means.")
+    ddp_find_unused_parameters: bool | None = arg(False, "Every parameter of an objective is used: keep it.")
+    report_to: None | str | list[str] = arg(None, "Trackers; TensorBoard, when installed, if not given.")
+    hub_strategy: HubStrategy | str = arg("end", "The model is published once, when the run has ended: keep it.")
+    dataloader_pin_memory: bool | None = arg(
+        None, "Page-locked batches, for faster copies; true on CUDA if not given."
     )
 
     def __post_init__(self) -> None:

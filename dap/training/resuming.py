@@ -34,11 +34,12 @@ PARTS = {
 # Arguments of Transformers that can change the weights; of our own all can but these.
 OF_TRANSFORMERS = (
     "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps", "num_train_epochs",
-    "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm", "weight_decay",
-    "optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha",
-    "label_smoothing_factor", "average_tokens_across_devices", "bf16", "fp16", "tf32", "seed", "data_seed",
-    "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last", "dataloader_in_order",
-    "dataloader_num_workers", "accelerator_config", "parallelism_config", "fsdp", "fsdp_config", "deepspeed",
+    "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm",
+    "weight_decay", "optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "neftune_noise_alpha", "label_smoothing_factor", "average_tokens_across_devices", "bf16", "fp16", "tf32",
+    "seed", "data_seed", "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
+    "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config", "fsdp",
+    "fsdp_config", "deepspeed",
 )  # fmt: skip
 HARMLESS = ("mini_batch_size", "early_stopping_patience", "attn_implementation", "trust_remote_code", "max_bad_lines")
 # Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
