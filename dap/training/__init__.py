@@ -1,6 +1,6 @@
 """Training on parallel text: arguments, text to batches, the model to start from, the trainer, and resuming."""
 
-from dap.training.arguments import DAPTrainingArguments, DataArguments, ModelArguments, given_fields, parse_arguments
+from dap.training.arguments import DAPTrainingArguments, DataArguments, ModelArguments, parse_arguments
 from dap.training.callbacks import EpochOfSampler
 from dap.training.data import (
     BitextCollator,
@@ -13,7 +13,7 @@ from dap.training.data import (
 )
 from dap.training.grad_cache import CachedBatch
 from dap.training.head_warmup import StopEarlyAfterWarmup
-from dap.training.model import load_model, read_start, target_vocabulary, token_counts
+from dap.training.model import load_model, read_start, token_counts
 from dap.training.resuming import (
     FINISHED,
     FindBestAgain,
@@ -47,7 +47,6 @@ __all__ = [
     "drop_targets",
     "find_resumable",
     "freeze_word_embeddings",
-    "given_fields",
     "has_ended",
     "interleave_languages",
     "keep_record",
@@ -58,7 +57,6 @@ __all__ = [
     "parse_arguments",
     "read_start",
     "split_validation",
-    "target_vocabulary",
     "token_counts",
     "tokenize_bitext",
 ]

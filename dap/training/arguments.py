@@ -94,8 +94,7 @@ class ModelArguments(dataclasses.make_dataclass("ConfigArguments", config_argume
 
 def given_fields(args: ModelArguments) -> dict[str, Any]:
     """The fields of `DAPConfig` that the command or the recipe gives."""
-    values = {name: getattr(args, name, None) for name in CONFIG_FIELDS}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in vars(args).items() if name in CONFIG_FIELDS and value is not None}
 
 
 @dataclass
@@ -224,7 +223,7 @@ class DAPTrainingArguments(TrainingArguments):
         }
         for name, (fits, remedy) in allowed.items():
             if not fits:
-                raise UserError(f"{name}={attrgetter(name)(self)!r} is not supported: give {remedy}.")
+                raise UserError(f"{name}={attrgetter(name)(self)!r}: give {remedy}.")
         if patience is not None and self.eval_strategy == "no":
             raise UserError(
                 f"early_stopping_patience={patience} needs evaluations: give --eval_strategy steps --save_strategy "
@@ -269,17 +268,13 @@ class TrainingParser(HfArgumentParser):
     """Lists our own arguments before those of `TrainingArguments`."""
 
     def __init__(self) -> None:
-        self.others: Any = None
+        self.others: Any = None  # the group of the inherited arguments, which comes last
+        self.own = {*inspect.get_annotations(DAPTrainingArguments), "output_dir"}
         usage = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
         super().__init__(GROUPS, usage=usage, formatter_class=HelpFormatter, allow_abbrev=False)
 
     def _parse_dataclass_field(self, parser: ArgumentParser, field: dataclasses.Field) -> None:
-        inherited = field.name in TrainingArguments.__dataclass_fields__
-        if (
-            inherited
-            and field.name not in inspect.get_annotations(DAPTrainingArguments)
-            and field.name != "output_dir"
-        ):
+        if field.name in TrainingArguments.__dataclass_fields__.keys() - self.own:
             self.others = parser = self.others or self.add_argument_group("arguments of Transformers' Trainer")
         super()._parse_dataclass_field(parser, field)
 
@@ -288,7 +283,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
     """Arguments from an optional YAML recipe (first in `argv`) and flags, which override it."""
     if argv and argv[0].endswith((".yaml", ".yml")):
         flags = argv[1:]
-        rivals = {pair[1 - place] for pair in RIVALS for place in (0, 1) if given(pair[place], flags)}
+        rivals = {other for pair in RIVALS for name, other in (pair, pair[::-1]) if given(name, flags)}
         argv = recipe_flags(Path(argv[0]), without=rivals) + flags
     for pair in RIVALS:
         if all(given(name, argv) for name in pair):

@@ -25,6 +25,7 @@ class Start:
     """What a training starts from.
 
     Attributes:
+        name: of the checkpoint, or of the configuration.
         config: of the checkpoint, or of the encoder that is to have random weights.
         goes_on: whether training goes on from a DAP checkpoint with its heads; one of "mlm" is an encoder to the
             other objectives.

@@ -285,7 +285,7 @@ def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0 is not supported: give 1 or more"),
+        ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0: give 1 or more"),
         ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
         ("train_sampling_strategy", "group_by_length", "train_sampling_strategy='group_by_length'.*--language_mix"),
         ("accelerator_config", {"split_batches": True}, "accelerator_config.split_batches=True"),
@@ -373,5 +373,5 @@ def test_pushes_are_kept_for_the_end_and_the_token_out_of_the_pickle(
     assert args.hub_strategy == "end"
     assert os.environ["HF_TOKEN"] == "hf_secret"
     assert b"hf_secret" not in pickle.dumps(args)
-    with pytest.raises(ValueError, match="hub_strategy=.*every_save.* is not supported: give end"):
+    with pytest.raises(ValueError, match="hub_strategy=.*every_save.*: give end"):
         DAPTrainingArguments(**given, hub_strategy="every_save")
