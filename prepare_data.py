@@ -281,8 +281,8 @@ def write_leaks(plan: Plan, sources: Sequence[Source], path: Path) -> None:
 def write_vocabulary(plan: Plan, languages: Sequence[str]) -> None:
     """`target_vocabulary.json`: ids on the English training side, special tokens but SEP left out.
 
-    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
-    the softmax of RTL to.
+    These are what `dap.training.model.target_vocabulary` finds when no sentence is cut, and what `train_dap.py`
+    restricts the softmax of RTL to.
     """
     seen = np.any([np.load(plan.written(language) / "vocabulary.npy") for language in languages], axis=0)  # (V,)
     seen[special_ids(plan.target_vocabulary)] = False

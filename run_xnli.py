@@ -24,8 +24,8 @@ from dap.encoding import SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
 from dap.files import read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
-from dap.reports import is_free, merge_seeds, report, text_table, xnli_table
-from dap.training import differences, leave_together
+from dap.reports import merge_seeds, report, text_table, xnli_table
+from dap.training import changes_weights, differences, leave_together
 from dap.xnli import (
     RESULT,
     NLISource,
@@ -133,7 +133,7 @@ def keep_record(task: Task, data: DataArguments) -> None:
         ValueError: they differ; names every difference.
     """
     training, path = task.training, Path(task.training.output_dir) / RECORD
-    record = {name: value for name, value in training.to_dict().items() if not (is_free(name) or name in OWN)}
+    record = {name: value for name, value in training.to_dict().items() if changes_weights(name) and name not in OWN}
     record |= {"max_seq_length": data.max_seq_length, "model": model_fingerprint(task.encoder)}
     record |= {"training text": task.data.digests["train"], "load_best_model_at_end": training.load_best_model_at_end}
     record = json.loads(json.dumps(record, default=str))

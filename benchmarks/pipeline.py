@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
@@ -25,7 +25,7 @@ from benchmarks.timing import CPU, WALL, add_machine_arguments, medians, prepare
 from benchmarks.workload import CLS, PAD, SEP, Workload, add_workload_arguments
 from dap.reports import text_table
 from dap.text import load_bitext
-from dap.training import BitextCollator, mix_languages, tokenize_bitext
+from dap.training import BitextCollator, tokenize_bitext
 
 LANGUAGES = [f"l{number}" for number in range(36)]
 
@@ -56,7 +56,7 @@ def real_pairs(args: argparse.Namespace) -> tuple[Dataset, list[str], int]:
     """Tokenised pairs of `--train_data`, their languages, and the padding id."""
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     tokenized = tokenize_bitext(load_bitext(args.train_data), tokenizer, args.lengths[1])
-    return mix_languages(tokenized, "natural", 1.0, 0), sorted(tokenized), tokenizer.pad_token_id
+    return concatenate_datasets(list(tokenized.values())), sorted(tokenized), tokenizer.pad_token_id
 
 
 def batches(dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int) -> Iterator[Any]:

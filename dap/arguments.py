@@ -1,6 +1,7 @@
 """How every command reads its arguments."""
 
 import argparse
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,13 +11,18 @@ from dap.errors import refusals
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default where there is one and the text does not name it: no "0 by default. (default: None)"."""
+    """Shows an argument once, with `_`, and its default where there is one and the text does not name it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         says_nothing = action.default is None or action.default is False or action.default == []
         if says_nothing or "default" in (action.help or "").lower():
             return action.help
         return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        action = copy.copy(action)
+        action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        return super()._format_action_invocation(action)
 
 
 class ArgumentParser(HfArgumentParser):

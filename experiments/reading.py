@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dap.reports import is_free
 from experiments.recipes import OWN, Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 
 KEYS = ("recipe", "run", "seed", "learning_rate", "record", "train", "dev", "curve", "evaluations")
 #: Settings of an evaluation that may differ between models that are compared: places, and what the model itself is.
 FREE = ("recipe", "data", "bucc", "train_data", "pooling")
+#: How the names of arguments begin that recipes may have and that cannot change the weights: no record has them.
+HARMLESS = ("logging_", "save_", "eval_", "report_to", "use_cpu", "load_best_", "metric_for_best_", "mini_batch_size")
 #: Arguments of a training that its record has by another name.
 RECORDED = {"total_train_batch_size": "pairs a step"}
 #: What a record tells of the seed, and what follows from other arguments, from the text or from where things lie.
@@ -81,7 +82,7 @@ def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
     for key, value in (told | {"command": run.command}).items():
         if key in own or isinstance(value, str) and "{" in value:  # a place
             continue
-        if key not in trained and len(line) > 1 and not is_free(key) and not _has(line, flags({key: value})):
+        if key not in trained and len(line) > 1 and not (key.startswith(HARMLESS) or _has(line, flags({key: value}))):
             raise ValueError(f"{path}: trained without {shlex.join(flags({key: value}))}: train it anew")
         if key in trained and trained[key] != value:
             raise ValueError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import concatenate_datasets
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
@@ -22,7 +23,7 @@ from transformers import AutoTokenizer
 from benchmarks.timing import alternate
 from dap.reports import machine, versions, write_json
 from dap.text import load_bitext
-from dap.training import BitextCollator, LanguageMixSampler, freeze_word_embeddings, mix_languages, tokenize_bitext
+from dap.training import BitextCollator, LanguageMixSampler, freeze_word_embeddings, tokenize_bitext
 from experiments.recipes import Run, read_recipe
 from experiments.run import RESULTS, Job, Workspace, parse_places
 from modeling_dap import DAPForPreTraining
@@ -83,7 +84,7 @@ def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str,
     rows = tokenize_bitext(sample, tokenizer, arguments["max_seq_length"])
     mix, alpha = arguments["language_mix"], arguments["mix_alpha"]
     loader = DataLoader(
-        mix_languages(rows, "natural", alpha, 0),  # all rows; the sampler draws the mix from them
+        concatenate_datasets(list(rows.values())),  # all rows; the sampler draws the mix from them
         batch_size=arguments["total_train_batch_size"],
         sampler=LanguageMixSampler([len(part) for part in rows.values()], mix, alpha, 0),
         collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows)),

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from dap.reports import is_free, write_json
-from dap.training import FINISHED
+from dap.reports import write_json
+from dap.training import FINISHED, changes_weights
 
 RECORD = "made_from.json"  # written before training begins
 
@@ -32,7 +32,7 @@ def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str,
     """
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    lines = {f"{recipe.name} {key}": value for key, value in content.items() if not is_free(key)}
+    lines = {f"{recipe.name} {key}": value for key, value in content.items() if changes_weights(key)}
     return {"start model": start, "pooling": pooling, "training text": folder_digest(text)} | lines
 
 

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from dap.text.corpus import load_bitext
 from dap.text.formats import BitextFile
-from dap.training.data import target_vocabulary, tokenize_bitext
-from dap.training.splitting import normalise
+from dap.training.data import normalise, tokenize_bitext
+from dap.training.model import target_vocabulary
 from prepare_data import DataArguments, find_sources, main, run
 
 SHARED = REPOSITORY.parent / "shared"

@@ -20,7 +20,6 @@ from dap.reports.paper import (
 from dap.reports.records import (
     HEAD,
     RECORD,
-    is_free,
     machine,
     read_report,
     report,
@@ -42,7 +41,6 @@ __all__ = [
     "RECORD",
     "TATOEBA_GROUPS",
     "bucc_table",
-    "is_free",
     "is_number",
     "is_spread",
     "machine",

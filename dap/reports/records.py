@@ -19,19 +19,6 @@ from dap.files import read_json
 HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine")
 HEAD += ("versions",)
 RECORD = "run.json"  # what a run of train_dap.py is; see dap/training/resuming.py
-# Arguments that cannot change the weights, or only say how to resume: a resumed run may have others.
-FREE_GROUPS = ("logging_", "log_", "eval_", "save_", "hub_", "trackio_", "ddp_", "torch_", "do_")
-FREE_GROUPS += ("gradient_checkpointing", "activation_checkpointing")
-FREE = {"output_dir", "resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"}
-FREE |= {"report_to", "run_name", "project", "disable_tqdm", "include_num_input_tokens_seen", "push_to_hub"}
-FREE |= {"load_best_model_at_end", "metric_for_best_model", "greater_is_better", "early_stopping_patience"}
-FREE |= {"per_device_eval_batch_size", "prediction_loss_only", "include_for_metrics", "batch_eval_metrics"}
-FREE |= {"bf16_full_eval", "fp16_full_eval", "enable_jit_checkpoint", "debug", "skip_memory_metrics", "local_rank"}
-FREE |= {"use_cpu", "use_cache", "use_liger_kernel", "liger_kernel_config", "attn_implementation", "full_determinism"}
-FREE |= {"dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"}
-FREE |= {"dataloader_multiprocessing_context", "label_names", "length_column_name"}
-FREE |= {"mini_batch_size"}  # the same gradients in less memory
-FREE |= {"trust_remote_code", "max_bad_lines"}  # to read a model or a text at all
 #: Libraries whose version can move a number.
 LIBRARIES = ("dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy")
 LIBRARIES += ("sentence-transformers", "faiss-cpu")
@@ -92,15 +79,6 @@ def _cpu_name() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def is_free(argument: str) -> bool:
-    """Whether an argument cannot change the weights.
-
-    >>> is_free("logging_steps"), is_free("learning_rate")
-    (True, False)
-    """
-    return argument in FREE or argument.startswith(FREE_GROUPS)
 
 
 def training_record(name_or_path: str) -> tuple[int | None, str | None]:

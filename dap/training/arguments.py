@@ -3,131 +3,282 @@
 import dataclasses
 import inspect
 import json
-from collections.abc import Collection
-from dataclasses import dataclass, field
+import os
+from argparse import ArgumentParser as StandardParser
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import TrainingArguments
+from transformers.hf_argparser import HfArg
+from transformers.trainer_utils import HubStrategy
+from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import DAPConfig
 from dap.arguments import ArgumentParser
 from dap.errors import UserError
-from dap.training.data import SHUFFLE_BUFFER
-from dap.training.trainer import DAPTrainingArguments
 
+# Fields of `DAPConfig` that come from the text and its tokenizer, and those that may change when training goes on from
+# a DAP checkpoint; its weights were made for all others.
+FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id")
+CHANGEABLE = ("tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates", "rtl_ratio", "rtl_weight",
+              "rtl_sampled_negatives", "tlm_probability", "tlm_weight", "mlm_probability")  # fmt: skip
 # Arguments of which only one can be given: a flag takes the place of the other one in the recipe.
-RIVALS = (("per_device_train_batch_size", "total_train_batch_size"), ("max_steps", "num_train_epochs"))
-RIVALS += (("model_name_or_path", "config_name"),)
-STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
+RIVALS = (
+    ("per_device_train_batch_size", "total_train_batch_size"),
+    ("max_steps", "num_train_epochs"),
+    ("model_name_or_path", "config_name"),
+)
+CONFIG_FIELDS = {
+    name: parameter
+    for name, parameter in inspect.signature(DAPConfig.__init__).parameters.items()
+    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name not in ("self", "encoder_config")
+}
+CONFIG_DEFAULTS = {name: parameter.default for name, parameter in CONFIG_FIELDS.items()}
 
 
-def _flag(text: str) -> Any:
-    """A yes/no field of `DAPConfig`: `--name` is `--name true`."""
-    return field(default=None, metadata={"help": text, "nargs": "?", "const": True})
+def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
+    """An argument for each field of `DAPConfig` that a user chooses: the type and help are the field's own.
+
+    The default is always None, so that `given_fields` knows what was given.
+    """
+    _, texts, _ = parse_google_format_docstring(inspect.getdoc(DAPConfig) or "")
+    for name, parameter in CONFIG_FIELDS.items():
+        if name in FROM_TEXT:
+            continue
+        text = (texts or {}).get(name, "").replace("`", "").replace('"', "").replace("%", "%%")
+        if parameter.default is not None:
+            text += f" (default: {parameter.default})"
+        flag = {"nargs": "?", "const": True} if parameter.annotation is bool else {}  # `--name` is `--name true`
+        yield name, parameter.annotation | None, HfArg(default=None, help=text, metadata=flag)
+
+
+def arg(default: Any, text: str) -> Any:
+    """An argument with its help."""
+    return HfArg(default=default, help=text)
 
 
 @dataclass
-class ModelArguments:
+class StartArguments:
+    """What a training starts from, and how that is read."""
+
+    model_name_or_path: str | None = arg(None, "Encoder to start from, or a DAP checkpoint to go on with.")
+    config_name: str | None = arg(
+        None, "In its place: a configuration (file, folder or Hub id) of an encoder of random weights."
+    )
+    tokenizer_name: str | None = arg(None, "Tokenizer, if it is not where the model or the configuration is.")
+    revision: str | None = arg(None, "Commit, tag or branch of the checkpoint.")
+    trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")
+    attn_implementation: str | None = arg(None, "eager, sdpa, flash_attention_2, ...")
+    restrict_target_vocabulary: bool = arg(
+        True, "RTL predicts only ids of the training targets (neither streamed nor of sources)."
+    )
+    target_vocabulary_file: str | None = arg(
+        None, "JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."
+    )
+    prediction_bias: str = arg(
+        "zeros", "zeros, or frequencies of the training tokens: how a prediction head without weights to take starts."
+    )
+
+
+@dataclass
+class ModelArguments(dataclasses.make_dataclass("ConfigArguments", config_arguments(), bases=(StartArguments,))):
     """What is trained. A field of `DAPConfig` that is not given has its default, or the DAP checkpoint's value."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Encoder to start from, or a DAP checkpoint to go on with."}
-    )
-    config_name: str | None = field(
-        default=None,
-        metadata={"help": "In its place: a configuration (file, folder or Hub id) of an encoder of random weights."},
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer, if it is not where the model or the configuration is."}
-    )
-    objective: str | None = field(
-        default=None,
-        metadata={"help": "tr, tr+tlm, tr+rtl (= DAP, the default), or mlm, which makes an encoder for the others."},
-    )
-    pooling: str | None = field(default=None, metadata={"help": "cls (default) or mean."})
-    projection: str | None = field(default=None, metadata={"help": "mlp: a train-only layer on the sentence vector."})
-    tr_similarity: str | None = field(default=None, metadata={"help": "cosine (default) or dot."})
-    tr_temperature: float | None = field(default=None, metadata={"help": "0.05 for cosine, 1 for dot by default."})
-    tr_margin: float | None = field(default=None, metadata={"help": "Additive margin on the true pair; 0 by default."})
-    tr_bidirectional: bool | None = _flag("Rank sources for each target, too.")
-    tr_mask_duplicates: bool | None = _flag("Equal targets are not each other's negatives; true by default.")
-    rtl_layers: int | None = field(default=None, metadata={"help": "K, blocks of the RTL head; 2 by default."})
-    rtl_direction: str | None = field(
-        default=None, metadata={"help": "source-to-target (default), target-to-source, or both."}
-    )
-    rtl_ratio: float | None = field(
-        default=None, metadata={"help": "rho, share of target tokens to reconstruct; 1 by default."}
-    )
-    rtl_weight: float | None = field(default=None, metadata={"help": "Factor of the RTL loss; 1 by default."})
-    rtl_sampled_negatives: int | None = field(
-        default=None,
-        metadata={"help": "Ids drawn each step for the softmax of the RTL loss; all by default."},
-    )
-    tlm_probability: float | None = field(default=None, metadata={"help": "Share of masked tokens; 0.2 by default."})
-    tlm_weight: float | None = field(default=None, metadata={"help": "Factor of the TLM loss; 0.1 by default."})
-    mlm_probability: float | None = field(
-        default=None, metadata={"help": "Share of tokens that mlm masks; 0.15 by default."}
-    )
-    restrict_target_vocabulary: bool = field(
-        default=True,
-        metadata={"help": "RTL predicts only ids of the training targets (neither streamed nor of sources)."},
-    )
-    target_vocabulary_file: str | None = field(
-        default=None,
-        metadata={"help": "JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."},
-    )
-    prediction_bias: str = field(
-        default="zeros",
-        metadata={"help": "zeros, or frequencies of the training tokens: how a head without weights to take starts."},
-    )
-    attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, ..."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of the checkpoint."})
+    _argument_group_name = "model and objective"
+
+
+def given_fields(args: ModelArguments) -> dict[str, Any]:
+    """The fields of `DAPConfig` that the command or the recipe gives."""
+    return {name: value for name, value in vars(args).items() if name in CONFIG_FIELDS and value is not None}
 
 
 @dataclass
 class DataArguments:
     """Parallel text; sources of every language share one target language, English."""
 
-    train_data: list[str] = field(metadata={"help": "Files, folders or a Hub dataset id; see docs/training.md."})
-    validation_data: list[str] = field(default_factory=list, metadata={"help": "Dev pairs; held out if not given."})
-    dev_pairs: int = field(default=1000, metadata={"help": "Pairs a language to hold out, at most a tenth; 0: none."})
-    target_language: str = field(default="en", metadata={"help": "Language code of the target side."})
-    max_seq_length: int = field(default=32, metadata={"help": "Tokens a sentence is cut to."})
-    language_mix: str = field(default="natural", metadata={"help": "natural, uniform or temperature."})
-    mix_alpha: float = field(default=0.5, metadata={"help": "Exponent of the temperature mix, 0 to 1."})
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the text as it is needed; natural and temperature count it first."}
-    )
-    shuffle_buffer: int = field(
-        default=SHUFFLE_BUFFER,
-        metadata={"help": "Streaming: pairs of a language that are shuffled at a time; 0: none."},
-    )
-    max_bad_lines: float = field(default=0.001, metadata={"help": "Share of malformed lines a file may have."})
+    _argument_group_name = "text"
+
+    train_data: list[str] = HfArg(help="Files, folders or a Hub dataset id; see docs/training.md.")
+    validation_data: list[str] = HfArg(default_factory=list, help="Dev pairs; held out if not given.")
+    dev_pairs: int = arg(1000, "Pairs a language to hold out, at most a tenth; 0: none.")
+    target_language: str = arg("en", "Language code of the target side.")
+    max_seq_length: int = arg(32, "Tokens a sentence is cut to.")
+    language_mix: str = arg("natural", "natural, uniform or temperature.")
+    mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
+    streaming: bool = arg(False, "Read the text as it is needed; natural and temperature count it first.")
+    shuffle_buffer: int = arg(4000, "Streaming: pairs of a language that are shuffled at a time; 0: none.")
+    max_bad_lines: float = arg(0.001, "Share of malformed lines a file may have.")
 
 
-CONFIG_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(DAPConfig.__init__).parameters.items()
-    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name not in ("self", "encoder_config")
-}
+@dataclass
+class DAPTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the paper's values as defaults (section 4.2) and what a contrastive loss needs."""
+
+    _argument_group_name = "training"
+
+    mini_batch_size: int | None = arg(
+        None,
+        "Pairs a process holds in memory at a time (GradCache): a batch of any size in the memory of this one, "
+        "with the same gradients, for a second pass through the encoder; the whole batch if not given.",
+    )
+    total_train_batch_size: int | None = arg(
+        None, "Pairs a step over all processes, each a negative of every other; sets the per-device size."
+    )
+    early_stopping_patience: int | None = arg(
+        None, "Stop after this many evaluations without a better metric_for_best_model."
+    )
+    freeze_word_embeddings: bool = arg(False, "Do not train the word embeddings: less memory, faster steps.")
+    head_warmup_steps: int = arg(0, "First steps in which the heads learn alone; the encoder's schedule begins then.")
+    learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
+    max_steps: int = arg(100_000, "Number of optimizer steps.")
+    per_device_train_batch_size: int = arg(128, "Pairs a process in one step.")
+    dataloader_drop_last: bool = arg(True, "The gather needs equal batches: keep it.")
+    remove_unused_columns: bool = arg(False, "The collator uses all columns: keep it.")
+    logging_nan_inf_filter: bool = arg(False, "A loss that is not finite stops the run.")
+    metric_for_best_model: str | None = arg("eval_mean_accuracy", "What 'best' means.")
+    ddp_find_unused_parameters: bool | None = arg(False, "Every parameter of an objective is used: keep it.")
+    report_to: None | str | list[str] = arg(None, "Trackers; TensorBoard, when installed, if not given.")
+    hub_strategy: HubStrategy | str = arg("end", "The model is published once, when the run has ended: keep it.")
+    dataloader_pin_memory: bool | None = arg(
+        None, "Page-locked batches, for faster copies; true on CUDA if not given."
+    )
+
+    def __post_init__(self) -> None:
+        self._check_deepspeed()
+        if self.report_to is None:
+            self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
+        super().__post_init__()
+        if self.torch_compile:  # the layers alone: between them rows are packed, which differs in every step
+            os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
+        if self.hub_token is not None:  # where the Hub's client looks: every save pickles these arguments
+            os.environ["HF_TOKEN"], self.hub_token = self.hub_token, None
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = self.device.type == "cuda"
+        if self.accelerator_config.dispatch_batches is None:
+            self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
+        self._check_processes()
+        self._check_values()
+        self.check_head_warmup(self.max_steps)
+        if self.total_train_batch_size is not None:
+            self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
+
+    @property
+    def seed_of_text(self) -> int:
+        """The seed of everything that chooses or orders text."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    def check_head_warmup(self, total: int) -> None:
+        """Raise `ValueError` for a warm-up that leaves the encoder none of `total` steps (-1: not known yet)."""
+        steps = self.head_warmup_steps
+        if steps < 0 or 0 < total <= steps:
+            allowed = "0 or more" if total <= 0 else f"0 to {total - 1}, as the training has {total} steps"
+            raise UserError(f"head_warmup_steps={steps}: give {allowed}.")
+
+    def _check_deepspeed(self) -> None:
+        if not self.deepspeed and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+            return
+        for name, reason in (
+            ("mini_batch_size", "takes a step at each backward pass"),
+            ("head_warmup_steps", "makes a schedule of its own"),
+        ):
+            if value := getattr(self, name):
+                raise UserError(
+                    f"{name}={value} does not go with DeepSpeed, which {reason}: use configs/accelerate/ddp.yaml or "
+                    "fsdp2.yaml, or leave it out."
+                )
+
+    def _check_processes(self) -> None:
+        """Raise `ValueError` unless each process trains on one device and all of them know of each other."""
+        if self.n_gpu > 1:
+            raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
+        launched = int(os.environ.get("WORLD_SIZE", 1))
+        if launched != self.world_size:
+            raise UserError(
+                f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
+                "CPU, put ACCELERATE_USE_CPU=true before the command."
+            )
+
+    def _check_values(self) -> None:
+        """Raise `ValueError` for values that are out of range, would break the gather, or do nothing."""
+        size, patience, hub = self.mini_batch_size, self.early_stopping_patience, self.hub_strategy
+        allowed = {
+            "mini_batch_size": (size is None or size >= 1, "1 or more, or leave it out"),
+            "early_stopping_patience": (patience is None or patience >= 1, "1 or more, or leave it out"),
+            "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
+            "dataloader_drop_last": (self.dataloader_drop_last, "true: negatives are gathered from equal batches"),
+            "remove_unused_columns": (not self.remove_unused_columns, "false: the collator uses all columns"),
+            "label_smoothing_factor": (self.label_smoothing_factor == 0, "0: no DAP objective has it"),
+            "train_sampling_strategy": (self.train_sampling_strategy == "random", "random, and --language_mix"),
+            "hub_strategy": (
+                not self.push_to_hub or hub == HubStrategy.END,
+                "end: the others push half-trained models and training_args.bin, a pickle",
+            ),
+            "accelerator_config.dispatch_batches": (not self.accelerator_config.dispatch_batches, "false"),
+            "accelerator_config.split_batches": (not self.accelerator_config.split_batches, "false"),
+        }
+        for name, (fits, remedy) in allowed.items():
+            if not fits:
+                raise UserError(f"{name}={attrgetter(name)(self)!r}: give {remedy}.")
+        if patience is not None and self.eval_strategy == "no":
+            raise UserError(
+                f"early_stopping_patience={patience} needs evaluations: give --eval_strategy steps --save_strategy "
+                "steps --load_best_model_at_end."
+            )
+
+
+def share_of_batch(total: int, processes: int) -> int:
+    """Pairs of each process in a batch of `total`.
+
+    >>> share_of_batch(1024, 8)
+    128
+
+    Raises:
+        ValueError: fewer pairs than processes, or pairs that do not divide evenly.
+    """
+    if total < processes or total % processes:
+        better = max(1, round(total / processes)) * processes
+        raise UserError(
+            f"total_train_batch_size={total} cannot be shared evenly by {processes} processes; give {better}, for one."
+        )
+    return total // processes
+
+
 Arguments = tuple[ModelArguments, DataArguments, DAPTrainingArguments]
+GROUPS = (ModelArguments, DataArguments, DAPTrainingArguments)
+
+
+class TrainingParser(ArgumentParser):
+    """Lists our own arguments before those of `TrainingArguments`."""
+
+    def __init__(self) -> None:
+        self.others: Any = None  # the group of the inherited arguments, which comes last
+        self.own = {*inspect.get_annotations(DAPTrainingArguments), "output_dir"}
+        usage = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
+        super().__init__(GROUPS, usage=usage, allow_abbrev=False)
+
+    def _parse_dataclass_field(self, parser: StandardParser, field: dataclasses.Field) -> None:
+        if field.name in TrainingArguments.__dataclass_fields__.keys() - self.own:
+            self.others = parser = self.others or self.add_argument_group("arguments of Transformers' Trainer")
+        super()._parse_dataclass_field(parser, field)
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
     """Arguments from an optional YAML recipe (first in `argv`) and flags, which override it."""
-    parser = ArgumentParser((ModelArguments, DataArguments, DAPTrainingArguments), allow_abbrev=False)
     if argv and argv[0].endswith((".yaml", ".yml")):
         flags = argv[1:]
-        rivals = {pair[1 - place] for pair in RIVALS for place in (0, 1) if given(pair[place], flags)}
+        rivals = {other for pair in RIVALS for name, other in (pair, pair[::-1]) if given(name, flags)}
         argv = recipe_flags(Path(argv[0]), without=rivals) + flags
     for pair in RIVALS:
         if all(given(name, argv) for name in pair):
             raise UserError(f"--{pair[0]} and --{pair[1]} say the same: give one of them.")
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
-    model, data, training = parser.parse_args_into_dataclasses(args=argv)
+    model, data, training = TrainingParser().parse_args_into_dataclasses(args=argv)
     if model.model_name_or_path is None and model.config_name is None:
         raise UserError("nothing to start from: give --model_name_or_path, or --config_name to begin from scratch.")
     return model, data, training
@@ -153,22 +304,17 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(recipe, dict):
         raise UserError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")
-    groups = (ModelArguments, DataArguments, DAPTrainingArguments)
-    known = {item.name for group in groups for item in dataclasses.fields(group)}
+    known = {field.name for group in GROUPS for field in dataclasses.fields(group)}
     if unknown := sorted(set(recipe) - known):
         raise UserError(f"{path}: unknown argument {', '.join(unknown)}; `python train_dap.py --help` lists them.")
     flags: list[str] = []
     for key, value in recipe.items():
         if value == []:
             raise UserError(f"{path}: {key} is an empty list; give a value, or remove the line.")
-        if value is not None and key not in without:
-            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-            values = ["no" if value is False and key in STRATEGIES else value for value in values]  # YAML's bare `no`
-            flags += [f"--{key}", *map(str, values)]
+        if value is None or key in without:
+            continue
+        if value is False and key.endswith("_strategy"):  # YAML's bare `no`
+            value = "no"
+        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        flags += [f"--{key}", *map(str, values)]
     return flags
-
-
-def given_fields(args: ModelArguments) -> dict[str, Any]:
-    """The fields of `DAPConfig` that the command or the recipe gives."""
-    values = {name: getattr(args, name, None) for name in CONFIG_DEFAULTS}
-    return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What a training says while it runs: means of its losses, its pace, and evaluations in brief."""
+"""What a training says while it runs: means of its losses, its pace, and evaluations in brief; and its epochs."""
 
 import re
 import time
@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, ProgressCallback
+from torch.utils.data import Sampler
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
@@ -68,14 +76,26 @@ def brief(logs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in logs.items() if name not in hidden}
 
 
-class _Brief:
+class BriefPrinter(PrinterCallback):
+    """Prints an evaluation in brief."""
+
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)
 
 
-class BriefPrinter(_Brief, PrinterCallback):
-    """Prints an evaluation in brief."""
-
-
-class BriefProgress(_Brief, ProgressCallback):
+class BriefProgress(ProgressCallback):
     """Prints an evaluation in brief, above the progress bar."""
+
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=brief(logs), **kwargs)
+
+
+class EpochOfSampler(TrainerCallback):
+    """Tells the sampler its epoch: accelerate does not get through to it where several processes skip batches, as in
+    the first epoch of a resumed run, which would then go on with the order of epoch 0."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.sampler.set_epoch(int(state.epoch))

@@ -16,10 +16,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from dap.errors import UserError
-from dap.files import read_json
-from dap.reports import RECORD, is_free, write_json
-from dap.training.arguments import CONFIG_DEFAULTS, DataArguments, ModelArguments
-from dap.training.trainer import DAPTrainingArguments
+from dap.files import read_json, write_json
+from dap.reports import RECORD
+from dap.training.arguments import CONFIG_FIELDS, GROUPS, Arguments, DAPTrainingArguments
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -33,6 +32,17 @@ PARTS = {
     "scheduler": ["scheduler.pt"],
     "state of the random numbers": ["rng_state*.pth"],
 }
+# Arguments of Transformers that can change the weights; of our own all can but these.
+OF_TRANSFORMERS = (
+    "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps", "num_train_epochs",
+    "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm",
+    "weight_decay", "optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "neftune_noise_alpha", "label_smoothing_factor", "average_tokens_across_devices", "bf16", "fp16", "tf32",
+    "seed", "data_seed", "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
+    "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config", "fsdp",
+    "fsdp_config", "deepspeed",
+)  # fmt: skip
+HARMLESS = ("mini_batch_size", "early_stopping_patience", "attn_implementation", "trust_remote_code", "max_bad_lines")
 # Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
 REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")  # all that is known of a stream's order
@@ -105,18 +115,26 @@ def load_ended(trainer: Trainer, checkpoint: str) -> dict[str, float]:
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
+def changes_weights(argument: str) -> bool:
+    """Whether an argument of a training can change the weights; a resumed run may have another value of the others.
+
+    >>> changes_weights("learning_rate"), changes_weights("logging_steps")
+    (True, False)
+    """
+    own = {field.name for group in GROUPS for field in dataclasses.fields(group)}
+    own -= TrainingArguments.__dataclass_fields__.keys() | {*HARMLESS}
+    return argument in own or argument in OF_TRANSFORMERS
+
+
 def describe_run(
-    config: DAPConfig,
-    arguments: tuple[ModelArguments, DataArguments, DAPTrainingArguments],
-    train: Mapping[str, Any],
-    dev: Mapping[str, Dataset],
+    config: DAPConfig, arguments: Arguments, train: Mapping[str, Any], dev: Mapping[str, Dataset]
 ) -> dict[str, Any]:
-    """What a run must keep when it is resumed: every argument that is not free, the model's fields, and the text."""
+    """What a run must keep when it is resumed: arguments that change weights, the model's fields, and the text."""
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
     without = {*REPLACED} if data.streaming else {*REPLACED, *OF_STREAMS}
-    record = {name: value for name, value in given.items() if not (is_free(name) or name in without)}
-    record |= {name: getattr(config, name) for name in CONFIG_DEFAULTS}  # with defaults filled in
+    record = {name: value for name, value in given.items() if changes_weights(name) and name not in without}
+    record |= {name: getattr(config, name) for name in CONFIG_FIELDS}  # with defaults filled in
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     if not data.streaming:
         record["training text"] = {language: describe_text(part) for language, part in train.items()}

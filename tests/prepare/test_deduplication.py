@@ -17,7 +17,7 @@ from dap.prepare.deduplication import (
     repeated_values,
     sample,
 )
-from dap.training.splitting import normalise
+from dap.training.data import normalise
 
 
 def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:

@@ -16,7 +16,7 @@ from dap.prepare.deduplication import normalise_all
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.filters import repair
 from dap.prepare.leaks import BANDS, LeakIndex
-from dap.training.splitting import normalise
+from dap.training.data import normalise
 
 LATIN = "the train leaves station at eight old birds sing over harbour Straße où élève mañana".split()  # noqa: SIM905
 WORDS = {

@@ -27,7 +27,7 @@ from dap.prepare.processes import workers
 from dap.prepare.shards import SCHEMA, ShardWriter, full_device, new_folder
 from dap.prepare.steps import prepare
 from dap.text.corpus import find_bitext, load_bitext
-from dap.training.splitting import normalise, split_validation
+from dap.training.data import normalise, split_validation
 
 LANGUAGES = ("de", "fr", "sw")
 

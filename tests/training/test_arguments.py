@@ -6,7 +6,15 @@ import pytest
 from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
-from dap.training.arguments import given_fields, parse_arguments, recipe_flags
+from dap.training.arguments import (
+    CHANGEABLE,
+    CONFIG_FIELDS,
+    FROM_TEXT,
+    given_fields,
+    parse_arguments,
+    recipe_flags,
+)
+from dap.training.resuming import changes_weights
 
 
 @pytest.mark.parametrize("name", ["mbert", "xlmr", "xlmr_mean", "tr", "tlm"])
@@ -55,6 +63,29 @@ def test_epochs_take_the_place_of_steps(tmp_path: Path) -> None:
     assert (training.num_train_epochs, training.max_steps) == (2, -1)
     with pytest.raises(ValueError, match="--max_steps and --num_train_epochs say the same"):
         parse_arguments([*recipe, "--num_train_epochs", "2", "--max_steps", "5"])
+
+
+def test_every_field_that_a_user_chooses_is_an_argument(tmp_path: Path) -> None:
+    start = ["--model_name_or_path", "a", "--train_data", "x", "--output_dir", str(tmp_path)]
+    model, _, _ = parse_arguments([*start, "--tr_bidirectional", "--mlm_probability", "0.3", "--projection", "mlp"])
+    assert given_fields(model) == {"tr_bidirectional": True, "mlm_probability": 0.3, "projection": "mlp"}
+    own = {name for name in CONFIG_FIELDS if name not in FROM_TEXT}
+    assert own == {name for name in vars(model) if name in CONFIG_FIELDS}
+    assert {*CHANGEABLE} < own
+    assert changes_weights("mlm_probability")
+    assert not {name for name in ("mini_batch_size", "save_steps", "report_to") if changes_weights(name)}
+
+
+def test_help_begins_with_our_own_arguments(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    text = " ".join(capsys.readouterr().out.split()).partition("model and objective:")[2]
+    names = ("--model_name_or_path", "--mlm_probability", "--train_data", "--head_warmup_steps", "Transformers'")
+    places = [text.index(f" {name} ") for name in (*names, "--weight_decay")]
+    assert places == sorted(places)
+    assert "share of the tokens that mlm masks. (default: 0.15)" in text
+    assert "(default: None)" not in text[: places[-2]]
+    assert "--output-dir" not in text
 
 
 def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -11,15 +11,22 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, concatenate_datasets
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from dap.text.corpus import find_bitext, load_bitext, read_pairs
-from dap.training.data import BitextCollator, target_vocabulary, token_counts, tokenize_bitext
-from dap.training.mixing import LanguageMixSampler, mix_indices, mix_languages
-from dap.training.splitting import drop_targets, normalise, split_validation
+from dap.training.data import (
+    BitextCollator,
+    LanguageMixSampler,
+    drop_targets,
+    interleave_languages,
+    normalise,
+    split_validation,
+    tokenize_bitext,
+)
+from dap.training.model import target_vocabulary, token_counts
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
@@ -41,6 +48,16 @@ def made_up(sizes: dict[str, int]) -> dict[str, Dataset]:
 
 def streams(datasets: dict[str, Dataset]) -> dict[str, IterableDataset]:
     return {language: dataset.to_iterable_dataset() for language, dataset in datasets.items()}
+
+
+def uniform(tokenized: dict[str, IterableDataset], seed: int = 0) -> IterableDataset:
+    """One stream in which all languages have the same share."""
+    return interleave_languages(tokenized, dict.fromkeys(tokenized, 1), "uniform", 0.5, seed)
+
+
+def drawn(sampler: LanguageMixSampler, epoch: int = 0) -> list[int]:
+    sampler.set_epoch(epoch)
+    return list(sampler)
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +93,12 @@ def test_streaming_gives_the_same_tokens(
     bitext_dir: Path, tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     text = load_bitext(bitext_dir, streaming=True)
-    stream = tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=0)
+    stream = tokenize_bitext(text, tiny_tokenizer, 8, shuffle_buffer=0)
     for language, dataset in tokenized.items():
         rows = [plain(row) for row in islice(stream[language], 2 * len(dataset))]
         assert rows == 2 * list(dataset)  # without end
     with pytest.raises(ValueError, match="shuffle_buffer must be 0 .*, not -1"):
-        tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=-1)
+        tokenize_bitext(text, tiny_tokenizer, 8, shuffle_buffer=-1)
 
 
 @pytest.mark.parametrize("buffer", [70, 200, 450])
@@ -90,7 +107,7 @@ def test_streams_are_shuffled_in_each_pass_anew_and_lose_nothing(
 ) -> None:
     def ids(seed: int, count: int = 1000) -> list[int]:
         text = load_bitext(bitext_dir / "de-en.tsv", streaming=True)
-        stream = tokenize_bitext(text, tiny_tokenizer, 8, streaming=True, shuffle_buffer=buffer, seed=seed)["de"]
+        stream = tokenize_bitext(text, tiny_tokenizer, 8, shuffle_buffer=buffer, seed=seed)["de"]
         return [int(row["pair_id"].removeprefix("de:")) for row in islice(stream, count)]
 
     order = ids(1)
@@ -110,7 +127,7 @@ def test_a_tokenised_stream_holds_one_tokenizer_that_others_cannot_change(
     bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     text = load_bitext(bitext_dir, streaming=True)
-    mixed = mix_languages(tokenize_bitext(text, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
+    mixed = uniform(tokenize_bitext(text, tiny_tokenizer, 8, shuffle_buffer=100))
     tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding="max_length")
     for row in islice(mixed, 6):
         naive = tiny_tokenizer(text_of(bitext_dir, row["pair_id"]), truncation=True, max_length=8)["input_ids"]
@@ -127,14 +144,10 @@ def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
     assert max(map(len, longer["de"]["source_input_ids"])) > 8
 
 
-def test_bad_lengths_tokenizers_and_datasets(
-    bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_bad_lengths_are_refused(bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     for length in (65, 2):
         with pytest.raises(ValueError, match=f"max_seq_length={length} must be .* model_max_length=64"):
             tokenize_bitext(bitext, tiny_tokenizer, length)
-    with pytest.raises(ValueError, match="streaming=True, but the dataset is a Dataset"):
-        tokenize_bitext(bitext, tiny_tokenizer, 16, streaming=True)
 
 
 def test_target_vocabulary_holds_every_label_and_nothing_else(
@@ -146,7 +159,7 @@ def test_target_vocabulary_holds_every_label_and_nothing_else(
     assert tiny_tokenizer.sep_token_id in vocabulary
     few = target_vocabulary({"de": tokenized["de"].select([7])}, tiny_tokenizer)
     assert few == sorted(set(tokenized["de"][7]["target_input_ids"][1:]))  # rows that are not selected do not count
-    with pytest.raises(ValueError, match="de: the tokens of a stream are unknown"):
+    with pytest.raises(ValueError, match="the tokens of a stream are unknown"):
         target_vocabulary(streams(tokenized), tiny_tokenizer)
 
 
@@ -244,7 +257,7 @@ def test_streamed_ids_name_the_row_whatever_is_held_out_and_shuffled(
     train, dev = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=3)
     assert all(bitext["de"][int(row["row"])]["source"] == row["source"] for row in dev["de"])
     held = {row["target"] for split in dev.values() for row in split}
-    stream = tokenize_bitext(train, tiny_tokenizer, 64, streaming=True, shuffle_buffer=50)["de"]
+    stream = tokenize_bitext(train, tiny_tokenizer, 64, shuffle_buffer=50)["de"]
     mapped = tokenize_bitext(drop_targets(bitext, held), tiny_tokenizer, 64)["de"]
     expected = {row["pair_id"]: row for row in mapped}
     rows = [plain(row) for row in islice(stream, 3 * len(mapped))]
@@ -256,7 +269,7 @@ def test_streamed_ids_name_the_row_whatever_is_held_out_and_shuffled(
 def test_dev_targets_are_dropped(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = leaky()
     given = streams(data) if streaming else data
-    with caplog.at_level(logging.INFO, "dap.training.splitting"):
+    with caplog.at_level(logging.INFO, "dap.training.data"):
         left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
     for language in data:
         naive = [row for row in data[language]["source"] if int(row.split()[1]) not in DROPPED[language]]
@@ -277,7 +290,7 @@ def test_nothing_left_is_an_error_and_no_endless_search(
     with pytest.raises(ValueError, match="de: all 200 pairs have a target .* nothing is left"):
         drop_targets(bitext, targets)
     left = drop_targets(load_bitext(bitext_dir, streaming=True), targets)
-    mixed = mix_languages(tokenize_bitext(left, tiny_tokenizer, 8, streaming=True), "uniform", 0.5, seed=0)
+    mixed = uniform(tokenize_bitext(left, tiny_tokenizer, 8, shuffle_buffer=100))
     with pytest.raises(ValueError, match="de: all pairs of a stream have a target .* nothing is left"):
         list(islice(mixed, 50))
 
@@ -298,9 +311,9 @@ SIZES = {"aa": 4000, "bb": 1000, "cc": 10}
     ],
 )
 def test_shares_of_the_mix(mix: str, alpha: float, shares: list[float]) -> None:
-    mixed = mix_languages(made_up(SIZES), mix, alpha, seed=0)
-    assert len(mixed) == 5010
-    names = mixed["pair_id"][:]
+    sampler = LanguageMixSampler(list(SIZES.values()), mix, alpha, seed=0)
+    names = concatenate_datasets(list(made_up(SIZES).values()))[drawn(sampler)]["pair_id"]
+    assert len(names) == len(sampler) == 5010
     counts = Counter(name.split(":")[0] for name in names)
     for language, share in zip(SIZES, shares):
         assert abs(counts[language] - 5010 * share / sum(shares)) <= 1
@@ -311,30 +324,30 @@ def test_shares_of_the_mix(mix: str, alpha: float, shares: list[float]) -> None:
 
 
 def test_mix_depends_on_the_seed_alone_and_is_shuffled() -> None:
-    first, second, other = (mix_languages(made_up(SIZES), "uniform", 0.5, seed)["pair_id"][:] for seed in (0, 0, 1))
+    first, second, other = (drawn(LanguageMixSampler([4000, 1000, 10], "uniform", 0.5, seed)) for seed in (0, 0, 1))
     assert first == second != other
-    languages = [name.split(":")[0] for name in first[:300]]
-    assert min(Counter(languages).values()) > 70
+    languages = np.searchsorted([4000, 5000, 5010], first[:300], side="right")
+    assert np.bincount(languages, minlength=3).min() > 70
 
 
 def test_epochs_continue_the_walk_through_each_language() -> None:
     sizes = [400, 100, 7]
-    epochs = [mix_indices(sizes, "uniform", 0.5, seed=3, epoch=epoch) for epoch in range(3)]
+    epochs = [drawn(LanguageMixSampler(sizes, "uniform", 0.5, seed=3), epoch) for epoch in range(3)]
     uses = np.bincount(np.concatenate(epochs), minlength=507)
     for rows in (uses[:400], uses[400:500], uses[500:]):
         assert rows.min() >= 1
         assert rows.max() - rows.min() <= 1
-    assert not np.array_equal(epochs[0], epochs[1])
+    assert epochs[0] != epochs[1]
 
 
 def test_sampler_follows_the_epoch_of_a_prepared_loader() -> None:
-    data = mix_languages(made_up(SIZES), "natural", 0.5, seed=0)
-    loader = DataLoader(data, batch_size=50, sampler=LanguageMixSampler(list(SIZES.values()), "uniform", 0.5, seed=5))
+    data, sizes = concatenate_datasets(list(made_up(SIZES).values())), list(SIZES.values())
+    loader = DataLoader(data, batch_size=50, sampler=LanguageMixSampler(sizes, "uniform", 0.5, seed=5))
     loader = Accelerator().prepare(loader)
     for epoch in (0, 1, 0):
         loader.set_epoch(epoch)
         names = [name for batch in loader for name in batch["pair_id"]]
-        expected = data[mix_indices(list(SIZES.values()), "uniform", 0.5, seed=5, epoch=epoch)]["pair_id"]
+        expected = data[drawn(LanguageMixSampler(sizes, "uniform", 0.5, seed=5), epoch)]["pair_id"]
         assert names == list(expected)
 
 
@@ -344,7 +357,7 @@ def test_sampler_follows_the_epoch_of_a_prepared_loader() -> None:
 def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(mix: str, shares: list[float]) -> None:
     data = made_up({"aa": 400, "bb": 100, "cc": 10})
     sizes = {language: len(dataset) for language, dataset in data.items()}
-    names = [row["pair_id"] for row in islice(mix_languages(streams(data), mix, 0.5, seed=0, sizes=sizes), 2000)]
+    names = [row["pair_id"] for row in islice(interleave_languages(streams(data), sizes, mix, 0.5, seed=0), 2000)]
     assert set(names) == {name for dataset in data.values() for name in dataset["pair_id"]}
     counts = Counter(name.split(":")[0] for name in names)
     for language, share in zip(data, shares):
@@ -353,20 +366,11 @@ def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(mix: str, shares: 
         assert max(times) - min(times) <= 1
 
 
-def test_streamed_mixes_need_sizes() -> None:
-    data = streams(made_up({"aa": 4, "bb": 1}))
-    for mix in ("natural", "temperature"):
-        with pytest.raises(ValueError, match=f"a streamed {mix} mix needs the sizes .*corpus.count_pairs"):
-            mix_languages(data, mix, 0.5, seed=0)
-        with pytest.raises(ValueError, match=r"sizes lacks \['bb'\]"):
-            mix_languages(data, mix, 0.5, seed=0, sizes={"aa": 1})
-
-
 def test_a_streamed_mix_of_real_files_resumes(bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     def build() -> IterableDataset:
         train, _ = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=0)
-        tokenized = tokenize_bitext(train, tiny_tokenizer, 16, streaming=True, shuffle_buffer=50, seed=7)
-        return mix_languages(tokenized, "uniform", 0.5, seed=7)
+        tokenized = tokenize_bitext(train, tiny_tokenizer, 16, shuffle_buffer=50, seed=7)
+        return uniform(tokenized, seed=7)
 
     stream, resumed = build(), build()
     rows = iter(stream)
@@ -405,10 +409,8 @@ def batches(
     folder: Path, tokenizer: PreTrainedTokenizerFast, rank: int, workers: int, split: str = "datasets"
 ) -> DataLoader:
     """Batches of five pairs of one of two processes, split as `datasets` or as accelerate does."""
-    tokenized = tokenize_bitext(
-        load_bitext(folder, streaming=True), tokenizer, 16, streaming=True, shuffle_buffer=25, seed=3
-    )
-    mixed = mix_languages(tokenized, "natural", 0.5, seed=3, sizes=PAIRS)
+    tokenized = tokenize_bitext(load_bitext(folder, streaming=True), tokenizer, 16, shuffle_buffer=25, seed=3)
+    mixed = interleave_languages(tokenized, PAIRS, "natural", 0.5, seed=3)
     if split == "datasets":
         mixed = split_dataset_by_node(mixed, rank, 2)
     loader = DataLoader(mixed, batch_size=5, num_workers=workers, collate_fn=BitextCollator(1, ["de", "fr"]))
@@ -446,29 +448,32 @@ def test_skipping_batches_resumes_exactly_beyond_the_first_pass(
     assert [batch["pair_ids"] for batch in islice(rest, 10)] == expected
 
 
-def test_unknown_mix_and_alpha() -> None:
-    with pytest.raises(ValueError, match="unknown language mix 'flat'; it is one of natural, uniform, temperature"):
-        mix_languages(made_up(SIZES), "flat", 0.5, seed=0)
-    for alpha in (-0.1, 1.5):
-        with pytest.raises(ValueError, match=f"not {alpha}"):
-            mix_languages(made_up(SIZES), "temperature", alpha, seed=0)
-    with pytest.raises(ValueError, match="no language to mix"):
-        mix_languages({}, "natural", 0.5, seed=0)
-    with pytest.raises(ValueError, match="at least one pair"):
-        mix_indices([3, 0], "uniform", 0.5, seed=0)
+@pytest.mark.parametrize(
+    ("sizes", "mix", "alpha", "message"),
+    [
+        ([3, 1], "flat", 0.5, "unknown language mix 'flat'; it is one of natural, uniform, temperature"),
+        ([3, 1], "temperature", -0.1, "not -0.1"),
+        ([3, 1], "temperature", 1.5, "not 1.5"),
+        ([3, 0], "uniform", 0.5, "at least one pair"),
+        ([], "uniform", 0.5, "at least one pair"),
+    ],
+)
+def test_mixes_that_cannot_be_are_refused(sizes: list[int], mix: str, alpha: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LanguageMixSampler(sizes, mix, alpha, seed=0)
 
 
 # Batches
 
 
-@pytest.mark.parametrize("multiple", [None, 8])
-def test_collator_pads_and_nothing_else(tokenized: dict[str, Dataset], multiple: int | None) -> None:
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_collator_pads_and_nothing_else(tokenized: dict[str, Dataset], multiple: int) -> None:
     rows = [tokenized[language][row] for row, language in enumerate(["sw", "de", "fr", "sw"])]
     batch = BitextCollator(1, ["de", "fr", "sw"], multiple)(rows)
     for side in ("source", "target"):
         ids, mask = batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]
         longest = max(len(row[f"{side}_input_ids"]) for row in rows)
-        assert ids.shape == mask.shape == (4, longest if multiple is None else -(-longest // 8) * 8)
+        assert ids.shape == mask.shape == (4, -(-longest // multiple) * multiple)
         assert ids.dtype == mask.dtype == torch.int64
         for row, tokens, real in zip(rows, ids, mask):
             assert tokens[real.bool()].tolist() == row[f"{side}_input_ids"]
@@ -491,8 +496,14 @@ def test_real_data_goes_all_the_way(tmp_path: Path, tiny_tokenizer: PreTrainedTo
     data = load_bitext(paths, cache_dir=tmp_path)
     train, dev = split_validation({code: part.select(range(2000)) for code, part in data.items()}, 200, seed=0)
     assert [len(split) for split in dev.values()] == [200, 200]
-    mixed = mix_languages(tokenize_bitext(train, tiny_tokenizer, 32), "temperature", 0.5, seed=0)
-    loader = DataLoader(mixed, batch_size=64, collate_fn=BitextCollator(1, list(find_bitext(paths))))
+    tokenized = tokenize_bitext(train, tiny_tokenizer, 32)
+    sampler = LanguageMixSampler([len(part) for part in tokenized.values()], "temperature", 0.5, seed=0)
+    loader = DataLoader(
+        concatenate_datasets(list(tokenized.values())),
+        batch_size=64,
+        sampler=sampler,
+        collate_fn=BitextCollator(1, list(find_bitext(paths))),
+    )
     batch = next(iter(loader))
     assert batch["source_input_ids"].shape[0] == 64
     assert set(batch["language_ids"].tolist()) == {0, 1}

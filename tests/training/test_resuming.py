@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from dap.reports.records import RECORD
+from dap.training.arguments import DAPTrainingArguments
 from dap.training.resuming import FINISHED, FindBestAgain, find_resumable
-from dap.training.trainer import DAPTrainingArguments
 from train_dap import run
 
 

@@ -15,9 +15,9 @@ from forked import run_python
 from safetensors.torch import load_file
 from scale_out_worker import launch_environment
 
+from dap.training.arguments import DAPTrainingArguments
 from dap.training.fsdp import check_fsdp
 from dap.training.resuming import FINISHED
-from dap.training.trainer import DAPTrainingArguments
 from modeling_dap import DAPForPreTraining
 from train_dap import run
 
