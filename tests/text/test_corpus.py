@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, IterableDataset
 
-from dap.text import corpus
+from dap.text import corpus, files as files_module
 from dap.text.corpus import count_pairs, find_bitext, load_bitext, read_pairs
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -433,14 +433,14 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
             "en-sw": [{"source": target, "target": source} for source, target in PAIRS],
         },
     )
-    files = corpus._find_hub(name, "en")
+    files = files_module._find_hub(name, "en")
     assert [file.language for file in files] == ["de", "fr", "sw"]
-    assert corpus._find_hub(f"{name}:de-en", "en") == files[:1]
+    assert files_module._find_hub(f"{name}:de-en", "en") == files[:1]
     for file in files:
         data = corpus._stream([file], 0.001) if streaming else corpus._load_cached(file, 0.001, tmp_path)
         assert pairs_of(data) == PAIRS
     with pytest.raises(ValueError, match="no configuration of"):
-        corpus._find_hub(name, "zh")
+        files_module._find_hub(name, "zh")
 
 
 # Tatoeba

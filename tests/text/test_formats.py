@@ -19,7 +19,7 @@ from dap.text import archives
 from dap.text.archives import count_lines, list_archive, open_file, read_lines, read_sentences
 from dap.text.corpus import find_bitext, load_bitext
 from dap.text.formats import BitextFile, read_pairs
-from dap.text.tables import TABLE, read_tables
+from dap.text.formats import TABLE, read_tables
 
 PAIRS = [
     ('"Nein", sagte er. "', 'He said "no'),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dap.text.corpus import find_bitext, read_pairs
-from dap.text.tmx import SNIFFED, languages_of, read_entries, read_units
+from dap.text.tmx_po import SNIFFED, read_units
 
 HEAD = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
