@@ -21,9 +21,7 @@ from dap.errors import UserError
 BLOCK_BYTES = 4 << 20  # lines are read in blocks of about this size
 MAX_LINE = 64 << 20  # bytes; what is longer is no text, and would fill the memory
 
-_DAMAGED = (
-    EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError
-)  # fmt: skip
+_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)
 
 
 @contextmanager
@@ -71,13 +69,12 @@ def list_archive(archive: Path) -> list[Path]:
 
 
 def _open_archive(archive: Path) -> zipfile.ZipFile:
-    state = archive.stat()
-    return _open_checked(str(archive), state.st_size, state.st_mtime_ns, os.getpid())
+    """Opens a changed archive anew, and one of a forked process: they would share their place in it."""
+    return _open_checked(archive, archive.stat().st_size, archive.stat().st_mtime_ns, os.getpid())
 
 
 @lru_cache(maxsize=64)  # it stays open for its next member: reading all N would list all N as often
-def _open_checked(archive: str, size: int, changed: int, process: int) -> zipfile.ZipFile:
-    """A changed archive is opened anew, and so is one of a forked process: they would share their place in it."""
+def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
     try:
         opened = zipfile.ZipFile(archive)
     except zipfile.BadZipFile as error:
@@ -92,9 +89,7 @@ def _open_checked(archive: str, size: int, changed: int, process: int) -> zipfil
 
 
 def line_blocks(path: str | Path) -> Iterator[bytes]:
-    """Whole lines, about `BLOCK_BYTES` of them at a time, all of them ending in a line feed alone.
-
-    A CR before it and the byte order mark that some editors write are dropped.
+    """Whole lines, about `BLOCK_BYTES` at a time, each ending in a line feed; CR before it and byte order mark go.
 
     Raises:
         ValueError: as `open_file`, UTF-16, lines that end in CR alone, or one longer than `MAX_LINE`.
@@ -123,11 +118,6 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
     """The lines of a file without their end; raises as `line_blocks`."""
     for block in line_blocks(path):
         yield from block[:-1].split(b"\n")
-
-
-def count_lines(path: str | Path) -> int:
-    """The number of lines; raises as `line_blocks`."""
-    return sum(block.count(b"\n") for block in line_blocks(path))
 
 
 def not_utf8(text: bytes) -> str | None:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from dap.errors import UserError
 from dap.languages import base_language
-from dap.text.archives import count_lines, line_blocks, not_utf8, read_lines
+from dap.text.archives import line_blocks, not_utf8, read_lines
 from dap.text.files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -194,11 +194,11 @@ def _explain_line(lines: pa.Array, row: int) -> str:
 
 
 def _moses(file: BitextFile) -> Iterator[Batch]:
-    source_lines, target_lines = map(count_lines, file.paths)
-    if source_lines != target_lines:
+    lengths = [sum(block.count(b"\n") for block in line_blocks(path)) for path in file.paths]
+    if lengths[0] != lengths[1]:
         raise UserError(
-            f"the two sides differ in length: {file.paths[0]} has {source_lines} lines, {file.paths[1]} has "
-            f"{target_lines}; line i of one must translate line i of the other"
+            f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, {file.paths[1]} has "
+            f"{lengths[1]}; line i of one must translate line i of the other"
         )
     for sides in zip(*map(_line_batches, file.paths), strict=True):
         yield Batch(sides, partial(_explain_sides, sides))
@@ -265,10 +265,9 @@ def _by_rows(read: Callable[[BitextFile], Iterator[Row]]) -> Callable[[BitextFil
         rows = read(file)
         while batch := list(islice(rows, BATCH)):
             lines, *sides = zip(*batch)
-            texts = [
-                pa.array([text if isinstance(text, str) else None for text in side], pa.string()) for side in sides
-            ]
-            yield Batch(texts, lambda row, sides=sides: _explain(*(side[row] for side in sides)), lines)
+            texts = [[text if isinstance(text, str) else None for text in side] for side in sides]
+            columns = [pa.array(side, pa.string()) for side in texts]
+            yield Batch(columns, lambda row, batch=batch: _explain(*batch[row][1:]), lines)
 
     return read_batches
 

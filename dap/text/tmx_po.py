@@ -7,21 +7,19 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
 from dap.errors import UserError
 from dap.languages import base_language
 from dap.text.archives import open_file
 
-if TYPE_CHECKING:
-    import polib
-
 logger = logging.getLogger(__name__)
+_warn_once = cache(logger.warning)  # once a file, not once for each of its languages
 
 #: Elements that hold codes of the original document, not text, and end up in no sentence (TMX 1.4b, content markup).
 #: A `sub` inside one of them is a text flow of its own (a footnote, an alternative text) and goes with it.
@@ -75,14 +73,8 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, str
     if empty:
         logger.info("%s: %d pairs left out: a segment is empty", path, empty)
     if late:
-        _warn_of_late(path, ", ".join(sorted(late)))
-
-
-@cache  # once a file, not once for each of its languages
-def _warn_of_late(name: str, languages: str) -> None:
-    remedy = "split the file, or move one such unit to its start"
-    text = "%s: the languages %s are not read, as its first %d units have none of them: %s"
-    logger.warning(text, name, languages, SNIFFED, remedy)
+        text = "%s: the languages %s are not read, as its first %d units have none of them: split the file"
+        _warn_once(f"{text}, or move one such unit to its start", path, ", ".join(sorted(late)), SNIFFED)
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
@@ -175,7 +167,7 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, str, str]]:
         logger.info("%s: entries left out: %s", path, counts)
 
 
-def _parse_po(data: bytes, name: str) -> "polib.POFile":
+def _parse_po(data: bytes, name: str) -> Iterable[Any]:
     try:
         import polib
     except ImportError as error:
