@@ -1,9 +1,7 @@
 """Which files hold which languages: the parallel text behind the files, folders and Hub ids that a user names.
 
-Parallel text is `{xx}-en.tsv[.gz|.xz]`, `{xx}-en.jsonl[.gz|.xz]`, `{xx}-en.parquet`, Moses pairs `name.{xx}` +
-`name.en` (Tatoeba's `tatoeba.{xxx}-eng.{xxx}` + `….eng` is one of them), translation memories `*.tmx[.gz|.xz]`,
-catalogues `*.po[.gz|.xz]`, zip archives of all but parquet (as OPUS' `en-fr.txt.zip`), or a dataset of the Hub
-(`user/name` or `user/name:config`). `dap.text.formats` tells what is inside them.
+Files are named as `LAYOUTS` says, or packed so (`.gz`, `.xz`, zip archives as OPUS' `en-fr.txt.zip`); Tatoeba's
+`tatoeba.{xxx}-eng.{xxx}` + `….eng` are Moses pairs. A dataset of the Hub is `user/name` or `user/name:config`.
 
 The language comes from the file name, ISO 639-1 or 639-3. A region or script is dropped: `pt-br-en.tsv`, `a.zh-CN` and
 `deu_Latn-eng_Latn.tsv` are pt, zh and de. In capitals every region is known as one, in small letters those of
@@ -15,7 +13,7 @@ target side of PO is English.
 import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,10 +123,11 @@ def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> 
 
 def _files_in(folder: Path, target: str) -> list[BitextFile]:
     """All parallel text in a folder or archive; what looks like some but tells no language is named in a warning."""
-    paths = dict.fromkeys(_list(folder))
-    files = [file for path in paths for file in _classify(path, target, paths)]
+    paths = _list(folder)
+    exists = set(paths).__contains__
+    files = [file for path in paths for file in _classify(path, target, exists)]
     if not files:
-        names = ", ".join(path.name for path in list(paths)[:SHOWN]) or "nothing"
+        names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
         deeper = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         hint = f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself" if deeper else ""
         raise UserError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}")
@@ -140,10 +139,7 @@ def _files_in(folder: Path, target: str) -> list[BitextFile]:
 
 
 def _list(folder: Path) -> list[Path]:
-    """The files in a folder, with what is in its archives, or in an archive.
-
-    Archives in an archive and parquet there, which is not read as a stream, stay closed.
-    """
+    """The files in a folder and in its archives, or in an archive; what cannot be read from one stays closed."""
     if folder.is_dir():
         files = sorted(filter(Path.is_file, folder.iterdir()))
         return [inner for path in files for inner in (_list(path) if path.suffix == ".zip" else [path])]
@@ -156,12 +152,12 @@ def _list(folder: Path) -> list[Path]:
 
 def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
     """The parallel text of one file; of a Moses target side, the source sides given, else all."""
-    there = dict.fromkeys(sorted(filter(Path.is_file, path.parent.iterdir())))
-    if files := _classify(path, target, there):
+    if files := _classify(path, target, Path.is_file):
         return files
     if _kind(path) in (".tmx", ".po"):
         raise UserError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
-    files = [file for other in there for file in _moses(other, target, there) if str(path) in file.paths]
+    beside = [file for other in sorted(path.parent.iterdir()) for file in _moses(other, target, Path.is_file)]
+    files = [file for file in beside if str(path) in file.paths]
     if not files:
         raise UserError(
             f"{path}: the name does not tell the language, or its other side is absent; expected {LAYOUTS}"
@@ -169,7 +165,7 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
     return [file for file in files if Path(file.paths[0]) in others] or files
 
 
-def _classify(path: Path, target: str, there: Collection[Path]) -> list[BitextFile]:
+def _classify(path: Path, target: str, exists: Callable[[Path], bool]) -> list[BitextFile]:
     """The parallel text in a file, or whose source side it is; none where it tells no language."""
     kind = _kind(path)
     languages: set[str] = set()
@@ -184,21 +180,21 @@ def _classify(path: Path, target: str, there: Collection[Path]) -> list[BitextFi
         source, other = map(base_language, match.groups())
         languages = {source} if other == target != source else set()
     files = [BitextFile(language, (str(path),), kind[1:], target) for language in sorted(languages)]
-    return files or _moses(path, target, there)
+    return files or _moses(path, target, exists)
 
 
 def _kind(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in (".gz", ".xz") else path.suffix
 
 
-def _moses(path: Path, target: str, there: Collection[Path]) -> list[BitextFile]:
-    """The pair of Moses sides whose source side is `path`, if its target side is `there`."""
+def _moses(path: Path, target: str, exists: Callable[[Path], bool]) -> list[BitextFile]:
+    """The pair of Moses sides whose source side is `path`; none if its target side does not exist."""
     match = _SIDE.fullmatch(path.name)
     if not match or base_language(match[2]) == target:
         return []
     names = [f"{match[1]}.{code}{packed}" for code in (target, ISO3.get(target)) for packed in ("", ".gz", ".xz")]
-    sides = [(str(path), str(other)) for other in map(path.with_name, names) if other in there]
-    return [BitextFile(base_language(match[2]), paths, "moses", target) for paths in sides[:1]]
+    others = list(filter(exists, map(path.with_name, names)))
+    return [BitextFile(base_language(match[2]), (str(path), str(other)), "moses", target) for other in others[:1]]
 
 
 def _find_hub(name: str, target: str) -> list[BitextFile]:
