@@ -89,7 +89,9 @@ def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
 
 
 def line_blocks(path: str | Path) -> Iterator[bytes]:
-    """Whole lines, about `BLOCK_BYTES` at a time, each ending in a line feed; CR before it and byte order mark go.
+    """Whole lines, about `BLOCK_BYTES` at a time, each ending in a line feed.
+
+    A CR before the line feed and the byte order mark that some editors write are dropped.
 
     Raises:
         ValueError: as `open_file`, UTF-16, lines that end in CR alone, or one longer than `MAX_LINE`.

@@ -33,9 +33,9 @@ _warn_once = cache(logger.warning)  # a later pass over the same file has nothin
 
 JUDGE_AFTER = 100_000  # lines
 SHOWN = 5  # bad lines quoted in a warning or an error, per file
-BATCH = 10_000  # rows taken at once where a file does not come in blocks
+BATCH = 10_000  # rows of a table before the bad ones are left out
 
-#: Of the tables: the two sides, and the line from 1 (in TMX the unit, in Parquet and on the Hub the row).
+#: Columns of the tables: the two sides, and the line from 1 (in TMX the unit, in Parquet and on the Hub the row).
 TABLE = pa.schema({"source": pa.string(), "target": pa.string(), "line": pa.int64()})
 
 Row = tuple[int, Any, Any]  # line, source, target: text, or what a file holds instead, or the error in reading it
@@ -261,6 +261,8 @@ def _hub(file: BitextFile) -> Iterator[Row]:
 
 
 def _by_rows(read: Callable[[BitextFile], Iterator[Row]]) -> Callable[[BitextFile], Iterator[Batch]]:
+    """A reader of batches, from one that gives row after row."""
+
     def read_batches(file: BitextFile) -> Iterator[Batch]:
         rows = read(file)
         while batch := list(islice(rows, BATCH)):
