@@ -36,7 +36,7 @@ from dap.encoding import (
 )
 from dap.errors import UserError
 from dap.files import write_json
-from dap.languages import to_iso1
+from dap.languages import base_language
 from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
 from dap.search import group_averages, retrieval_accuracy
 from dap.text import disk_path, find_bitext, read_pairs
@@ -97,7 +97,7 @@ def read_languages(
     if max_pairs is not None and max_pairs < 1:
         raise UserError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
     found = find_bitext(paths)
-    wanted = list(found) if languages is None else list(dict.fromkeys(_known_code(code) for code in languages))
+    wanted = list(found) if languages is None else list(dict.fromkeys(map(base_language, languages)))
     absent = [code for code in wanted if code not in found]
     if absent:
         raise UserError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
@@ -109,13 +109,6 @@ def read_languages(
         if not rows:
             raise UserError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")
     return {code: rows[:max_pairs] for code, rows in pairs.items()}
-
-
-def _known_code(code: str) -> str:
-    try:
-        return to_iso1(code)
-    except ValueError:
-        return code  # data of a language beyond the benchmark's keeps its own code
 
 
 def evaluate(

@@ -83,8 +83,18 @@ def to_iso1(code: str) -> str:
     Raises:
         ValueError: the code is not one of English and the 36 languages.
     """
-    base = code.strip().lower().replace("_", "-").split("-")[0]
-    if base not in _TO_ISO1:
+    base = base_language(code)
+    if base not in NAMES:
         known = " ".join(TATOEBA_36)
         raise UserError(f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)")
-    return _TO_ISO1[base]
+    return base
+
+
+def base_language(code: str) -> str:
+    """The language of a code without region and script: ISO 639-1 for English and the 36, else its first part.
+
+    >>> base_language("EN-us"), base_language("deu_Latn"), base_language("cmn"), base_language("xh-ZA")
+    ('en', 'de', 'zh', 'xh')
+    """
+    base = code.strip().lower().replace("_", "-").split("-")[0]
+    return _TO_ISO1.get(base, base)

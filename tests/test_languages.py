@@ -13,6 +13,7 @@ from dap.languages import (
     TATOEBA_14,
     TATOEBA_28,
     TATOEBA_36,
+    base_language,
     to_iso1,
 )
 
@@ -40,7 +41,12 @@ def test_both_codes_lead_to_the_same_language(code: str) -> None:
     ("code", "expected"), [("zho", "zh"), ("fas", "fa"), ("pt_BR", "pt"), ("en", "en"), ("iw", "he")]
 )
 def test_other_spellings(code: str, expected: str) -> None:
-    assert to_iso1(code) == expected
+    assert to_iso1(code) == base_language(code) == expected
+
+
+@pytest.mark.parametrize(("code", "expected"), [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("", "")])
+def test_a_language_beyond_the_36_keeps_its_code_without_region_and_script(code: str, expected: str) -> None:
+    assert base_language(code) == expected
 
 
 @pytest.mark.parametrize("code", ["xx", "", "english", "tlh"])

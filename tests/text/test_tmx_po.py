@@ -1,16 +1,15 @@
 """Translation memories and catalogues: markup, variants, regions, damage, and memory that does not grow."""
 
-import gzip
 import io
 import logging
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import written
 
-from dap.text.corpus import find_bitext, read_pairs
-from dap.text.tmx import SNIFFED, languages_of, read_entries, read_units
+from dap.text import find_bitext
+from dap.text.tmx_po import SNIFFED, catalogue_pairs, memory_languages, read_units
 
 HEAD = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -29,14 +28,12 @@ def units(*texts: str) -> list[dict[str, list[str]]]:
 
 
 def write(path: Path, *texts: str) -> Path:
-    data = (HEAD + "".join(texts) + TAIL).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
+    return written.write(path, HEAD + "".join(texts) + TAIL)
 
 
-def read(path: Path, language: str, **options: float) -> list[tuple[str, str]]:
+def read(path: Path, language: str, max_bad_lines: float = 0.001) -> written.Pairs:
     (file,) = find_bitext(path)[language]
-    return [(pair["source"], pair["target"]) for pair in read_pairs(file, **options)]
+    return written.read(file, max_bad_lines)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +96,7 @@ def test_languages_that_come_late_are_named(tmp_path: Path, caplog: pytest.LogCa
     texts = [unit(("en", f"{number}"), ("de", "x"), ("sw", "y")) for number in range(SNIFFED)]
     path = write(tmp_path / "a.tmx", *texts, unit(("en", "yes"), ("fr", "oui")), unit(("fr", "a"), ("it", "b")))
     assert len(read(path, "de")) == len(read(path, "sw")) == SNIFFED
+    assert memory_languages(path) == {"de", "en", "sw"}
     assert caplog.text.count("a.tmx: the languages fr are not read, as its first 1000 units have none") == 1
 
 
@@ -154,15 +152,6 @@ def test_memory_does_not_grow_with_the_file() -> None:
     assert peak(2000) < 1.3 * peak(200)
 
 
-def test_languages_are_told_by_the_first_units() -> None:
-    def text() -> Iterator[str]:
-        for _ in range(1000):
-            yield unit(("en", "x"), ("de", "y"))
-        yield unit(("en", "x"), ("sw", "z"))
-
-    assert languages_of(io.BytesIO((HEAD + "".join(text()) + TAIL).encode()), "x") == {"en", "de"}
-
-
 # PO
 
 PO = r"""# comment
@@ -201,28 +190,26 @@ PLURAL = [("%d Datei", "%d file"), ("%d Dateien", "%d files")]
 
 
 def write_po(path: Path, language: str = "de", charset: str = "utf-8", text: str = PO) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = (text % (language, charset)).encode(charset if charset != "CHARSET" else "utf-8")
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
+    return written.write(path, (text % (language, charset)).encode(charset.replace("CHARSET", "utf-8")))
 
 
 @pytest.mark.parametrize(
-    ("name", "header", "charset"),
+    ("name", "header", "charset", "language"),
     [
-        ("django.po", "de", "utf-8"),
-        ("de.po.gz", "", "CHARSET"),
-        ("app-de_AT.po", "", "cp1252"),
-        ("locale/de_AT/LC_MESSAGES/app.po", "", "utf-8"),
-        ("xx.po", "de-AT", "utf-8"),
+        ("django.po", "de", "utf-8", "de"),
+        ("de.po.gz", "", "CHARSET", "de"),
+        ("app-de_AT.po", "", "cp1252", "de"),
+        ("locale/de_AT/LC_MESSAGES/app.po", "", "utf-8", "de"),
+        ("xx.po", "de-AT", "utf-8", "de"),
+        ("app.de.po", "zh_Hans", "utf-8", "zh"),
     ],
 )
 def test_catalogues_of_translated_entries(
-    tmp_path: Path, name: str, header: str, charset: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, header: str, charset: str, language: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_po(tmp_path / name, header, charset)
-    with caplog.at_level(logging.INFO, "dap.text.tmx"):
-        assert read(path, "de") == PO_PAIRS + PLURAL
+    with caplog.at_level(logging.INFO, "dap.text.tmx_po"):
+        assert read(path, language) == PO_PAIRS + PLURAL
     assert f"{path}: entries left out: 1 fuzzy, 1 obsolete, 1 untranslated" in caplog.text
 
 
@@ -237,22 +224,23 @@ def test_catalogues_in_a_folder_and_for_another_target(tmp_path: Path) -> None:
         find_bitext(tmp_path / "c.po")
 
 
-def test_of_more_than_two_plural_forms_the_last_one_is_general() -> None:
+def test_of_more_than_two_plural_forms_the_last_one_is_general(tmp_path: Path) -> None:
     forms = "".join(f'msgstr[{number}] "форма {number}"\n' for number in range(3))
     text = f'msgid "%d thing"\nmsgid_plural "%d things"\n{forms}'
-    assert list(read_entries(io.BytesIO(text.encode()), "ru.po")) == [(1, ("форма 2", "%d things"))]
+    path = written.write(tmp_path / "ru.po", text)
+    assert list(catalogue_pairs(str(path))) == [(1, "форма 2", "%d things")]
 
 
-def test_entries_know_their_lines() -> None:
-    numbered = list(read_entries(io.BytesIO((PO % ("de", "utf-8")).encode()), "de.po"))
+def test_entries_know_their_lines(tmp_path: Path) -> None:
+    numbered = catalogue_pairs(str(write_po(tmp_path / "de.po")))
     starts = [number for number, line in enumerate(PO.split("\n"), 1) if line.startswith('msgid "')]
-    assert [number for number, _ in numbered] == [starts[1], starts[4], starts[5], starts[5]]
+    assert [number for number, *_ in numbered] == [starts[1], starts[4], starts[5], starts[5]]
 
 
-def test_separators_of_unicode_do_not_end_a_line_of_a_catalogue() -> None:
+def test_separators_of_unicode_do_not_end_a_line_of_a_catalogue(tmp_path: Path) -> None:
     text = 'msgid "a\u2028b\x85c\x0cd"\nmsgstr "e\u2029f\x0bg"\n'
-    (entry,) = read_entries(io.BytesIO(text.encode()), "de.po")
-    assert entry == (1, ("e\u2029f\x0bg", "a\u2028b\x85c\x0cd"))
+    path = written.write(tmp_path / "de.po", text)
+    assert read(path, "de") == [("e\u2029f\x0bg", "a\u2028b\x85c\x0cd")]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +253,6 @@ def test_separators_of_unicode_do_not_end_a_line_of_a_catalogue() -> None:
     ],
 )
 def test_damaged_catalogues_are_named_with_the_line(tmp_path: Path, data: bytes, message: str) -> None:
-    (tmp_path / "de.po").write_bytes(data)
+    path = written.write(tmp_path / "de.po", data)
     with pytest.raises(ValueError, match=message):
-        read(tmp_path / "de.po", "de")
+        read(path, "de")

@@ -1,22 +1,25 @@
-"""Read translation memories (TMX 1.4b, unit by unit in bounded memory) and catalogues (PO) from streams of bytes."""
+"""Read translation memories (TMX 1.4b, unit by unit in bounded memory) and catalogues (PO).
+
+A sentence may be wrapped in both: there a line break, with the blanks around it, is a space.
+"""
 
 import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
 from dap.errors import UserError
-from dap.languages import to_iso1
-
-if TYPE_CHECKING:
-    import polib
+from dap.languages import base_language
+from dap.text.archives import open_file
 
 logger = logging.getLogger(__name__)
+_warn_once = cache(logger.warning)  # once a file, not once for each of its languages
 
 #: Elements that hold codes of the original document, not text, and end up in no sentence (TMX 1.4b, content markup).
 #: A `sub` inside one of them is a text flow of its own (a footnote, an alternative text) and goes with it.
@@ -24,19 +27,6 @@ CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
 SNIFFED = 1000  # units from whose languages those of a file are told
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
-
-
-@cache
-def base_language(tag: str) -> str:
-    """The language of a tag: ISO 639-1 if it is English or one of the 36, else the tag's first part.
-
-    >>> base_language("EN-us"), base_language("zh_Hans"), base_language("cmn"), base_language("xh-ZA")
-    ('en', 'zh', 'zh', 'xh')
-    """
-    try:
-        return to_iso1(tag)
-    except ValueError:
-        return re.split("[-_]", tag.strip().lower())[0]
 
 
 def one_line(text: str) -> str:
@@ -47,6 +37,44 @@ def one_line(text: str) -> str:
     """
     parts = (part.strip(" \t") for part in re.split(r"[\r\n]", text))
     return " ".join(part for part in parts if part)
+
+
+# Translation memories
+
+
+def memory_languages(path: str | Path) -> set[str]:
+    """The languages of the first `SNIFFED` units of a TMX file."""
+    with open_file(path) as stream:
+        return {language for unit in islice(read_units(stream, str(path)), SNIFFED) for language in unit}
+
+
+def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, str, str]]:
+    """(number of the unit, source, target): every variant of the source language with every one of the target's.
+
+    The log counts the pairs left out because a segment is empty, and names languages that `memory_languages` missed.
+
+    Raises:
+        ValueError: as `read_units` and `open_file`.
+    """
+    known: set[str] = set()
+    late: set[str] = set()
+    empty = 0
+    with open_file(path) as stream:
+        for number, unit in enumerate(read_units(stream, path), 1):
+            if number <= SNIFFED:
+                known.update(unit)
+            elif target in unit:
+                late.update(unit.keys() - known)
+            for pair in product(unit.get(source, ()), unit.get(target, ())):
+                if all(pair):
+                    yield number, *pair
+                else:
+                    empty += 1
+    if empty:
+        logger.info("%s: %d pairs left out: a segment is empty", path, empty)
+    if late:
+        text = "%s: the languages %s are not read, as its first %d units have none of them: split the file"
+        _warn_once(f"{text}, or move one such unit to its start", path, ", ".join(sorted(late)), SNIFFED)
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
@@ -69,7 +97,7 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
             if event == "start" and (body is None or tag == "body"):
                 body = element
             elif event == "end" and tag == "tu":
-                yield _unit(element)
+                yield _texts(element)
                 body.clear()  # else every unit read stays in memory
     except ParseError as error:
         line, column = error.position
@@ -80,29 +108,20 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
         raise UserError(f"{name}: no TMX that can be read ({error})") from error
 
 
-def languages_of(stream: BinaryIO, name: str) -> set[str]:
-    """The languages of the first `SNIFFED` units."""
-    return {language for unit in islice(read_units(stream, name), SNIFFED) for language in unit}
-
-
-def _unit(unit: Element) -> dict[str, list[str]]:
+def _texts(unit: Element) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for variant in unit:
-        tag = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
+        language = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
         segment = next((child for child in variant if _local(child) == "seg"), None)
-        if _local(variant) == "tuv" and tag and segment is not None:
-            found.setdefault(base_language(tag), {})[_text(segment)] = None
-    return {language: list(texts) for language, texts in found.items()}
-
-
-def _text(segment: Element) -> str:
-    if len(segment):
+        if _local(variant) != "tuv" or not language or segment is None:
+            continue
         for element in segment.iter():
             if _local(element) in CODES:
                 tail = element.tail
                 element.clear()
                 element.tail = tail
-    return one_line("".join(segment.itertext()))
+        found.setdefault(base_language(language), {})[one_line("".join(segment.itertext()))] = None
+    return {language: list(texts) for language, texts in found.items()}
 
 
 def _local(element: Element) -> str:
@@ -110,8 +129,19 @@ def _local(element: Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def read_entries(stream: BinaryIO, name: str) -> Iterator[tuple[int, tuple[str, str]]]:
-    """(line, (translation, original)) of the translated entries of a PO catalogue; the log counts the others.
+# Catalogues
+
+
+def catalogue_language(path: str | Path) -> str | None:
+    """The language that the header of a PO file names, as it names it; None where it names none."""
+    with open_file(path) as stream:
+        header = stream.read(4096).partition(b"\n\n")[0]
+    found = re.search(rb'"Language: *([A-Za-z]{2,3})(?![A-Za-z])', header)
+    return found and found[1].decode()
+
+
+def catalogue_pairs(path: str) -> Iterator[tuple[int, str, str]]:
+    """(line, translation, original) of the translated entries of a PO file; the log counts the others.
 
     Fuzzy, obsolete and untranslated entries are left out. Of plural entries the general plural is taken, and the
     singular too where the language has two forms: with more, the first form is not always "one".
@@ -119,24 +149,31 @@ def read_entries(stream: BinaryIO, name: str) -> Iterator[tuple[int, tuple[str, 
     Raises:
         ValueError: not the declared encoding or no PO, with the line; or polib is not installed.
     """
+    with open_file(path) as stream:
+        data = stream.read()
     left_out: Counter[str] = Counter()
-    for entry in _parse_po(stream.read(), name):
-        if entry.translated():
-            for pair in _forms(entry):
-                yield max(1, entry.linenum), pair  # polib calls the first entry's line 0 where no header precedes
-        else:
+    for entry in _parse_po(data, path):
+        if not entry.translated():
             left_out["obsolete" if entry.obsolete else "fuzzy" if entry.fuzzy else "untranslated"] += 1
+            continue
+        pairs = [(entry.msgstr, entry.msgid)]
+        if entry.msgid_plural:
+            forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
+            pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [(forms[-1], entry.msgid_plural)]
+        for translation, original in pairs:  # polib calls the first entry's line 0 where no header precedes
+            yield max(1, entry.linenum), one_line(translation), one_line(original)
     if left_out:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
-        logger.info("%s: entries left out: %s", name, counts)
+        logger.info("%s: entries left out: %s", path, counts)
 
 
-def _parse_po(data: bytes, name: str) -> "polib.POFile":
+def _parse_po(data: bytes, name: str) -> Iterable[Any]:
     try:
         import polib
     except ImportError as error:
         raise UserError(f"{name}: PO files are read by polib, which is absent; pip install 'polib>=1.2'") from error
-    charset = _charset(data)
+    declared = re.search(rb"charset=([\w-]+)", data[:4096])
+    charset = declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"  # templates say CHARSET
     try:
         data.decode(charset)
         with tempfile.NamedTemporaryFile(suffix=".po") as copy:  # a string polib would split at U+2028 too
@@ -149,18 +186,3 @@ def _parse_po(data: bytes, name: str) -> "polib.POFile":
     except (OSError, LookupError) as error:
         reason = re.sub(r" in po file .*?\(line", " (line", str(error))
         raise UserError(f"{name}: no PO file that can be read ({reason}); repair it") from error
-
-
-def _charset(data: bytes) -> str:
-    """What the header declares; templates say CHARSET."""
-    declared = re.search(rb"charset=([\w-]+)", data[:4096])
-    return declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"
-
-
-def _forms(entry: "polib.POEntry") -> Iterator[tuple[str, str]]:
-    pairs = [(entry.msgstr, entry.msgid)]
-    if entry.msgid_plural:
-        forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
-        pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [(forms[-1], entry.msgid_plural)]
-    for translation, original in pairs:
-        yield one_line(translation), one_line(original)

@@ -1,0 +1,180 @@
+"""Plain, packed and archived files give their lines, and archives that are damaged or lie are named."""
+
+import gzip
+import io
+import lzma
+import random
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from written import json_of, many, read, text_of, write, write_format, zip_of
+
+from dap.text import archives, find_bitext, load_bitext, read_sentences
+from dap.text.archives import open_file, read_lines
+
+TMX = b"<tmx><body><tu><tuv lang='en'><seg>5</seg></tuv><tuv lang='ru'><seg>V</seg></tuv></tu></body></tmx>"
+DAMAGED = "damaged or truncated compressed file"
+
+
+def test_an_archive_is_a_folder(tmp_path: Path) -> None:
+    inside = {
+        "deep/er/tatoeba.deu-eng.deu": b"eins\n", "deep/er/tatoeba.deu-eng.eng": b"one\n", "fr-en.tsv": b"deux\ttwo\n",
+        "packed.sw.gz": gzip.compress(b"tatu\n"), "packed.en": b"three\n", "README.txt": b"none", "more.zip": b"none",
+        "zh-en.jsonl.xz": lzma.compress(json_of([("四", "four")])), "ur-en.parquet": b"unread", "deep/": b"",
+        "m.tmx": TMX, "locale/tr/LC_MESSAGES/a.po": b'msgid "six"\nmsgstr "alti"\n',
+    }  # fmt: skip
+    path = zip_of(tmp_path / "all.zip", inside)
+    expected = {"de": ("eins", "one"), "fr": ("deux", "two"), "ru": ("V", "5"), "sw": ("tatu", "three")}
+    expected |= {"tr": ("alti", "six"), "zh": ("四", "four")}
+    for given in (path, tmp_path):
+        found = find_bitext(given)
+        assert {language: [read(file) for file in files] for language, files in found.items()} == {
+            language: [[pair]] for language, pair in expected.items()
+        }
+    assert found["de"][0].paths[0] == f"{path}/deep/er/tatoeba.deu-eng.deu"
+    assert load_bitext(tmp_path, cache_dir=tmp_path / "cache")["de"][0] == {"source": "eins", "target": "one"}
+    assert list(load_bitext(tmp_path, streaming=True)["de"]) == [{"source": "eins", "target": "one", "row": "0"}]
+    assert list(read_sentences(path / "packed.sw.gz")) == ["tatu"]
+    with pytest.raises(FileNotFoundError, match=r"all\.zip: holds no member 'none\.de'"):
+        list(read_lines(path / "none.de"))
+
+
+def test_what_stays_closed_in_an_archive_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    zip_of(tmp_path / "a.zip", dict.fromkeys(("fr-en.tsv", "inner.zip", "de-en.parquet"), b"oui\tyes\n"))
+    zip_of(tmp_path / "notes.zip", {"notes.txt": b"none"})
+    assert list(find_bitext(tmp_path)) == ["fr"]
+    for name in ("inner.zip", "de-en.parquet"):
+        assert f"a.zip/{name} is left out: such a file is not read inside an archive; unpack it" in caplog.text
+    assert "notes.zip is left out: it tells no language" in caplog.text
+
+
+def test_an_archive_is_listed_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    archive = zipfile.ZipFile
+    monkeypatch.setattr(archives.zipfile, "ZipFile", lambda path: opened.append(path) or archive(path))
+    path = tmp_path / "a.zip"
+    for count in (5, 6):
+        with archive(path, "w") as writing:
+            for number in range(count):
+                writing.writestr(f"{number}.de-en.tsv", f"ja\tyes {count}\n")
+        data = load_bitext(path, cache_dir=tmp_path / "cache")["de"]
+        assert data["target"] == [f"yes {count}"] * count
+    assert opened == [path] * 2
+
+
+def test_a_folder_named_as_an_archive(tmp_path: Path) -> None:
+    write(tmp_path / "folder.zip/de-en.tsv", text_of(many(3)))
+    assert read(tmp_path / "folder.zip") == many(3)
+
+
+@pytest.mark.parametrize("name", ["../x.de", "a/../../x.de", "/etc/x.de"])
+def test_a_member_outside_its_folder_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = zip_of(tmp_path / "a.zip", {"x.de": b"a\n", "x.en": b"b\n"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(zipfile.ZipInfo(name), b"evil\n")
+    with pytest.raises(ValueError, match=rf"a\.zip: its member '{name}' has a path outside the archive's folder"):
+        find_bitext(path)
+    with pytest.raises(ValueError, match="outside"):
+        list(read_lines(path / "x.de"))
+
+
+def test_an_encrypted_member_is_named(tmp_path: Path) -> None:
+    data = bytearray(zip_of(tmp_path / "a.zip", {"x.de": b"b\n"}).read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag in the archive's directory
+    (tmp_path / "a.zip").write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip: its member 'x\.de' is encrypted"):
+        find_bitext(tmp_path / "a.zip")
+
+
+def test_a_member_that_unpacks_to_more_than_it_declares(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", {"a.de": b"line\n" * 1_000_000})
+    data = bytearray(path.read_bytes())
+    directory = data.index(b"PK\x01\x02")
+    data[directory + 24 : directory + 28] = struct.pack("<I", 500)  # the size that the directory declares
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"a\.zip/a\.de: {DAMAGED} \(Bad CRC-32"):
+        list(read_lines(path / "a.de"))
+
+
+@pytest.mark.parametrize("keep", [0, 10, -10, -60])
+def test_a_truncated_archive(tmp_path: Path, keep: int) -> None:
+    path = zip_of(tmp_path / "a.zip", {"a.de": b"eins\n" * 100, "a.en": b"one\n" * 100})
+    path.write_bytes(path.read_bytes()[:keep])
+    for given in (path, tmp_path):
+        with pytest.raises(ValueError, match=r"a\.zip: damaged or truncated zip archive .*; fetch it again"):
+            find_bitext(given)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_a_damaged_member_is_named(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("de-en.tsv", random.Random(0).randbytes(5000).hex())
+    data = bytearray(path.read_bytes())
+    data[60:200] = bytes(140)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"a\.zip/de-en\.tsv: {DAMAGED}"):
+        read(path, 1.0)
+
+
+@pytest.mark.parametrize("name", ["de-en.tsv.gz", "de-en.tsv.xz", "moses.XX.gz", "moses.XX.xz", "de-en.jsonl.gz"])
+@pytest.mark.parametrize("damage", ["cut", "end", "changed", "plain", "empty"])
+def test_damaged_compressed_files_are_named(tmp_path: Path, name: str, damage: str) -> None:
+    draw = random.Random(0)
+    file = write_format(tmp_path, name, [(f"{draw.random()}", f"{draw.random()}") for _ in range(2000)])
+    path = Path(file.paths[0])
+    data = path.read_bytes()
+    middle = len(data) // 2
+    damaged = {"cut": data[:middle], "end": data[:-10], "plain": b"plain\ttext\n", "empty": b""}
+    path.write_bytes(damaged.get(damage, data[:middle] + bytes(50) + data[middle + 50 :]))
+    packed_nothing = damage == "empty" and path.suffix == ".gz"  # which is how gzip packs no text at all
+    with pytest.raises(ValueError, match="holds no pair|differ in length" if packed_nothing else DAMAGED) as error:
+        read(file, 1.0)
+    assert str(path) in str(error.value)
+
+
+def test_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = b"\x0b\x0c\x1c\xc2\x85\xe2\x80\xa8\r"
+    path = write(tmp_path / "x", b"\xef\xbb\xbfone\r\ntwo\rstill two\n\n" + odd + b"\r\n\xef\xbb\xbflast")
+    for size in (1, 3, 1000):
+        monkeypatch.setattr(archives, "BLOCK_BYTES", size)
+        assert list(read_lines(path)) == [b"one", b"two\rstill two", b"", odd, b"\xef\xbb\xbflast"]
+    assert list(read_lines(write(tmp_path / "y", b""))) == []
+    assert list(read_lines(write(tmp_path / "z", b"\n"))) == [b""]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a\tb\n" * 321 + b"x" * 100_000 + b"\n", ", line 322: longer than 5,000 bytes"),
+        (("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-le"), " is UTF-16, expected UTF-8: convert it, iconv -f UTF-16"),
+        (("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-be"), " is UTF-16, expected UTF-8: convert it, iconv -f UTF-16"),
+        (b"ja\tyes\rnein\tno\r", ": its lines end in CR alone; convert it: tr"),
+    ],
+)
+def test_what_is_no_text_is_named_with_the_remedy(
+    tmp_path: Path, data: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_LINE", 5000)
+    monkeypatch.setattr(archives, "BLOCK_BYTES", 100)
+    with pytest.raises(ValueError, match=rf"de-en\.tsv\.gz{message}"):
+        read(write(tmp_path / "de-en.tsv.gz", data), 1.0)
+
+
+def test_bad_sentences_are_named_by_their_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.de.xz", b"eins\r\n\nzw\xffei\ndrei")
+    with pytest.raises(ValueError, match=r"x\.de\.xz, line 3: invalid UTF-8: byte 0xff at offset 2; repair the line"):
+        list(read_sentences(path))
+    with pytest.raises(FileNotFoundError):
+        list(read_sentences(tmp_path / "none"))
+
+
+def test_an_open_file_reads_as_bytes(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.gz", "a.xz"):
+        with open_file(write(tmp_path / name, b"bytes")) as stream:
+            assert isinstance(stream, io.BufferedReader)
+            assert stream.read() == b"bytes"

@@ -1,0 +1,88 @@
+"""Parallel text written in every format, and read back."""
+
+import gzip
+import json
+import lzma
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, IterableDataset
+
+from dap.text import BitextFile, find_bitext, read_pairs
+
+Pairs = list[tuple[str, str]]
+
+PAIRS = [
+    ('"Nein", sagte er. "', 'He said "no'),
+    ("eins\u2028zwei\x85drei\x0cvier\x0bfünf\x1c", "one\u2028two\x85three\x0cfour\x0bfive\x1d"),
+    ("\u200fשָׁלוֹם\u200e e\u0301", "مرحبا\u0301 \u202bbidi\u202c"),
+    ("nul\0byte ''\\t\\n", "a\0b"),
+    ("日本語 \U0001f600", " \u00a0padded\u3000"),
+    ("null NA None", "nan"),
+]
+FORMATS = [
+    "de-en.tsv", "de-en.tsv.gz", "deu-eng.tsv.xz", "wiki.v1.de-en.tsv", "de-en.jsonl", "de-en.jsonl.gz",
+    "de-en.jsonl.xz", "de-en.parquet", "news.XX", "a.de-en.XX.gz", "tatoeba.deu-eng.XX.xz", "de-en.txt.zip",
+]  # fmt: skip
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    data = data.encode() if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
+    return path
+
+
+def zip_of(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def text_of(pairs: list[tuple[str, ...]], end: str = "\n") -> bytes:
+    return "".join("\t".join(pair) + end for pair in pairs).encode()
+
+
+def json_of(pairs: Pairs) -> bytes:
+    """One object a line, every other one with escapes."""
+    records = [{"origin": [1, {"a": None}], "target": target, "source": source} for source, target in pairs]
+    lines = [json.dumps(record, ensure_ascii=number % 2 == 0) + "\n" for number, record in enumerate(records)]
+    return "".join(lines).encode()
+
+
+def write_format(folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")) -> BitextFile:
+    """The pairs in the format that the name tells; `XX` stands for either side of Moses pairs."""
+    texts = ["".join(f"{text}\n" for text in side).encode() for side in zip(*pairs)]
+    path = folder / name
+    if "zip" in name:
+        inside = {f"OPUS.de-en.{side}": text for side, text in zip(sides, texts)}
+        zip_of(path, {"README": b"x", "LICENSE": b"y", "OPUS.de-en.ids": b"z", **inside})
+    elif "XX" in name:
+        for side, text in zip(sides, texts):
+            path = write(folder / name.replace("XX", side), text)
+    elif "parquet" in name:
+        source, target = zip(*pairs)
+        columns = {"target": pa.array(target, pa.large_string()), "source": pa.array(source).dictionary_encode()}
+        pq.write_table(pa.table({"origin": range(len(pairs)), **columns}), path)
+    else:
+        write(path, json_of(pairs) if "json" in name else text_of(pairs))
+    (file,) = (file for files in find_bitext(path).values() for file in files)
+    return file
+
+
+def read(file: BitextFile | Path, max_bad_lines: float = 0.001) -> Pairs:
+    """The pairs of a file of one language."""
+    if isinstance(file, Path):
+        ((file,),) = find_bitext(file).values()
+    return [(pair["source"], pair["target"]) for pair in read_pairs(file, max_bad_lines)]
+
+
+def pairs_of(dataset: Dataset | IterableDataset) -> Pairs:
+    return [(row["source"], row["target"]) for row in dataset]
+
+
+def many(count: int) -> Pairs:
+    return [(f"Satz {number}", f"sentence {number}") for number in range(count)]
