@@ -104,6 +104,7 @@ def test_the_wheel_holds_model_library_and_commands_alone(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(REPOSITORY)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    held = {name for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist() if name.endswith(".py")}
-    modules = {name: str(path.relative_to(REPOSITORY)) for name, path in own_modules().items()}
-    assert held == {path for name, path in modules.items() if place(name) != "beside"}
+    held = {name for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist() if ".dist-info/" not in name}
+    files = [path for name, path in own_modules().items() if place(name) != "beside"]
+    files += [path for path in (REPOSITORY / "dap").rglob("*.*") if not path.suffix.startswith(".py")]  # templates
+    assert held == {str(path.relative_to(REPOSITORY)) for path in files}
