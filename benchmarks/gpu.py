@@ -1,20 +1,26 @@
-"""All benchmarks that a GPU is for, one after another in one process, with one table at the end.
+"""The tests of the fast paths and every benchmark that a GPU is for, with one table at the end, in under 8 minutes.
 
-    bash benchmarks/gpu.sh                        # on a machine with a GPU, from the repository's root
-    DEVICE=cpu TINY=1 bash benchmarks/gpu.sh      # a dry run anywhere
+    python -m benchmarks.gpu --folder results        # on a machine with a GPU, from the repository's root
+    python -m benchmarks.gpu --device cpu --tiny     # a dry run anywhere
 
-A benchmark that fails is a line of the table and does not stop the others; the command then exits with 1.
+Needs torch and Transformers; the project need not be installed. Where pytest, sentence-transformers or datasets is
+missing, what needs it is left out. What fails is a line of the table, does not stop the rest, and makes the command
+exit with 1.
 """
 
 import argparse
 import gc
 import importlib
 import json
+import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +30,16 @@ from benchmarks.timing import CPU, WALL, show
 from benchmarks.train_step import LIBRARY, MATRIX, ratios, shares
 from dap.reports import machine, text_table, versions
 
+REPOSITORY = Path(__file__).resolve().parent.parent
+LIMIT = 450  # seconds, after which the benchmark that runs is ended
+
 #: Ratios of training steps that are aimed for on a CPU.
 GOALS = {f"DAP / {LIBRARY}": 0.70, "DAP / TR": 1.22, "TLM / TR": 2.20}
 STEP = "--size xlmr --batch_size 1024 --mini_batch_size 1024 --bf16 --optimizer"
 TINY_STEP = "--size tiny --batch_size 4 --repeats 1 --matrix_seconds 0.01"
 #: Name -> module, arguments, and those of a dry run instead: what matters most comes first.
 STAGES: dict[str, tuple[str, str, str]] = {
-    "correctness": ("correctness", "--paths float32 bf16 cached", "--encoders bert --paths float32 bf16 cached"),
+    "correctness": ("correctness", "--paths float32 bf16 cached", "--encoders bert --paths bf16 cached"),
     "step": ("train_step", f"{STEP} --repeats 10 --warm_up 3", f"{TINY_STEP} --optimizer"),
     "GradCache": (
         "train_step",
@@ -63,6 +72,21 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "step, compiled": ("train_step", f"{STEP} --compile --no_library --repeats 10 --warm_up 3", ""),
 }
 NEEDS = {"encoding": "sentence_transformers", "pipeline": "datasets"}
+
+
+def run_tests() -> dict[str, Any]:
+    """What became of the tests of the fast paths; only files about the model, as others need more libraries."""
+    if find_spec("pytest") is None:
+        return {"outcome": "skipped: pytest is not installed"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "addopts=", "-p", "no:cacheprovider"]
+    command += ["-k", "cuda or pack or fused or compile", "tests/training/test_grad_cache.py"]
+    command += map(str, REPOSITORY.glob("tests/test_*_dap.py"))
+    started = time.perf_counter()
+    try:
+        code = subprocess.run(command, cwd=REPOSITORY, timeout=110).returncode
+    except subprocess.TimeoutExpired:
+        code = "timeout"
+    return {"outcome": f"FAILED: {code}" if code else "ok", "seconds": time.perf_counter() - started}
 
 
 def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -125,13 +149,8 @@ def flops_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
 def memory_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
     """Peaks."""
     return [
-        [
-            name,
-            f"{part['kind']} {part['contender']}",
-            " × ".join(map(str, part["sizes"])),
-            f"{part['bytes'] / 1e6:.0f} MB",
-        ]
-        for part in found["points"]
+        [name, f"{kind} {contender}", " × ".join(map(str, sizes)), f"{peak / 1e6:.0f} MB"]
+        for kind, contender, sizes, peak in map(itemgetter("kind", "contender", "sizes", "bytes"), found["points"])
     ]
 
 
@@ -205,20 +224,25 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a dry run")
-    parser.add_argument("--folder", type=Path, required=True, help="for the JSON files")
+    parser.add_argument("--folder", type=Path, help="for the JSON files (default: a new one)")
     parser.add_argument("--seconds", type=int, default=240, help="no benchmark begins after these")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     args = parser.parse_args(argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    args.folder = args.folder or Path(tempfile.mkdtemp(prefix="dap-gpu-"))
     args.folder.mkdir(parents=True, exist_ok=True)
-    print(", ".join(f"{key} {value}" for key, value in (machine() | versions()).items()))
+    print(", ".join(f"{key} {value}" for key, value in (machine() | versions()).items()), flush=True)
+    outcomes = {"tests": {"outcome": "left out of a dry run"} if args.tiny else run_tests()}
     started = time.perf_counter()
     args.deadline = started + args.seconds
-    signal.signal(signal.SIGTERM, stop)
-    outcomes = {name: run_stage(name, args) for name in args.stages}
+    outcomes |= {name: run_stage(name, args) for name in args.stages}
     print(f"\n{summary(outcomes)}\n{time.perf_counter() - started:.0f} s altogether")
     if any(outcome["outcome"].startswith("FAILED") for outcome in outcomes.values()):
         sys.exit(1)
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, stop)
+    signal.alarm(LIMIT)
     main()

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-if "PYTEST_XDIST_WORKER" in os.environ:  # processes with more threads than cores slow each other down
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes with more threads than cores slow each other down
 _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
-os.environ["HF_DATASETS_CACHE"] = _cache.name
+os.environ["HF_HOME"] = _cache.name
 
-import forked
 import pytest
 
 if TYPE_CHECKING:
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LANGUAGES = ("de", "fr", "sw")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
-        return  # this process runs no test: the workers need not wait until it has imported what tests need
-    from transformers import BertModel, PreTrainedTokenizerFast  # noqa: F401
-
-    gc.freeze()  # the forks would copy the pages that a collection touches
-    forked.serve(_cache.name)
 
 
 def pytest_collection_finish() -> None:
@@ -68,51 +58,33 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    names = {
-        "bos": "<s>",
-        "cls": "<s>",
-        "eos": "</s>",
-        "sep": "</s>",
-        "pad": "<pad>",
-        "unk": "<unk>",
-        "mask": "<mask>",
-    }
+    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>"}
+    names |= {"pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
     tokens = {f"{name}_token": token for name, token in names.items()}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **tokens)
 
 
 def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     """A three-layer configuration of one of the supported encoder classes, without dropout."""
-    from transformers import (
-        BertConfig,
-        DebertaV2Config,
-        DistilBertConfig,
-        ModernBertConfig,
-        RobertaConfig,
-        XLMRobertaConfig,
-    )
+    import transformers
 
     shape = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     shape |= {"intermediate_size": 48, "max_position_embeddings": 80, "pad_token_id": 1}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if model_type == "deberta-v2":
         relative = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"]}
-        more = {
-            "position_biased_input": False,
-            "type_vocab_size": 0,
-            "norm_rel_ebd": "layer_norm",
-            "share_att_key": True,
-        }
-        return DebertaV2Config(**shape, **quiet, **relative, **more)
+        relative |= {"position_biased_input": False, "type_vocab_size": 0}
+        return transformers.DebertaV2Config(
+            **shape, **quiet, **relative, norm_rel_ebd="layer_norm", share_att_key=True
+        )
     if model_type == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        return ModernBertConfig(**shape, **ids, local_attention=8, global_attn_every_n_layers=3)
+        return transformers.ModernBertConfig(**shape, **ids, local_attention=8, global_attn_every_n_layers=3)
     if model_type == "distilbert":
         shape |= {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
         named = {key: shape[key] for key in ("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id")}
-        return DistilBertConfig(**named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0)
-    classes = {"bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig}
-    return classes[model_type](**shape, **quiet)
+        return transformers.DistilBertConfig(**named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0)
+    return transformers.AutoConfig.for_model(model_type, **shape, **quiet)
 
 
 @pytest.fixture(scope="session")
@@ -151,17 +123,8 @@ def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
     """Arguments of a small training with train_dap.py."""
     return [
         *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
-        *(
-            "--per_device_train_batch_size",
-            "16",
-            "--learning_rate",
-            "1e-3",
-            "--dev_pairs",
-            "20",
-            "--report_to",
-            "none",
-        ),
-        *("--disable_tqdm", "true", "--logging_steps", "5"),
+        *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20"),
+        *("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "5"),
     ]
 
 
@@ -173,3 +136,10 @@ def results(folder: Path, name: str = "eval") -> dict[str, float]:
 def state(folder: Path) -> dict:
     """The Trainer's state as a training left it."""
     return json.loads((folder / "trainer_state.json").read_text())
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

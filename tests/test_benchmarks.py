@@ -1,20 +1,16 @@
 """The benchmarks run, and count and compare what they say: tiny models, one repeat."""
 
 import json
-import os
-import subprocess
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
-from forked import write_command
 from torch import nn
 
 import losses_dap
-from benchmarks import correctness, encode, flops, memory, pipeline, timing, train_step
+from benchmarks import correctness, encode, flops, gpu, memory, pipeline, timing, train_step
 from benchmarks.workload import PAD, Workload, share_weights, token_counts
 
 TINY = ["--size", "tiny", "--batch_size", "6", "--lengths", "4", "9", "--target_vocabulary", "200", "--repeats", "1"]
@@ -188,14 +184,18 @@ def test_turns_alternate_and_medians_are_taken() -> None:
     assert timing.medians([{"wall": 3.0}, {"wall": 1.0}, {"wall": 2.0}]) == {"wall": 2.0}
 
 
-def test_gpu_dry_run(tmp_path: Path) -> None:
-    write_command(tmp_path / "python")
-    own = {"DEVICE": "cpu", "TINY": "1", "PYTHON": str(tmp_path / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["bash", str(REPOSITORY / "benchmarks" / "gpu.sh")], env=os.environ | own, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    table = done.stdout[done.stdout.index("benchmark  ") :]
-    assert "FAILED" not in table
+def test_every_benchmark_for_a_gpu_has_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path)])
+    table = capsys.readouterr().out.partition("\nbenchmark  ")[2].splitlines()
+    assert "FAILED" not in " ".join(table)
     for name in ("correctness", "step", "GradCache", "FLOPs", "memory", "pipeline"):
-        assert any(line.startswith(f"{name}  ") and " ok " in line for line in table.splitlines()), name
+        assert any(line.startswith(f"{name}  ") and " ok " in line for line in table), name
+
+
+def test_a_benchmark_that_fails_is_a_line_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(flops, "main", lambda argv: 1 / 0)
+    with pytest.raises(SystemExit, match="1"):
+        gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", "FLOPs"])
+    assert "FAILED: ZeroDivisionError" in capsys.readouterr().out

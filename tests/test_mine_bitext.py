@@ -3,9 +3,7 @@
 import gzip
 import json
 import lzma
-import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -13,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import PartialState
-from conftest import synthetic_pairs
-from forked import take_own_lock
+from conftest import free_port, synthetic_pairs
+from forked import run_two
 
 from dap.encoding.encoder import SentenceEncoder
 from dap.search.mining import margin_scores
@@ -206,15 +203,8 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     assert made["pairs"]["de-en"]["recall"] == 100
 
 
-#: A fresh interpreter would import for seconds, but CUDA does not survive a fork.
-START = "spawn" if torch.cuda.is_available() else "fork"
-
-
 def one_of_two(rank: int, port: int, argv: list[str], place: Path) -> None:
-    """A forked process of two, with nothing left of the parent's launch; writes how many pairs it kept."""
-    torch.set_num_threads(1)  # the parent's threads are not here
-    take_own_lock()
-    PartialState._reset_state()
+    """One process of two; writes how many pairs it kept."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     made = run(argv)
@@ -224,18 +214,8 @@ def one_of_two(rank: int, port: int, argv: list[str], place: Path) -> None:
 
 def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str], tmp_path: Path) -> None:
     made = run([*command, "--shard_size", "8"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     argv = [*command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
-    context = multiprocessing.get_context(START)
-    processes = [context.Process(target=one_of_two, args=(rank, port, argv, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_two(one_of_two, free_port(), argv, tmp_path)
     assert (tmp_path / "kept-0").read_text() == str(made["kept"])
     assert (tmp_path / "kept-1").read_text() == "None"
     assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()

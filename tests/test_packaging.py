@@ -1,4 +1,4 @@
-"""The house itself: what the wheel holds, which module may import which, and the commands that README names."""
+"""The plan of the house: which folder may import which, and what the wheel holds. Everything is read off the files."""
 
 import ast
 import subprocess
@@ -9,101 +9,49 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-SCRIPTS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-MODEL = ("modeling_dap", "objectives_dap", "heads_dap", "encoder_dap", "losses_dap")
-MODEL += ("configuration_dap",)
-# Layers from the bottom; a module imports only from layers below its own, or within `dap` without a cycle.
-ARROWS = {
-    "configuration_dap": 0,
-    "losses_dap": 0,
-    "encoder_dap": 1,
-    "heads_dap": 2,
-    "objectives_dap": 2,
-    "modeling_dap": 3,
-}
-ARROWS |= {"dap": 4, "scripts": 5, "quickstart": 6, "experiments": 6}
-PACKAGES = ("dap", "quickstart", "experiments")
-# What may not reach a model.
-NO_MODEL = (
-    "dap.text",
-    "dap.prepare",
-    "dap.search",
-    "dap.reports",
-    "dap.languages",
-)
-BY_THEMSELVES = {
-    "dap.encoding.mteb",
-    "dap.publishing.import_release",
-    "dap.publishing.onnx_export",
-}  # slow, or a command
+#: A module imports only what stands further left, or at the same place; commands do not import each other.
+PLACES = ("model", "dap", "command", "beside")
+BESIDE = ("quickstart", "experiments", "benchmarks")
+WITHOUT_MODEL = ("text", "prepare", "search", "reports")
+#: Files of a folder that others import by their own names: slow to import, or commands.
+BY_THEMSELVES = {"dap.encoding.mteb", "dap.publishing.import_release", "dap.publishing.onnx_export"}
+
+Graph = dict[str, set[str]]
 
 
 def own_modules() -> dict[str, Path]:
-    files = [REPOSITORY / f"{name}.py" for name in (*SCRIPTS, *MODEL)]
-    files += [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
-    return {name_of(path): path for path in files}
+    """Dotted name -> file; a folder's `__init__.py` has the name of the folder."""
+    files = [path for path in REPOSITORY.glob("*.py") if path.stem != "setup"]
+    files += [path for folder in ("dap", *BESIDE) for path in (REPOSITORY / folder).rglob("*.py")]
+    dotted = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
+    return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
 
 
-def name_of(path: Path) -> str:
-    """The dotted name of a file; a folder's `__init__.py` has the name of the folder."""
-    return ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+def place(module: str) -> str:
+    root = module.split(".")[0]
+    if root == "dap":
+        return "dap"
+    return "beside" if root in BESIDE else "model" if root.endswith("_dap") and root != "train_dap" else "command"
 
 
-def folder_of(module: str) -> str:
+def folder(module: str) -> str:
     """`dap.text` of `dap.text.corpus`; elsewhere the module itself."""
-    parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "dap" else module
+    return ".".join(module.split(".")[:2]) if place(module) == "dap" else module
 
 
-def layer(module: str) -> int:
-    return ARROWS["scripts" if module in SCRIPTS else module.split(".")[0]]
-
-
-def imports_of(path: Path) -> set[str]:
-    """Own modules that a file imports, as `dap.training.data` or `modeling_dap`."""
-    found = set()
+def imports(path: Path, modules: set[str]) -> set[str]:
+    """The own modules that a file imports, within functions too."""
+    named: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            inside = {f"{module}.{alias.name}" for alias in node.names} & own_modules().keys()
-            found |= inside or {module}
-    return found & own_modules().keys()
+            named |= {f"{module}.{alias.name}" for alias in node.names} & modules or {module}
+    return named & modules
 
 
-@pytest.fixture(scope="module")
-def graph() -> dict[str, set[str]]:
-    return {name: imports_of(path) - {name} for name, path in own_modules().items()}
-
-
-def test_imports_point_one_way(graph: dict[str, set[str]]) -> None:
-    for name, wanted in graph.items():
-        for other in wanted:
-            same_package = name.split(".")[0] == other.split(".")[0] in PACKAGES
-            assert layer(other) < layer(name) or same_package, f"{name} imports {other}"
-
-
-def test_folders_import_each_other_one_way_and_by_their_public_names(graph: dict[str, set[str]]) -> None:
-    folders: dict[str, set[str]] = {}
-    for name, wanted in graph.items():
-        others = {other for other in wanted if folder_of(other) != folder_of(name)}
-        folders.setdefault(folder_of(name), set()).update(map(folder_of, others))
-        inside = {other for other in others if other.startswith("dap.") and other != folder_of(other)}
-        assert not inside - BY_THEMSELVES, f"{name} reaches into a folder: {inside}"
-    for name in folders:
-        assert name not in reachable(folders, name), f"{name} imports itself through others"
-    for name in NO_MODEL:
-        assert "modeling_dap" not in reachable(folders, name), f"{name} reaches the model"
-
-
-def test_files_of_a_folder_import_each_other_one_way(graph: dict[str, set[str]]) -> None:
-    files = {name: {other for other in wanted if other != folder_of(name)} for name, wanted in graph.items()}
-    for name in files:
-        assert name not in reachable(files, name), f"{name} imports itself through others"
-
-
-def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+def reachable(graph: Graph, start: str) -> set[str]:
     seen, ahead = set(), list(graph[start])
     while ahead:
         if (name := ahead.pop()) not in seen:
@@ -112,13 +60,51 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-def test_wheel_holds_every_module(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def files() -> Graph:
+    """Module -> the modules that it imports."""
+    modules = own_modules()
+    return {name: imports(path, set(modules)) - {name} for name, path in modules.items()}
+
+
+@pytest.fixture(scope="module")
+def folders(files: Graph) -> Graph:
+    """The same between folders of `dap`, and files elsewhere."""
+    graph: Graph = {}
+    for name, wanted in files.items():
+        graph.setdefault(folder(name), set()).update({folder(other) for other in wanted} - {folder(name)})
+    return graph
+
+
+def test_every_place_imports_only_what_stands_before_it(files: Graph) -> None:
+    for name, other in ((one, other) for one, wanted in files.items() for other in wanted):
+        before = PLACES.index(place(other)) < PLACES.index(place(name))
+        together = place(other) == place(name) != "command"
+        assert before or together, f"{name} imports {other}"
+
+
+def test_nothing_is_imported_in_a_circle(files: Graph, folders: Graph) -> None:
+    inside = {name: wanted - {folder(name)} for name, wanted in files.items()}  # but a folder's own `__init__.py`
+    for graph in (inside, folders):
+        assert not [name for name in graph if name in reachable(graph, name)]
+
+
+def test_folders_import_each_other_by_their_public_names(files: Graph) -> None:
+    for name, wanted in files.items():
+        hidden = {other for other in wanted if place(other) == "dap" and other != folder(other) != folder(name)}
+        assert not hidden - BY_THEMSELVES, f"{name} reaches into a folder"
+
+
+@pytest.mark.parametrize("name", WITHOUT_MODEL)
+def test_text_and_arrays_know_no_model(name: str, folders: Graph) -> None:
+    assert not [other for other in reachable(folders, f"dap.{name}") if place(other) == "model"]
+
+
+def test_the_wheel_holds_model_library_and_commands_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(REPOSITORY)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
-    expected = {
-        str(path.relative_to(REPOSITORY)) for name, path in own_modules().items() if layer(name) < layer("quickstart")
-    }
-    assert expected | {"dap/publishing/model_card.md"} <= names
-    assert not {name for name in names if name.startswith(("tests", "quickstart", "benchmarks", "experiments"))}
+    held = {name for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist() if ".dist-info/" not in name}
+    files = [path for name, path in own_modules().items() if place(name) != "beside"]
+    files += [path for path in (REPOSITORY / "dap").rglob("*.*") if not path.suffix.startswith(".py")]  # templates
+    assert held == {str(path.relative_to(REPOSITORY)) for path in files}

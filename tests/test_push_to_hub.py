@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs
-from forked import run_python
 from hub_server import Fault, HubServer, Repo, serve
 from huggingface_hub import ModelCard
 from tiny_models import tiny_model
@@ -57,8 +57,29 @@ SAID = {
     "user/quota-model": "(the token is missing, wrong or expired",
     "user/hidden": "was not pushed: 403 not with Bearer ***",
 }
-# Pushes, in a process of its own as the client reads its settings when it is imported. It waits for seconds before it
-# tries again: here for milliseconds.
+# Plays scripts, each in a process and a folder of its own and with an empty cache. All in a new python, as the client
+# reads its settings when it is imported.
+PLAYER = """
+import json, multiprocessing, os, sys
+import sentence_transformers, transformers.trainer
+
+def play(script, folder, arguments):
+    os.mkdir(folder)
+    os.chdir(folder)
+    sys.argv = ["-c", *arguments]
+    try:
+        exec(script, {"__name__": "__main__"})
+    finally:
+        os.rename(os.environ["HF_HOME"], "hf")
+
+for job in json.loads(sys.argv[1]):
+    process = multiprocessing.get_context("fork").Process(target=play, args=job)
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(process.exitcode)
+"""
+# Pushes. The client waits for seconds before it tries again: here for milliseconds.
 PUSHER = """
 import json, os, re, sys, time
 wait = time.sleep
@@ -163,12 +184,13 @@ class Played:
     done: dict[str, Any] = field(default_factory=dict)
     printed: str = ""
 
-    def run(self, *command: str, cwd: Path) -> None:
+    def run(self, *jobs: tuple[str, str, list[str]]) -> None:
+        """Plays scripts, each in a new folder and with arguments."""
         blank = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
-        own = {"HF_ENDPOINT": self.server.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-        own |= {"HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        cwd.mkdir()
-        done = run_python(list(command), blank | own, cwd)
+        own = {"HF_ENDPOINT": self.server.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        own |= {"HF_HOME": str(self.folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        command = [sys.executable, "-I", "-c", PLAYER, json.dumps(jobs)]
+        done = subprocess.run(command, env=blank | own, cwd=self.folder, capture_output=True, text=True)
         self.printed += done.stdout + done.stderr
         assert done.returncode == 0, done.stderr[-3000:]
 
@@ -203,9 +225,9 @@ def test_the_hub(folder: Path) -> None:
         played = Played(folder, folder / "dap", server)
         script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n" + PUSHER
         arguments = [str(folder / "dap"), str(folder / "results.json"), json.dumps(SENTENCES), *FAULTS]
-        played.run("-c", script, *arguments, cwd=folder / "pusher")
+        strangers = [json.dumps(SENTENCES), str(folder / "stranger.npz")]
+        played.run((script, "pusher", arguments), (STRANGER, "elsewhere", strangers))
         played.done = json.loads((folder / "pusher/done.json").read_text())
-        played.run("-I", "-c", STRANGER, json.dumps(SENTENCES), str(folder / "stranger.npz"), cwd=folder / "elsewhere")
     check_vectors(played)
     check_snippets(played)
     assert played.done["local code"] == ["modeling_dap", "modeling_dap"]  # with the project no remote code is needed

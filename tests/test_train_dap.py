@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -7,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import REPOSITORY, results, state, synthetic_pairs, tiny_config
-from forked import start_python
+from forked import processes
 from safetensors.torch import load_file
 from tokenizers import processors
 from transformers import (
@@ -23,10 +22,6 @@ from dap.errors import UserError
 from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
 from train_dap import build_datasets, build_trainer, main, run
-
-
-def one_thread() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], tmp_path: Path) -> None:
@@ -47,22 +42,18 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], 
 def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
     schedule = ["--max_steps", "60", "--save_strategy", "steps", "--save_steps", "20", "--rtl_ratio", "0.7"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [str(REPOSITORY / "train_dap.py"), *flags, *schedule, "--output_dir", str(killed)]
-    with open(os.devnull, "r+") as nothing:
-        process = start_python(command, one_thread(), tmp_path, (nothing.fileno(),) * 3)
+    process = processes.Process(target=run, args=([*flags, *schedule, "--output_dir", str(killed)],))
+    process.start()
     deadline = time.monotonic() + 100
     while not (killed / "checkpoint-20" / "trainer_state.json").exists():
-        assert process.poll() is None, "the run ended before its first checkpoint"
+        assert process.is_alive(), "the run ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.kill()
-    process.wait()
+    process.join()
     assert not (killed / FINISHED).exists()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the killed process
     run([*flags, *schedule, "--output_dir", str(killed)])
     run([*flags, *schedule, "--output_dir", str(whole)])
-    torch.set_num_threads(threads)
     resumed, expected = (load_file(folder / "model.safetensors") for folder in (killed, whole))
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 

@@ -1,6 +1,5 @@
 """Vectors on disk against `encode`, and that what was finished survives kills, full disks and changes elsewhere."""
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import synthetic_pairs
-from forked import take_own_lock
+from forked import processes
 from transformers import AutoModel, AutoTokenizer, BertModel
 
 import dap.encoding.embeddings
@@ -147,13 +146,7 @@ def test_a_full_disk_leaves_whole_shards_only(
     np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
 
 
-#: A fresh interpreter would import for seconds, but CUDA does not survive a fork.
-START = "spawn" if torch.cuda.is_available() else "fork"
-
-
 def embed_for_long(model: str, folder: Path) -> None:
-    torch.set_num_threads(1)  # the parent's threads are not in a forked process
-    take_own_lock()
     encoder = SentenceEncoder.from_pretrained(model, "mean")
     embed_to_disk(encoder, (f"ban der {i}" for i in range(20_000)), folder, shard_size=50)
 
@@ -161,7 +154,7 @@ def embed_for_long(model: str, folder: Path) -> None:
 def test_a_killed_run_goes_on_with_its_shards(encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "vectors"
     arguments = str(tiny_bert_dir), folder
-    process = multiprocessing.get_context(START).Process(target=embed_for_long, args=arguments)
+    process = processes.Process(target=embed_for_long, args=arguments)
     process.start()
     deadline = time.monotonic() + 60
     while len(list(folder.glob("*.npy"))) < 3 and process.is_alive() and time.monotonic() < deadline:

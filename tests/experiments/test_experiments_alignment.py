@@ -152,7 +152,6 @@ def test_report_of_the_command_and_links_that_are_kept(
     for name in alignment.ALIGNMENT:
         mean = np.mean([numbers[name] for numbers in made["languages"].values()])
         assert made["mean"][name] == pytest.approx(mean, abs=1e-3)
-        assert 0 <= made["mean"][name] <= 100
     kept = sorted((tmp_path / "links").iterdir())
     assert [path.name[:3] for path in kept] == ["de-", "fr-", "sw-"]
     again = alignment.run(given)

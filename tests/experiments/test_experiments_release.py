@@ -78,9 +78,10 @@ def test_the_released_gather_leaves_one_part_in_w_of_the_ranking_gradient() -> N
     batch, model = make_batch(PAIRS, longest=11), tiny_model(objective="tr")
     ours = torch.autograd.grad(model(**batch).loss, list(model.parameters()), allow_unused=True)
     theirs = torch.autograd.grad(released_ranking(model, batch), list(model.parameters()), allow_unused=True)
-    for our, their in zip(ours, theirs):
-        if our is not None:
-            assert (their - our / PROCESSES).norm() < 1e-5 * ours[0].norm()
+    used = [(our, their) for our, their in zip(ours, theirs, strict=True) if our is not None]
+    assert len(used) > len(ours) / 2
+    for our, their in used:
+        assert (their - our / PROCESSES).norm() < 1e-5 * ours[0].norm()
 
 
 def test_one_process_is_the_usual_step() -> None:

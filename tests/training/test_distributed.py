@@ -1,35 +1,103 @@
-import socket
+"""A step on two processes against the same step on one with all pairs: every objective, GradCache, accumulation."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
-from conftest import REPOSITORY
-from distributed_worker import CASES, VARIANTS, step_gradients
-from forked import run_python
+import torch.distributed as dist
+from conftest import free_port
+from forked import run_two
+from tiny_models import gradients, make_batch, tiny_model
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import losses_dap
+from dap.training.grad_cache import CachedBatch
+from modeling_dap import DAPForPreTraining
+
+CASES = [
+    {"objective": "tr", "tr_bidirectional": True},
+    {"objective": "tr+tlm", "tlm_probability": 0.5},
+    {"objective": "tr+rtl"},
+    {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
+    {"objective": "tr+rtl", "target_vocab_size": 140},
+    {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
+    {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
+    {"objective": "mlm", "mlm_probability": 0.5},
+]
+# accumulation steps, activation checkpointing, pairs of a chunk (GradCache)
+VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]
+PAIRS = 10  # in all processes together: an odd number in each of two
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+def micro_batch(step: int) -> dict[str, Tensor]:
+    """Pairs with uneven numbers of tokens; the first and the last, on different processes, have the same target."""
+    batch = make_batch(PAIRS, longest=11, seed=step)
+    for key in ("target_input_ids", "target_attention_mask", "target_noise"):
+        batch[key][-1] = batch[key][0]
+    return batch | {"language_ids": torch.arange(PAIRS) % 3}
+
+
+def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    """The rows of one process, without the columns that are padding in all of them."""
+    rows = {key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world] for key, value in batch.items()}
+    languages = rows.pop("language_ids")
+    width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in ("source", "target")}
+    cut = {key: value[:, : width[key.split("_")[0]]] for key, value in rows.items()}
+    return cut | {"language_ids": languages}
+
+
+def step_gradients(
+    case: dict, accumulation: int, checkpointing: bool, size: int | None = None, rank: int = 0, world: int = 1
+) -> Tensor:
+    """Parameter gradients after one optimizer step's backward passes."""
+    model = tiny_model("xlm-roberta", **case)
+    if model.config.target_vocab_size:
+        model.set_target_vocabulary([2, *range(60, 199)])
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    wrapped = DistributedDataParallel(model) if world > 1 else model
+    for step in range(accumulation):
+        losses = chunk_losses(model, wrapped, share_of(micro_batch(step), rank, world), size)
+        for number, loss in enumerate(losses, 1):
+            waits = step < accumulation - 1 or number < len(losses)
+            with wrapped.no_sync() if waits and world > 1 else contextlib.nullcontext():
+                (loss() / accumulation).backward()
+    return gradients(model)
+
+
+def chunk_losses(
+    model: DAPForPreTraining, wrapped: torch.nn.Module, batch: dict[str, Tensor], size: int | None
+) -> list[Callable[[], Tensor]]:
+    """What gives the losses that are to go back one after the other: of the batch, or of its chunks."""
+    if size is None:
+        return [lambda: wrapped(**batch).loss]
+    cached = CachedBatch(model, wrapped, batch, size)
+    return [partial(cached.run, part) for part in cached.parts]
+
+
+def save_gradients(rank: int, port: int, folder: Path) -> None:
+    """One process of two; the first writes the gradients of every case and variant."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=100))
+    found = [step_gradients(case, *variant, rank, 2) for case in CASES for variant in VARIANTS]
+    if rank == 0:
+        torch.save(found, folder / "gradients.pt")
+    dist.destroy_process_group()
 
 
 def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) -> None:
-    worker = Path(__file__).with_name("distributed_worker.py")
-    paths = {
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{worker.parent}",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = run_python([str(worker), "2", free_port(), str(tmp_path)], paths, tmp_path, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(tmp_path / "gradients.pt")
-    runs = [(case, variant) for case in CASES for variant in VARIANTS]
-    for (case, variant), gradient in zip(runs, found, strict=True):
-        expected = step_gradients(case, *variant[:2])
-        error = (gradient - expected).norm() / expected.norm()
-        assert error < 1e-5, (case, variant, error)
+    run_two(save_gradients, free_port(), tmp_path)
+    found = iter(torch.load(tmp_path / "gradients.pt"))
+    for case in CASES:
+        whole = {accumulation: step_gradients(case, accumulation, False) for accumulation in (1, 2)}
+        for variant in VARIANTS:
+            error = (next(found) - whole[variant[0]]).norm() / whole[variant[0]].norm()
+            assert error < 1e-5, (case, variant, error)
 
 
 def test_gather_is_the_identity_in_one_process() -> None:

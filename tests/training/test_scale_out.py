@@ -1,4 +1,8 @@
-"""The configurations of accelerate, and trainings with DDP and FSDP2 on two CPU processes beside one process."""
+"""The configurations of accelerate, and trainings with DDP and FSDP2 on two CPU processes beside one process.
+
+accelerate has FSDP for accelerators alone: on CPU it would train with DDP. So that FSDP is run here, its state is told
+that there are GPUs, after it has chosen the CPU and gloo.
+"""
 
 import json
 import os
@@ -6,22 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from accelerate.utils.launch import prepare_deepspeed_cmd_env
-from conftest import REPOSITORY
-from forked import run_python
+from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from conftest import REPOSITORY, free_port
+from forked import run_two
 from safetensors.torch import load_file
-from scale_out_worker import launch_environment
 
-from dap.training.arguments import DAPTrainingArguments
+import train_dap
+from dap.training.arguments import Arguments, DAPTrainingArguments, parse_arguments
 from dap.training.fsdp import check_fsdp
 from dap.training.resuming import FINISHED
 from modeling_dap import DAPForPreTraining
 from train_dap import run
 
-CONFIGS = sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))
+CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))}
 LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens")
 
 
@@ -29,8 +34,8 @@ LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_toke
 def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
     text = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
     steps = ["--total_train_batch_size", "90", "--max_steps", "5", "--gradient_accumulation_steps", "2"]  # 3 an epoch
-    quiet = ["--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1", "--dev_pairs", "20"]
-    return [*text, *steps, *quiet, "--learning_rate", "1e-4"]
+    quiet = ["--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1", "--ddp_timeout", "100"]
+    return [*text, *steps, *quiet, "--dev_pairs", "20", "--learning_rate", "1e-4"]
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +46,35 @@ def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     ddp = ["--mini_batch_size", "16", "--save_strategy", "no", "--output_dir", str(folder / "ddp")]
     fsdp = ["--mini_batch_size", "16", "--save_strategy", "steps", "--save_steps", "4", "--load_best_model_at_end"]
     fsdp += ["--eval_strategy", "steps", "--eval_steps", "4", "--eval_on_start", "--output_dir", str(folder / "fsdp2")]
-    kept = [(str(folder / "fsdp2" / name), str(folder / name)) for name in ("checkpoint-5", FINISHED)]
-    file, configs = folder / "runs.json", REPOSITORY / "configs" / "accelerate"
-    rows = [("ddp", ddp, []), ("fsdp2", fsdp, []), ("fsdp2", fsdp, kept)]
-    rows = [{"config": f"{configs / name}.yaml", "flags": flags + own, "move": move} for name, own, move in rows]
-    file.write_text(json.dumps(rows))
-    worker = Path(__file__).with_name("scale_out_worker.py")
-    paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{worker.parent}", "OMP_NUM_THREADS": "1"}
-    done = run_python([str(worker), str(file)], os.environ | paths, folder, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
+    for config, own in (("ddp", ddp), ("fsdp2", fsdp)):
+        run_two(train, free_port(), CONFIGS[config], [*flags, *own])
+    for name in ("checkpoint-5", FINISHED):  # as if it had been killed before its end
+        (folder / "fsdp2" / name).rename(folder / name)
+    run_two(train, free_port(), CONFIGS["fsdp2"], [*flags, *fsdp])
     return folder
+
+
+def launch_environment(config: Path, *flags: str) -> dict[str, str]:
+    """What `accelerate launch --config_file CONFIG` gives its processes."""
+    arguments = ["--config_file", str(config), "--main_process_port", "0", *flags, "train_dap.py"]
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    return prepare_multi_gpu_env(args)
+
+
+def parse_as_with_gpus(argv: list[str]) -> Arguments:
+    arguments = parse_arguments(argv)
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return arguments
+
+
+def train(rank: int, port: int, config: Path, flags: list[str]) -> None:
+    """One process of two."""
+    os.environ |= launch_environment(config, "--num_processes", "2")
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        train_dap.parse_arguments = parse_as_with_gpus
+    run(flags)
 
 
 def log_of(folder: Path) -> list[dict[str, float]]:
@@ -92,7 +116,7 @@ def test_a_run_of_shards_resumed_in_its_second_epoch_ends_with_the_same_weights(
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS.values(), ids=CONFIGS)
 def test_accelerate_reads_the_configurations(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config_from_file(str(path))  # refuses keys that it does not know, but for nested ones
     known = vars(launch_command_parser().parse_args(["train_dap.py"]))
@@ -103,7 +127,7 @@ def test_accelerate_reads_the_configurations(path: Path, monkeypatch: pytest.Mon
     if path.stem == "deepspeed_zero2":
         assert deepspeed_plugin(path, monkeypatch).zero_stage == 2
         return
-    environment = launch_environment(str(path))
+    environment = launch_environment(path)
     assert (environment.get("ACCELERATE_USE_FSDP") == "true") == (path.stem == "fsdp2")
     if path.stem == "fsdp2":
         for name in (name for name in environment if name.startswith("FSDP_")):
@@ -123,7 +147,7 @@ def deepspeed_plugin(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeepSpeedPl
 
 
 def test_each_configuration_says_how_to_launch_it() -> None:
-    for path in CONFIGS:
+    for path in CONFIGS.values():
         assert f"accelerate launch --config_file {path.relative_to(REPOSITORY)}" in path.read_text()
 
 

@@ -1,0 +1,140 @@
+"""Pairs out of gettext catalogues: what is cleaned, chosen and held out."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from quickstart import bitext
+
+PO = r"""
+msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\nPlural-Forms: nplurals=2; plural=n != 1;\n"
+
+msgid "Add a <b>new</b> page"
+msgstr "Eine <b>neue</b> Seite hinzufügen"
+
+msgid "Delete %(name)s now"
+msgstr "%(name)s jetzt löschen"
+
+msgid "Same in both"
+msgstr "same in both!"
+
+msgid "Save"
+msgstr "Speichern"
+
+#, fuzzy
+msgid "Not quite sure"
+msgstr "Nicht ganz sicher"
+
+msgid "Left to do"
+msgstr ""
+
+msgid "one open task"
+msgid_plural "all open tasks"
+msgstr[0] "eine offene Aufgabe"
+msgstr[1] "alle offenen Aufgaben"
+
+msgid "First line\n\tsecond &amp; last"
+msgstr "Erste Zeile\n\tzweite &amp; letzte"
+
+#~ msgid "No longer used"
+#~ msgstr "Nicht mehr verwendet"
+"""
+
+
+def entry(english: str, source: str) -> str:
+    return f'msgid "{english}"\nmsgstr "{source}"\n\n'
+
+
+def po(*pairs: tuple[str, str]) -> str:
+    head = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    return head + "".join(entry(english, source) for english, source in pairs)
+
+
+def wheel(path: Path, files: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for locale, text in files.items():
+            archive.writestr(f"app/locale/{locale}/LC_MESSAGES/django.po", text)
+    return path
+
+
+def test_po_entries_are_cleaned_and_chosen() -> None:
+    assert list(bitext.read_po(PO)) == [
+        ("Eine neue Seite hinzufügen", "Add a new page"),
+        ("eine offene Aufgabe", "one open task"),
+        ("alle offenen Aufgaben", "all open tasks"),
+        ("Erste Zeile zweite & letzte", "First line second & last"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["Delete %s?", "%d items", "Hello {name}", "{{ user }} left", "%(n)s pages", "up to %.1f MB", "{0} of {1}"]
+)
+def test_strings_with_placeholders_are_dropped(text: str) -> None:
+    assert bitext.clean(text) == ""
+
+
+def test_percent_signs_and_escaped_characters_stay() -> None:
+    assert bitext.clean("100% &lt;sure&gt;: &Yes,&nbsp;R&amp;D <br/>") == "100% <sure>: Yes, R&D"
+
+
+def test_preferred_locale_wins_and_variants_fill_in(tmp_path: Path) -> None:
+    files = {"pt_BR": po(("Good morning", "Bom dia BR"), ("Good night", "Boa noite"))}
+    files |= {"pt": po(("Good morning", "Bom dia")), "nb": po(("Good morning", "God morgen"))}
+    files |= {"zh_Hant": po(("Good morning", "早安早安")), "zh_Hans": po(("Good morning", "早上好"))}
+    path = wheel(tmp_path / "a.whl", files)
+    corpus = bitext.read_wheels([path])
+    assert corpus == {
+        "pt": [("Bom dia", "Good morning"), ("Boa noite", "Good night")],
+        "zh": [("早上好", "Good morning")],
+    }
+
+
+def synthetic_corpus(tmp_path: Path) -> bitext.Corpus:
+    english = [f"Sentence number {i}" for i in range(400)]
+    files = {"de": po(*((e, f"Satz mit Nummer {i}") for i, e in enumerate(english)))}
+    files["fr"] = po(*((e.upper() + "!", f"Phrase numéro {i % 300}") for i, e in enumerate(english)))
+    return bitext.read_wheels([wheel(tmp_path / "a.whl", files)])
+
+
+def test_no_held_out_string_is_in_training_and_sides_are_unique(tmp_path: Path) -> None:
+    corpus = synthetic_corpus(tmp_path)
+    train, test = bitext.split(corpus, share=0.2, minimum=10)
+    trained = {bitext.normalise(english) for pairs in train.values() for _, english in pairs}
+    assert len(corpus["fr"]) == 300  # repeated sources are dropped
+    for language, pairs in test.items():
+        assert not trained & {bitext.normalise(english) for _, english in pairs}
+        assert not {source for source, _ in train[language]} & {source for source, _ in pairs}
+        assert (
+            len({bitext.normalise(s) for s, _ in pairs}) == len({bitext.normalise(e) for _, e in pairs}) == len(pairs)
+        )
+        assert len(train[language]) + len(pairs) == len(corpus[language])
+        assert 0.1 < len(pairs) / len(corpus[language]) < 0.3
+
+
+def test_a_language_with_few_held_out_pairs_has_no_test(tmp_path: Path) -> None:
+    train, test = bitext.split(synthetic_corpus(tmp_path), share=0.2, minimum=10_000)
+    assert test == {}
+    assert set(train) == {"de", "fr"}
+
+
+def test_a_large_test_set_is_cut_and_its_strings_stay_out_of_training(tmp_path: Path) -> None:
+    corpus = synthetic_corpus(tmp_path)
+    train, test = bitext.split(corpus, share=0.2, minimum=10, maximum=20)
+    full_train, full_test = bitext.split(corpus, share=0.2, minimum=10)
+    assert train == full_train
+    assert len(test["de"]) == 20 < len(full_test["de"])
+    assert set(test["de"]) < set(full_test["de"])
+
+
+def test_written_files_line_up(tmp_path: Path) -> None:
+    train, test = bitext.split(synthetic_corpus(tmp_path), share=0.2, minimum=10)
+    bitext.write(train, test, tmp_path / "out")
+    rows = (tmp_path / "out" / "train" / "de-en.tsv").read_text("utf-8").splitlines()
+    assert [tuple(row.split("\t")) for row in rows] == list(train["de"])
+    stem = tmp_path / "out" / "test"
+    sources = (stem / "tatoeba.deu-eng.deu").read_text("utf-8").splitlines()
+    targets = (stem / "tatoeba.deu-eng.eng").read_text("utf-8").splitlines()
+    assert list(zip(sources, targets, strict=True)) == list(test["de"])
+    assert [s.split()[-1] for s in sources] == [t.split()[-1] for t in targets]

@@ -1,0 +1,107 @@
+"""Which earlier run is used again, and the training command."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dap.training.arguments import parse_arguments
+from quickstart import reuse, run
+
+MODEL_FILE = b"weights"
+RECIPE = "max_steps: 60\nlearning_rate: 5.0e-5\n"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> dict[str, Any]:
+    """What a run from `model`, `recipe.yaml` and `train` in ``tmp_path`` would be made from."""
+    for folder, name, content in (("model", "weights", MODEL_FILE), ("train", "de-en.tsv", b"Ja\tYes\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return look(tmp_path)
+
+
+def look(folder: Path, model: str = "model", pooling: str = "mean") -> dict[str, Any]:
+    start = str(folder / model) if (folder / model).exists() else model
+    return reuse.ingredients(start, pooling, folder / "recipe.yaml", folder / "train")
+
+
+def finish(out: Path) -> None:
+    (out / reuse.FINISHED).write_text("{}")
+
+
+def test_a_finished_run_of_the_same_settings_is_used_again(tmp_path: Path, asked: dict[str, Any]) -> None:
+    assert not reuse.claim(tmp_path / "out", asked)
+    finish(tmp_path / "out")
+    (tmp_path / "recipe.yaml").write_text("# a remark\nlearning_rate: 0.00005\nmax_steps: 60\n")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "model")
+    os.utime(tmp_path / "train" / "de-en.tsv")  # written again with the same content, as every run does
+    assert reuse.claim(tmp_path / "out", look(tmp_path))
+
+
+@pytest.mark.parametrize("remains", ["finished", "checkpoint"])
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"model": "user/other"}, r"start model: model \([0-9a-f]{16}\) there, user/other asked for"),
+        ({"pooling": "cls"}, "pooling: mean there, cls asked for"),
+        ({"recipe.yaml": RECIPE.replace("60", "61")}, "recipe.yaml max_steps: 60 there, 61 asked for"),
+        ({"recipe.yaml": RECIPE + "rtl_layers: 1\n"}, "recipe.yaml rtl_layers: not set there, 1 asked for"),
+        ({"train/de-en.tsv": "Nein\tNo\n"}, r"training text: [0-9a-f]{16} there, [0-9a-f]{16} asked for"),
+        ({"model/weights": "other"}, r"start model: model \([0-9a-f]{16}\) there, model \([0-9a-f]{16}\) asked"),
+    ],
+)
+def test_a_run_of_other_settings_is_refused(
+    tmp_path: Path, asked: dict[str, Any], changed: dict[str, str], difference: str, remains: str
+) -> None:
+    out = tmp_path / "out"
+    reuse.claim(out, asked)
+    finish(out) if remains == "finished" else (out / "checkpoint-10").mkdir()
+    for name in [name for name in changed if (tmp_path / name).is_file()]:
+        (tmp_path / name).write_text(changed[name])
+        changed = {}
+    with pytest.raises(ValueError, match=rf"out holds a run .*\({difference}.*remove or rename the folder"):
+        reuse.claim(out, look(tmp_path, **changed))
+    assert json.loads((out / reuse.RECORD).read_text()) == asked
+
+
+def test_a_run_killed_before_its_first_checkpoint_leaves_the_folder_free(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    assert not reuse.claim(out, asked)
+    (out / "model.safetensors").write_bytes(b"half")  # killed while it saved
+    assert not reuse.claim(out, look(tmp_path, pooling="cls"))
+    finish(out)
+    assert reuse.claim(out, look(tmp_path, pooling="cls"))
+
+
+def test_a_run_killed_after_a_checkpoint_goes_on(tmp_path: Path, asked: dict[str, Any]) -> None:
+    reuse.claim(tmp_path / "out", asked)
+    (tmp_path / "out" / "checkpoint-10").mkdir()
+    assert not reuse.claim(tmp_path / "out", look(tmp_path))
+
+
+def test_a_run_of_unknown_settings_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+    (tmp_path / "out").mkdir()
+    finish(tmp_path / "out")
+    with pytest.raises(ValueError, match="out holds a run without made_from.json.*remove or rename"):
+        reuse.claim(tmp_path / "out", asked)
+
+
+def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:
+    asked = [(None, "mean"), (None, "cls"), ("user/model", "mean"), ("user/model", "cls"), ("other", "cls")]
+    assert len({run.output_folder(*choice) for choice in asked}) == len(asked)
+
+
+def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> None:
+    model, data, training = parse_arguments(run.training_arguments("some/model", "mean", tmp_path))
+    assert (model.model_name_or_path, model.pooling, model.objective) == ("some/model", "mean", "tr+rtl")
+    assert (data.train_data, data.max_seq_length) == ([str(run.HOME / "train")], 32)
+    assert training.output_dir == str(tmp_path)
+    assert training.use_cpu
+    assert 0 < training.warmup_steps <= training.max_steps / 5
