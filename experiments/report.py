@@ -104,9 +104,7 @@ def paper_block(studies: Sequence[Study]) -> str:
     """The paper's numbers for every measure of the studies that it has."""
     rows = {each.label: each.paper for study in studies if study.is_comparison for each in measures(study)}
     models = [
-        name if label == START else f"{name}+{label}"
-        for name in PAPER_ENCODERS
-        for label in (START, *LABELS.values())
+        name if label == START else f"{name}+{label}" for name in PAPER_ENCODERS for label in (START, *LABELS.values())
     ]
     lines = [
         [label, *(f"{paper[model]:.1f}" if model in paper else ABSENT for model in models)]
@@ -286,8 +284,8 @@ def readme_block(studies: Sequence[Study], docs: str) -> str:
     rows = [line for study in compared for line in _readme_rows(study, columns)]
     text = table(["", "seeds", *columns], rows) if rows else NOT_RUN
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
-    note = f"""Percent, mean ± standard deviation over seeds; AER (token alignment): lower is better. {sizes} All tables and
-    their commands: [{docs}]({docs})."""
+    note = f"""Percent, mean ± standard deviation over seeds; AER (token alignment): lower is better. {sizes} All tables
+    and their commands: [{docs}]({docs})."""
     return f"{text}\n\n{paragraph(note)}"
 
 

@@ -12,11 +12,11 @@ import pytest
 from conftest import REPOSITORY
 
 from dap.reports import PAPER_TATOEBA
+from experiments import report
 from experiments.cost import cost_block
 from experiments.markdown import filled
 from experiments.plots import digest_of, pictures, save
 from experiments.reading import read_studies
-from experiments import report
 from experiments.report import blocks, main, paper_block, readme_block
 from experiments.statistics import HELD_OUT, START, Spread, Study, clear_best, measures, pooled_sd, spread
 
