@@ -107,7 +107,7 @@ def paper_block(studies: Sequence[Study]) -> str:
         name if label == START else f"{name}+{label}" for name in PAPER_ENCODERS for label in (START, *LABELS.values())
     ]
     lines = [
-        [label, *(f"{paper[model]:.1f}" if model in paper else ABSENT for model in models)]
+        [label.replace(" sample", ""), *(f"{paper[model]:.1f}" if model in paper else ABSENT for model in models)]
         for label, paper in rows.items()
         if paper
     ]
@@ -284,8 +284,8 @@ def readme_block(studies: Sequence[Study], docs: str) -> str:
     rows = [line for study in compared for line in _readme_rows(study, columns)]
     text = table(["", "seeds", *columns], rows) if rows else NOT_RUN
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
-    note = f"""Percent, mean ± standard deviation over seeds; AER (token alignment): lower is better. {sizes} All tables
-    and their commands: [{docs}]({docs})."""
+    note = f"""Percent, mean ± standard deviation over seeds; AER (token alignment): lower is better. {sizes} All
+    tables and their commands: [{docs}]({docs})."""
     return f"{text}\n\n{paragraph(note)}"
 
 

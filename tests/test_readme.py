@@ -1,4 +1,4 @@
-"""What README and the pages of docs/ say can be done as it is written."""
+"""What README and the pages of docs/ and examples/ say can be done as it is written."""
 
 import dataclasses
 import importlib.util
@@ -12,7 +12,10 @@ from dap.training.arguments import parse_arguments
 from modeling_dap import DAPForPreTraining
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [
+    REPOSITORY / "README.md",
+    *(page for folder in ("docs", "examples") for page in sorted((REPOSITORY / folder).glob("*.md"))),
+]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
@@ -68,7 +71,7 @@ def test_flags_in_readme_are_those_of_the_commands(program: str, modules: tuple[
 def test_programs_in_readme_exist() -> None:
     modules = set(re.findall(r"python -m ((?:dap|experiments|benchmarks|quickstart)[\w.]*)", TEXT))
     assert modules >= {"dap.reports", "experiments.report", "benchmarks.train_step", "quickstart.run"}
-    for name in modules:
+    for name in sorted(modules):
         found = importlib.util.find_spec(name)
         assert found, name
         assert not found.submodule_search_locations or importlib.util.find_spec(f"{name}.__main__"), name
