@@ -48,10 +48,10 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("program", "modules"),
     [
-        ("eval_retrieval.py", ("dap.encoding.arguments", "eval_retrieval")),
-        ("mine_bitext.py", ("dap.encoding.arguments", "mine_bitext")),
-        ("run_xnli.py", ("dap.xnli.arguments",)),
-        ("prepare_data.py", ("prepare_data", "dap.prepare.filters")),
+        ("eval_retrieval.py", ("dap.encoding", "eval_retrieval")),
+        ("mine_bitext.py", ("dap.encoding", "mine_bitext")),
+        ("run_xnli.py", ("dap.xnli",)),
+        ("prepare_data.py", ("prepare_data", "dap.prepare")),
         ("push_to_hub.py", ("push_to_hub",)),
         ("-m dap.publishing.onnx_export", ("dap.publishing.onnx_export",)),
     ],
