@@ -50,7 +50,7 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("eval_retrieval.py", ("dap.encoding", "eval_retrieval")),
         ("mine_bitext.py", ("dap.encoding", "mine_bitext")),
-        ("run_xnli.py", ("dap.xnli",)),
+        ("run_xnli.py", ("dap.xnli", "run_xnli")),
         ("prepare_data.py", ("prepare_data", "dap.prepare")),
         ("push_to_hub.py", ("push_to_hub",)),
         ("-m dap.publishing.onnx_export", ("dap.publishing.onnx_export",)),
