@@ -38,12 +38,8 @@ from experiments.statistics import (
 ROOT = Path(__file__).resolve().parent.parent
 ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
-RULE = """Percent, mean ± standard deviation (n − 1) over the seeds; (n=1) marks what fewer seeds have than the run,
-and a single seed has no deviation. **Bold**: the best mean of the trained models, if it is ahead of the next by more
-than twice the pooled standard deviation of the two, and both have three seeds or more, not all equal. Differences are
-of equal seeds. AER: lower is better."""
-PAPER = """The paper's columns are its own numbers, of encoders of base size, 36 languages and 100,000 steps on 8 GPUs;
-its BUCC is the training split, and its XNLI is fine-tuned on MultiNLI."""
+#: Study -> the runs that README shows, at most six in all.
+README_ROWS = {"e5": (START, "TR", "DAP"), "mini-long": ("TR", "TR+TLM", "DAP")}
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:
@@ -63,21 +59,16 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 # ------------------------------------------------------------------------------------- main comparisons
 
 
-def comparison(study: Study, runs: Mapping[str, str], rows: Sequence[Measure], with_paper: bool = False) -> str:
-    """A row a measure, a column a run, DAP minus TR by seed, and the paper's runs in columns of their own."""
-    printed = [label for label in runs if label in (START, *LABELS.values())]
-    papers = [f"paper, {name}: {' / '.join(map(_short, printed))}" for name in PAPER_ENCODERS if with_paper]
+def comparison(
+    study: Study, runs: Mapping[str, str], rows: Sequence[Measure], heads: Mapping[str, list[Cell]] | None = None
+) -> str:
+    """A row a measure, a column a run, and DAP minus TR, in the mean and by seed; `heads` are rows above them."""
     paired = ["DAP − TR", "by seed"] if {"DAP", "TR"} <= set(runs) else []
-    lines = [[title, *cells, *[""] * len(paired + papers)] for title, cells in _training(study, runs).items()]
+    lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
     for measure in rows:
-        line = [measure.label, *_cells(study, runs, measure)]
-        line += _paired(study, runs["DAP"], runs["TR"], measure) if paired else []
-        lines.append(line + [_printed(name, printed, measure) for name in PAPER_ENCODERS if with_paper])
-    return table(["", *runs, *paired, *papers], lines)
-
-
-def _short(label: str) -> str:
-    return "encoder" if label == START else label
+        differences = _paired(study, runs["DAP"], runs["TR"], measure) if paired else []
+        lines.append([measure.label, *_cells(study, runs, measure), *differences])
+    return table(["", *runs, *paired], lines)
 
 
 def _training(study: Study, runs: Mapping[str, str]) -> dict[str, list[Cell]]:
@@ -109,22 +100,31 @@ def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
     return [number(spread(found.values()), len(study.final(name)), "+"), by_seed]
 
 
-def _printed(encoder: str, runs: Sequence[str], measure: Measure) -> str:
-    """The paper's numbers of the same runs, as it prints them."""
-    names = [encoder if label == START else f"{encoder}+{label}" for label in runs]
-    numbers = [measure.paper.get(name) for name in names]
-    return " / ".join(ABSENT if each is None else f"{each:.1f}" for each in numbers) if any(numbers) else ABSENT
+def paper_block(studies: Sequence[Study]) -> str:
+    """The paper's numbers for every measure of the studies that it has."""
+    rows = {each.label: each.paper for study in studies if study.is_comparison for each in measures(study)}
+    models = [
+        name if label == START else f"{name}+{label}" for name in PAPER_ENCODERS for label in (START, *LABELS.values())
+    ]
+    lines = [
+        [label.replace(" sample", ""), *(f"{paper[model]:.1f}" if model in paper else ABSENT for model in models)]
+        for label, paper in rows.items()
+        if paper
+    ]
+    return table(["", *models], lines) if lines else NOT_RUN
 
 
 def comparison_block(study: Study, images: Mapping[str, str]) -> str:
     """A study's comparison for the same pairs and for the same time, with its plots."""
     if not study.outcomes:
         return NOT_RUN
-    rows = measures(study)
-    parts = ["**The same number of pairs**", comparison(study, study.main_runs(), rows, with_paper=True)]
+    rows, runs = measures(study), study.main_runs()
+    same_pairs = " ".join(["**The same number of pairs.**", _size_of_tatoeba(study)]).strip()
+    parts = [same_pairs, comparison(study, runs, rows, _training(study, runs))]
     if runs := study.same_time_runs():
-        parts += ["**The same time as DAP** (steps by CPU time a step)", comparison(study, runs, rows)]
-    parts += [paragraph(f"{RULE} {_size_of_tatoeba(study)} {PAPER}")]
+        shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
+        same_time = "**The same time as DAP**, by CPU time a step."
+        parts += [same_time, comparison(study, runs, shared, _training(study, runs))]
     names = [f"{kind}-{study.name}.svg" for kind in ("comparison", "loss")]
     return "\n\n".join(parts + [images[name] for name in names if name in images])
 
@@ -148,7 +148,7 @@ def alignment_block(studies: Sequence[Study]) -> str:
         rows = alignment_measures(study)
         if rows:
             parts += [f"**{study.name}**", comparison(study, runs, rows), _alignment_by_language(study, runs)]
-    return "\n\n".join([*parts, paragraph(RULE)]) if parts else NOT_RUN
+    return "\n\n".join(parts) if parts else NOT_RUN
 
 
 def _alignment_by_language(study: Study, runs: Mapping[str, str]) -> str:
@@ -278,28 +278,22 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def readme_block(studies: Sequence[Study], docs: str) -> str:
-    """The main comparisons in a dozen lines, and the commands that make them."""
-    compared = [study for study in studies if study.is_comparison]
+    """The few rows of `README_ROWS`."""
+    compared = [study for study in studies if study.name in README_ROWS and study.outcomes]
     columns = list(dict.fromkeys(short for study in compared for short in headline(study)))
     rows = [line for study in compared for line in _readme_rows(study, columns)]
     text = table(["", "seeds", *columns], rows) if rows else NOT_RUN
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
-    note = f"""Percent, mean ± standard deviation over seeds; AER of token alignment: lower is better. {sizes} All
-    tables, the paper's numbers beside them, plots, what was not run, and what ENCODER, DATA and LINKS are, is in
-    [{docs}]({docs}). A recipe and these tables are made by"""
-    commands = """```bash
-python -m experiments.run experiments/recipes/e5.yaml --places encoder=ENCODER data=DATA links=LINKS --output_dir runs
-python -m experiments.report
-```"""
-    return f"{text}\n\n{paragraph(note)}\n\n{commands}"
+    note = f"""Percent, mean ± standard deviation over seeds; AER (token alignment): lower is better. {sizes} All
+    tables and their commands: [{docs}]({docs})."""
+    return f"{text}\n\n{paragraph(note)}"
 
 
 def _readme_rows(study: Study, columns: Sequence[str]) -> list[list[Cell]]:
-    shown, rows = headline(study), []
-    same_time = {f"{label}, time of DAP": name for label, name in study.same_time_runs().items() if label == "TR"}
-    for label, name in {**study.main_runs(), **same_time}.items():
-        if outcomes := [each for each in study.final(name) if each.content["evaluations"]]:
-            found = [study.spread(name, shown[short]) if short in shown else None for short in columns]
+    shown, runs, rows = headline(study), study.main_runs(), []
+    for label in README_ROWS[study.name]:
+        if outcomes := study.final(runs[label]):
+            found = [study.spread(runs[label], shown[short]) if short in shown else None for short in columns]
             rows.append([f"{study.name}: {label}", len(outcomes), *(number(each, len(outcomes)) for each in found)])
     return rows
 
@@ -311,6 +305,7 @@ def blocks(studies: Sequence[Study], images: Mapping[str, str]) -> dict[str, str
     """Name -> text of every block of docs/reproduction.md."""
     found = {f"comparison-{study.name}": comparison_block(study, images) for study in studies if study.is_comparison}
     return found | {
+        "paper": paper_block(studies),
         "learning-rates": search_block(studies, images),
         "ablations": ablation_block(studies, images),
         "alignment": alignment_block([study for study in studies if study.is_comparison]),

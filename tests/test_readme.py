@@ -1,18 +1,31 @@
-"""What README and the pages of docs/ say can be done as it is written."""
+"""What README and the pages of docs/ and examples/ say can be done as it is written."""
 
 import dataclasses
-import importlib
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
 
-from dap.training.arguments import parse_arguments
+from dap.training import parse_arguments
 from modeling_dap import DAPForPreTraining
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    REPOSITORY / "README.md",
+    *(page for folder in ("docs", "examples") for page in sorted((REPOSITORY / folder).glob("*.md"))),
+]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_readme_is_read_in_a_few_minutes() -> None:
+    words = README.split()
+    assert len(words) <= 1000
+    assert len([word for word in words if re.search(r"\w", word)]) < 900  # without the rules of its tables
+    table = README.partition("<!-- begin results-comparison -->")[2].partition("<!-- end results-comparison -->")[0]
+    head, rule, *rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert 1 <= len(rows) <= 6
 
 
 def readme_commands(program: str) -> list[list[str]]:
@@ -35,10 +48,10 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("program", "modules"),
     [
-        ("eval_retrieval.py", ("dap.encoding.arguments", "eval_retrieval")),
-        ("mine_bitext.py", ("dap.encoding.arguments", "mine_bitext")),
-        ("run_xnli.py", ("run_xnli",)),
-        ("prepare_data.py", ("prepare_data", "dap.prepare.filters")),
+        ("eval_retrieval.py", ("dap.encoding", "eval_retrieval")),
+        ("mine_bitext.py", ("dap.encoding", "mine_bitext")),
+        ("run_xnli.py", ("dap.xnli", "run_xnli")),
+        ("prepare_data.py", ("prepare_data", "dap.prepare")),
         ("push_to_hub.py", ("push_to_hub",)),
         ("-m dap.publishing.onnx_export", ("dap.publishing.onnx_export",)),
     ],
@@ -53,6 +66,19 @@ def test_flags_in_readme_are_those_of_the_commands(program: str, modules: tuple[
     for argv in commands:
         flags = {word[2:].split("=")[0] for word in argv if word.startswith("--")}
         assert flags <= known, (program, flags - known)
+
+
+def test_programs_in_readme_exist() -> None:
+    modules = set(re.findall(r"python -m ((?:dap|experiments|benchmarks|quickstart)[\w.]*)", TEXT))
+    assert modules >= {"dap.reports", "experiments.report", "benchmarks.train_step", "quickstart.run"}
+    for name in sorted(modules):
+        found = importlib.util.find_spec(name)
+        assert found, name
+        assert not found.submodule_search_locations or importlib.util.find_spec(f"{name}.__main__"), name
+    scripts = set(re.findall(r"python ([\w/]+\.py)", TEXT))
+    assert scripts >= {"prepare_data.py", "examples/search.py", "benchmarks/mining.py"}
+    for name in scripts:
+        assert (REPOSITORY / name).is_file(), name
 
 
 def test_readme_names_files_that_exist() -> None:
@@ -78,13 +104,18 @@ def test_readme_python_runs_as_it_is_written(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "out" / name).write_bytes((tiny_bert_dir / name).read_bytes())
     (tmp_path / "xlm-roberta-base").symlink_to(tiny_bert_dir)
+    (tmp_path / "build" / "quickstart").mkdir(parents=True)
+    (tmp_path / "build" / "quickstart" / "model").symlink_to(tmp_path / "out")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(blocks) == 3
-    shapes = []
+    results = []
     for block in blocks:
         names: dict = {}
         exec(block, names)
-        shapes.append(tuple(names["vectors" if "vectors" in names else "out"][0].shape))
-    assert shapes[:2] == [(32,), (32,)]
+        results.append(names)
+    use, in_code, auto_model = results
+    assert (use["unit"][0] @ use["unit"][1].T).shape == (3, 3)
+    assert auto_model["vectors"].shape == (2, 32)
     assert "torch.Size([2, 32])" in capsys.readouterr().out
+    assert in_code["out"].rtl_loss > 0
