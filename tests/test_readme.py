@@ -38,7 +38,7 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
         ("eval_retrieval.py", ("dap.encoding.arguments", "eval_retrieval")),
         ("mine_bitext.py", ("dap.encoding.arguments", "mine_bitext")),
         ("run_xnli.py", ("dap.xnli.arguments",)),
-        ("prepare_data.py", ("prepare_data", "dap.prepare.filters")),
+        ("prepare_data.py", ("prepare_data", "dap.prepare.options")),
         ("push_to_hub.py", ("push_to_hub",)),
         ("-m dap.encoding.onnx", ("dap.encoding.onnx",)),
     ],
