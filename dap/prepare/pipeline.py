@@ -19,14 +19,14 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,21 +46,12 @@ TABLE_ROWS = 50_000  # pairs cleaned, or encoded for the vocabulary, at a time
 ROW_GROUP = 65_536  # pairs
 #: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
 #: training pairs, of any language, have too.
-SCHEMA = pa.schema(
-    {
-        "source": pa.string(),
-        "target": pa.string(),
-        "origin": pa.string(),
-        "text_hash": pa.uint64(),
-        "target_repeated": pa.bool_(),
-    }
-)
+_TEXT = {"source": pa.string(), "target": pa.string()}
+SCHEMA = pa.schema(_TEXT | {"origin": pa.string(), "text_hash": pa.uint64(), "target_repeated": pa.bool_()})
 #: Of `keys.parquet`: the random place of each pair that passes, and what is the same for exactly equal ones.
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
 #: Of `rows.parquet`: the pairs that the sample may need; `held` is the random place of the English sentence.
-_ROWS = pa.schema(
-    {"source": pa.string(), "target": pa.string()} | dict.fromkeys(("text_hash", "rank", "held"), pa.uint64())
-)
+_ROWS = pa.schema(_TEXT | dict.fromkeys(("text_hash", "rank", "held"), pa.uint64()))
 
 
 def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str, Any]:
@@ -77,27 +68,23 @@ def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str,
     languages: dict[str, list[RawFile]] = {}
     for raw in files:
         languages.setdefault(raw.file.language, []).append(raw)
+
+    def left_to(folder: Callable[[str], Path]) -> list[tuple]:
+        return [(plan, *item) for item in languages.items() if not folder(item[0]).exists()]
+
     with workers(num_workers) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
         run("clean", clean_file, [(plan, raw) for raw in largest if not plan.cleaned(raw).exists()])
-        run(
-            "select",
-            select_language,
-            [(plan, *item) for item in languages.items() if not plan.selected(item[0]).exists()],
-        )
+        run("select", select_language, left_to(plan.selected))
         find_shared(plan, list(languages))
-        run(
-            "write",
-            write_language,
-            [(plan, *item) for item in languages.items() if not plan.written(item[0]).exists()],
-        )
+        run("write", write_language, left_to(plan.written))
     found: dict[str, dict[str, Any]] = {}
     for language, own in languages.items():
         counts: Counter[str] = Counter()
         for raw in own:
             counts.update(read_object(plan.cleaned(raw) / "counts.json"))
-        steps = (plan.selected(language), plan.written(language))
-        found[language] = dict(counts) | read_object(steps[0] / "counts.json") | read_object(steps[1] / "counts.json")
+        selected, written = (read_object(folder(language) / "counts.json") for folder in (plan.selected, plan.written))
+        found[language] = dict(counts) | selected | written
     return found
 
 
@@ -128,11 +115,9 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             pairs, found = clean(pl.from_arrow(table))
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
             source, target = (side.keys() for side in letters)
-            passed = pairs.with_columns(
-                text_hash=pair_keys(source, target),
-                held=ranks(target, options.seed),
-                exact=pl.struct(*SIDES).hash(),
-            ).with_columns(rank=ranks(pair_keys(source, target), options.seed))
+            text_hash = pair_keys(source, target)
+            order = {"rank": ranks(text_hash, options.seed), "held": ranks(target, options.seed)}
+            passed = pairs.with_columns(text_hash=text_hash, exact=pl.struct(*SIDES).hash(), **order)
             if index is not None:
                 leaks = pl.concat(
                     index(side, key).with_columns(side=pl.lit(name))
@@ -182,10 +167,8 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
         dev = sample(kept.lazy(), "held", min(plan.options.dev_pairs, len(kept) // 10))
         kept = kept.sort("row").select("row", "held", dev=pl.col("row").is_in(dev["row"].implode()))
         pq.write_table(kept.to_arrow(), folder / "kept.parquet")
-        passed, texts, different = (
-            keys.select(pl.len()).collect().item(),
-            *(count_distinct(keys, name) for name in ("exact", "rank")),
-        )
+        passed = keys.select(pl.len()).collect().item()
+        texts, different = (count_distinct(keys, name) for name in _KEYS.names[::-1])
         counts = {"exact_duplicate": passed - texts, "near_duplicate": texts - different}
         write_json(counts | {"not_sampled": different - len(kept)}, folder / "counts.json")
 
@@ -194,10 +177,10 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
 
 
 def find_shared(plan: Plan, languages: Iterable[str]) -> None:
-    """English sentences by their keys: those `held` out for a dev set of any language, those `repeated` in several pairs."""
-    if plan.shared.exists():
+    """Keys of the English sentences that are `held` out for a dev set of any language, or `repeated` in several pairs."""
+    if (plan.work_dir / "shared").exists():
         return
-    with new_folder(plan.shared) as folder:
+    with new_folder(plan.work_dir / "shared") as folder:
         kept = pl.scan_parquet([plan.selected(language) / "kept.parquet" for language in languages])
         held = kept.filter("dev").select(pl.col("held").unique()).collect()
         pq.write_table(held.to_arrow(), folder / "held.parquet")
@@ -213,37 +196,39 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
     Counts `held_out` (training pairs lost because a dev set has their English sentence), `train`, `dev`,
     `target_repeated`, and `origins`: training pairs of each. Gathers the ids of the English training side.
     """
-    paths = [plan.cleaned(raw) / "rows.parquet" for raw in files]
-    sizes = [pq.read_metadata(path).num_rows for path in paths]
-    origins = pl.DataFrame({"row": np.cumsum([0, *sizes[:-1]]), "origin": [raw.origin for raw in files]})
-    held, again = (pl.read_parquet(plan.shared / f"{name}.parquet")["held"] for name in ("held", "repeated"))
-    kept = pl.read_parquet(plan.selected(language) / "kept.parquet").with_columns(
-        pl.col("row").cast(pl.Int64), target_repeated=pl.col("held").is_in(again.implode())
-    )
-    kept = kept.sort("row").join_asof(origins.sort("row"), on="row")
-    train, dev = kept.filter(~pl.col("held").is_in(held.implode())), kept.filter("dev")
+    origins = {str(plan.cleaned(raw) / "rows.parquet"): raw.origin for raw in files}
+    held, again = (pl.read_parquet(plan.work_dir / f"shared/{name}.parquet")["held"] for name in ("held", "repeated"))
+    marks = {
+        "held_out": pl.col("held").is_in(held.implode()),
+        "target_repeated": pl.col("held").is_in(again.implode()),
+    }
+    kept = pl.read_parquet(plan.selected(language) / "kept.parquet").with_columns(**marks)
+    chosen = {"train": kept.filter(~pl.col("held_out")), "dev": kept.filter("dev")}
+    counts: dict[str, Any] = {split: len(rows) for split, rows in chosen.items()}
+    counts["held_out"] = len(kept) - counts["train"] - counts["dev"]
+    counts["target_repeated"] = int(chosen["train"]["target_repeated"].sum())
+    found, ids = Counter(), set()
     with new_folder(plan.written(language)) as folder:
-        counts = {"train": len(train), "dev": len(dev), "held_out": len(kept) - len(train) - len(dev)}
-        seen: set[int] = set()
-        for split, chosen in (("train", train), ("dev", dev)):
+        for split, rows in chosen.items():
             (plan.output_dir / split).mkdir(exist_ok=True)
-            for number, part in enumerate(chosen.iter_slices(plan.options.shard_size)):
-                table = _text(paths, part)
+            counts[f"{split}_shards"] = -(-len(rows) // plan.options.shard_size)
+            for number, part in enumerate(rows.iter_slices(plan.options.shard_size)):
+                table = _text(origins, part)
                 _write_shard(table, plan.shard(split, language, number))
-                if split == "train" and plan.options.target_vocabulary:
-                    seen |= _ids(table["target"], plan.options.target_vocabulary)
-            counts[f"{split}_shards"] = -(-len(chosen) // plan.options.shard_size)
-        write_json({"ids": sorted(seen)}, folder / "vocabulary.json")
-        counts["target_repeated"] = int(train["target_repeated"].sum())
-        write_json(counts | {"origins": dict(train["origin"].value_counts().iter_rows())}, folder / "counts.json")
+                if split == "train":
+                    found.update(dict(table["origin"].value_counts().iter_rows()))
+                    ids |= _ids(table["target"], plan.options.target_vocabulary)
+        write_json({"ids": sorted(ids)}, folder / "vocabulary.json")
+        write_json(counts | {"origins": found}, folder / "counts.json")
 
 
-def _text(paths: Sequence[Path], part: pl.DataFrame) -> pl.DataFrame:
-    """The pairs of some rows of all files."""
+def _text(origins: Mapping[str, str], part: pl.DataFrame) -> pl.DataFrame:
+    """The pairs of some rows of all files together, which are the keys of `origins`."""
     first, last = part["row"][0], part["row"][-1]
-    rows = pl.scan_parquet(paths).slice(first, last + 1 - first).with_row_index("row", first).cast({"row": pl.Int64})
-    marks = part.lazy().select("row", "origin", "target_repeated")
-    return rows.join(marks, on="row", maintain_order="left").select(SCHEMA.names).collect(engine="streaming")
+    rows = pl.scan_parquet(list(origins), include_file_paths="path").slice(first, last + 1 - first)
+    chosen = rows.with_row_index("row", first).join(part.lazy(), on="row", maintain_order="left")
+    named = chosen.with_columns(origin=pl.col("path").replace_strict(origins, return_dtype=pl.String))
+    return named.select(SCHEMA.names).collect(engine="streaming")
 
 
 def _write_shard(table: pl.DataFrame, path: Path) -> None:
@@ -256,9 +241,9 @@ def _write_shard(table: pl.DataFrame, path: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _ids(texts: pl.Series, tokenizer: str) -> set[int]:
+def _ids(texts: pl.Series, tokenizer: str | None) -> set[int]:
     """Ids that a tokenizer gives texts, its special tokens among them."""
-    encode = load_tokenizer(tokenizer).encode_batch_fast
+    encode = load_tokenizer(tokenizer).encode_batch_fast if tokenizer else lambda _: ()
     parts = (texts[start : start + TABLE_ROWS].to_list() for start in range(0, len(texts), TABLE_ROWS))
     return {token for part in parts for code in encode(part) for token in code.ids}
 
@@ -269,23 +254,17 @@ def _ids(texts: pl.Series, tokenizer: str) -> set[int]:
 @contextmanager
 def workers(count: int) -> Iterator[Callable[[str, Callable[..., None], list[tuple]], None]]:
     """What calls a function with each of some arguments, here or in `count` processes, and logs what is done."""
+    context, pool = multiprocessing.get_context("spawn"), None
+    if count > 1:
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(count,))
 
     def run(name: str, function: Callable[..., None], calls: list[tuple]) -> None:
-        started = time.perf_counter()
-        done = (
-            as_completed(pool.submit(function, *call) for call in calls)
-            if pool
-            else (function(*call) for call in calls)
-        )
-        for number, result in enumerate(done, 1):
-            if pool:
-                result.result()
+        started, here = time.perf_counter(), (partial(function, *call) for call in calls)
+        results = (job.result for job in as_completed(map(pool.submit, here))) if pool else here
+        for number, result in enumerate(results, 1):
+            result()
             logger.info("%s: %d of %d done, %.0f s", name, number, len(calls), time.perf_counter() - started)
 
-    pool = None
-    if count > 1:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(count,))
     try:
         yield run
     except BrokenProcessPool as error:
@@ -299,7 +278,12 @@ def workers(count: int) -> Iterator[Callable[[str, Callable[..., None], list[tup
 
 
 def _start_worker(count: int) -> None:
-    """Gives this process its share of the cores, and ends it when its parent was killed: it would wait for work for ever."""
+    """Gives this process its share of the cores, and ends it when its parent is killed."""
+
+    def follow() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
     for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"):
         os.environ.setdefault(name, str(max((os.cpu_count() or 1) // count, 1)))
-    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()

@@ -75,10 +75,6 @@ class Plan:
     def selected(self, language: str) -> Path:
         return self.work_dir / f"select-{language}"
 
-    @property
-    def shared(self) -> Path:
-        return self.work_dir / "shared"
-
     def written(self, language: str) -> Path:
         return self.work_dir / f"write-{language}"
 
