@@ -25,33 +25,25 @@ from transformers import HfArgumentParser
 
 from dap.errors import UserError
 from dap.prepare import (
-    CARD,
-    INFO,
-    REPORT,
-    VOCABULARY,
     LeakIndex,
     Plan,
     PrepareOptions,
     RawFile,
     base_code,
     begin,
+    check_names,
     claimed,
     counts_table,
-    data_card,
-    dataset_info,
+    describe,
     fetch,
     finished,
     full_device,
-    identified,
-    load_identifier,
-    load_tokenizer,
     prepare,
     read_evaluation,
     read_object,
-    special_ids,
-    vocabulary_size,
+    write_vocabulary,
 )
-from dap.reports import versions, write_json
+from dap.reports import versions
 from dap.text import disk_path, find_bitext
 
 logger = logging.getLogger(__name__)
@@ -191,7 +183,8 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     mark = _digest(settings, [file.key for file in files])
     if not args.overwrite and (ended := finished(plan, mark)):
         return again(plan, args, ended, licences)
-    sentences = check_names(args, options)
+    check_names(options)
+    sentences = read_evaluation(args.evaluation_data)
     begin(plan, files, mark, args.overwrite)
     if sentences and not plan.leaks.exists():
         LeakIndex(sentences, options.leak_threshold or None).save(plan.leaks)
@@ -203,25 +196,7 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     report |= {"evaluation_sentences": len(sentences), "leaks": args.list_leaks, "num_workers": args.num_workers}
     finish(plan, args, files, report | {"seconds": round(seconds, 1), "versions": versions()})
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
-    return read_object(plan.output_dir / REPORT)
-
-
-def check_names(args: DataArguments, options: PrepareOptions) -> list[str]:
-    """Loads what the arguments name, so that a wrong one is found before anything is written.
-
-    Returns:
-        The evaluation sentences.
-    """
-    if options.tokenizer:
-        load_tokenizer(options.tokenizer)
-    if options.target_vocabulary:
-        vocabulary_size(options.target_vocabulary)
-    if options.language_identifier:
-        identified(load_identifier(options.language_identifier), ["One sentence."])
-    sentences = read_evaluation(args.evaluation_data)
-    if args.evaluation_data and not sentences:
-        raise UserError(f"--evaluation_data {' '.join(args.evaluation_data)} holds no sentence")
-    return sentences
+    return finished(plan, mark)
 
 
 def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict[str, str]) -> dict[str, Any]:
@@ -238,7 +213,7 @@ def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict
         )
     if ended["licences"] != licences:
         ended["licences"] = licences
-        describe(plan, ended)
+        describe(plan.output_dir, ended)
     shutil.rmtree(plan.work_dir, ignore_errors=True)  # a kill may have left it
     print(f"{counts_table(ended['languages'])}\n\n{args.output_dir} holds this already")
     return ended
@@ -251,24 +226,10 @@ def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: di
         with open(args.list_leaks, "wb") as target:
             for file in files:
                 target.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
-    if name := plan.options.target_vocabulary:
-        # What `dap.training.target_vocabulary` finds when no sentence is cut: what RTL's softmax is restricted to.
-        seen = {
-            token
-            for code in report["languages"]
-            for token in read_object(plan.written(code) / "vocabulary.json")["ids"]
-        }
-        content = {"tokenizer": name, "vocab_size": vocabulary_size(name)}
-        write_json(content | {"target_token_ids": sorted(seen - special_ids(name))}, plan.output_dir / VOCABULARY)
-    describe(plan, report)
+    if plan.options.target_vocabulary:
+        write_vocabulary(plan, report["languages"])
+    describe(plan.output_dir, report)
     shutil.rmtree(plan.work_dir)
-
-
-def describe(plan: Plan, report: dict[str, Any]) -> None:
-    languages, settings, licences = report["languages"], report["settings"], report["licences"]
-    write_json(dataset_info(languages, settings, licences), plan.output_dir / INFO)
-    (plan.output_dir / CARD).write_text(data_card(languages, settings, licences), encoding="utf-8")
-    write_json(report, plan.output_dir / REPORT)
 
 
 def main() -> None:

@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dap.languages import NAMES
 from dap.prepare.filters import REPAIRS
-from dap.reports import markdown_table, text_table
+from dap.prepare.run_folder import CARD, INFO, REPORT
+from dap.reports import markdown_table, text_table, write_json
 
 SPLITS = ("train", "dev")
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
@@ -41,8 +43,8 @@ _TEMPLATE = """\
 {{ "{:,}".format(sums.train) }} training and {{ "{:,}".format(sums.dev) }} dev pairs out of \
 {{ "{:,}".format(sums.read) }}, made by `prepare_data.py` of dap-transformers. `source` is a sentence, `target` its \
 translation; `origin` names the corpus or file; `text_hash` is a key of the pair as normalised (letters and digits, \
-case folded); `target_repeated` says that other training pairs, of this or another language, have the same `target`, so \
-that these are no negatives of each other. No `target` of a dev pair is that of a training pair of any language. The \
+case folded); `target_repeated` says that other training pairs, of this or another language, have the same `target`, \
+so that these are no negatives of each other. No `target` of a dev pair is that of a training pair of any language. The \
 text was {% if evaluation %}compared with the evaluation sets {{ evaluation }}{% else %}not compared with any \
 evaluation set{% endif %}.
 
@@ -96,6 +98,14 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
         for code, counts in languages.items()
     }
     return {"features": features, "configs": configs, "licences": dict(licences), "settings": dict(settings)}
+
+
+def describe(folder: Path, report: Mapping[str, Any]) -> None:
+    """Writes `dataset_info.json`, the card `README.md`, and the report, which comes last and marks the end."""
+    content = (report["languages"], report["settings"], report["licences"])
+    write_json(dataset_info(*content), folder / INFO)
+    (folder / CARD).write_text(data_card(*content), encoding="utf-8")
+    write_json(report, folder / REPORT)
 
 
 def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> str:

@@ -20,8 +20,8 @@ Shapes: N texts, E evaluation sentences, G n-grams of all texts.
 import pickle
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -30,19 +30,12 @@ from dap.errors import UserError
 from dap.prepare.deduplication import Letters, mix, normalise_all
 
 
-@dataclass(frozen=True)
-class Band:
-    """The evaluation sentences whose n-grams are of the same length.
+class Band(NamedTuple):
+    """The evaluation sentences whose n-grams have the same length."""
 
-    Attributes:
-        wide: whether they are mostly in Chinese characters, kana or hangul.
-        n: letters of an n-gram.
-        shortest, longest: letters of the sentences.
-    """
-
-    wide: bool
-    n: int
-    shortest: int
+    wide: bool  # whether they are mostly in Chinese characters, kana or hangul
+    n: int  # letters of an n-gram
+    shortest: int  # letters of a sentence
     longest: int
 
 
@@ -166,18 +159,15 @@ class GramIndex:
     def near(self, letters: Letters, asked: np.ndarray) -> list[tuple[int, int, float]]:
         """(text, sentence, containment) of all near ones among the texts `asked` for, bool (N,)."""
         sizes = np.maximum(letters.lengths - self.n + 1, 0)  # (N,)
-        sizes[~asked | ~self._like(sizes)] = 0
+        least, most = (max(length - self.n + 1, 1) for length in (self.band.shortest, self.band.longest))
+        alike = (sizes >= least * self.threshold - _ROUNDING) & (sizes * self.threshold <= most + _ROUNDING)
+        sizes[~asked | ~alike] = 0  # left out: texts that are too short or too long to be near to any sentence
         if not sizes.any() or not len(self._grams):
             return []
         grams = _grams(letters.codes, self.n)
         sizes[self._known(letters, grams) < _needed(sizes, self.threshold)] = 0
         places, rows = _places(letters.bounds[:-1], sizes)
         return self._compare(letters, *self._candidates(rows, grams[places]))
-
-    def _like(self, sizes: np.ndarray) -> np.ndarray:
-        """Whether texts of so many n-grams are near in length to any sentence of the band: bool (N,)."""
-        least, most = (max(length - self.n + 1, 1) for length in (self.band.shortest, self.band.longest))
-        return (sizes >= least * self.threshold - _ROUNDING) & (sizes * self.threshold <= most + _ROUNDING)
 
     def _known(self, letters: Letters, grams: np.ndarray) -> np.ndarray:
         """How many n-grams of each text are in the index, or a little more: int64 (N,)."""
@@ -217,24 +207,15 @@ class GramIndex:
         found, seen, grams = [], -1, Counter()
         for text, sentence in zip(texts.tolist(), sentences.tolist()):
             if text != seen:
-                seen, grams = text, self._count(letters, text)
-            share = containment(grams, self._count(self._letters, sentence))
+                seen, grams = text, self._bag(letters, text)
+            others = self._bag(self._letters, sentence)
+            share = (grams & others).total() / max(grams.total(), others.total())
             if share >= self.threshold - _ROUNDING:
                 found.append((text, sentence, share))
         return found
 
-    def _count(self, letters: Letters, row: int) -> Counter:
+    def _bag(self, letters: Letters, row: int) -> Counter:
         return Counter(_grams(letters.codes[letters.bounds[row] : letters.bounds[row + 1]], self.n).tolist())
-
-
-def containment(first: Counter, second: Counter) -> float:
-    """|A ∩ B| / max(|A|, |B|) of two bags of n-grams.
-
-    >>> containment(Counter("aab"), Counter("abcd"))
-    0.5
-    """
-    most = max(first.total(), second.total())
-    return (first & second).total() / most if most else 0.0
 
 
 def _needed(sizes: np.ndarray, threshold: float) -> np.ndarray:

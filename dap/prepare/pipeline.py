@@ -33,10 +33,11 @@ import pyarrow.parquet as pq
 
 from dap.errors import UserError
 from dap.prepare.deduplication import Admission, count_distinct, normalise_all, pair_keys, ranks, repeated, sample
-from dap.prepare.filters import SIDES, Cleaner, load_identifier
+from dap.prepare.filters import SIDES, Cleaner, identified, load_identifier
 from dap.prepare.leaks import LeakIndex
-from dap.prepare.run_folder import Plan, RawFile, new_folder, read_object
-from dap.prepare.tokens import load_tokenizer
+from dap.prepare.options import PrepareOptions
+from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder, read_object
+from dap.prepare.tokens import load_tokenizer, special_ids, vocabulary_size
 from dap.reports import write_json
 from dap.text import LineAudit, audited_tables, finish_file
 
@@ -86,6 +87,16 @@ def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str,
         selected, written = (read_object(folder(language) / "counts.json") for folder in (plan.selected, plan.written))
         found[language] = dict(counts) | selected | written
     return found
+
+
+def check_names(options: PrepareOptions) -> None:
+    """Loads what the options name, so that a wrong one is found before anything is written."""
+    if options.tokenizer:
+        load_tokenizer(options.tokenizer)
+    if options.target_vocabulary:
+        vocabulary_size(options.target_vocabulary)
+    if options.language_identifier:
+        identified(load_identifier(options.language_identifier), ["One sentence."])
 
 
 # 1. Cleaning
@@ -177,7 +188,7 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
 
 
 def find_shared(plan: Plan, languages: Iterable[str]) -> None:
-    """Keys of the English sentences that are `held` out for a dev set of any language, or `repeated` in several pairs."""
+    """Keys of English sentences: those `held` out for a dev set of any language, those `repeated` in several pairs."""
     if (plan.work_dir / "shared").exists():
         return
     with new_folder(plan.work_dir / "shared") as folder:
@@ -246,6 +257,19 @@ def _ids(texts: pl.Series, tokenizer: str | None) -> set[int]:
     encode = load_tokenizer(tokenizer).encode_batch_fast if tokenizer else lambda _: ()
     parts = (texts[start : start + TABLE_ROWS].to_list() for start in range(0, len(texts), TABLE_ROWS))
     return {token for part in parts for code in encode(part) for token in code.ids}
+
+
+def write_vocabulary(plan: Plan, languages: Iterable[str]) -> None:
+    """Writes the ids on the English training side, special tokens but SEP left out, into `target_vocabulary.json`.
+
+    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
+    the softmax of RTL to.
+    """
+    name, ids = plan.options.target_vocabulary, set()
+    for language in languages:
+        ids.update(read_object(plan.written(language) / "vocabulary.json")["ids"])
+    content = {"tokenizer": name, "vocab_size": vocabulary_size(name)}
+    write_json(content | {"target_token_ids": sorted(ids - special_ids(name))}, plan.output_dir / VOCABULARY)
 
 
 # Processes

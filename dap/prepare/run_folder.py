@@ -1,4 +1,4 @@
-"""The folder that a run of `prepare_data.py` writes into: where each step lies, and whether a run may begin or go on."""
+"""The folder that `prepare_data.py` writes into: where each step lies, and whether a run may begin or go on."""
 
 import errno
 import fcntl
@@ -192,14 +192,10 @@ def begin(plan: Plan, files: Sequence[RawFile], mark: str, overwrite: bool) -> N
     if begun == mark and not ended:
         return
     if names and not (names == [WORK] and begun) and not (overwrite and (ended or begun)):
-        held = f"{output} holds {', '.join(names[:SHOWN])}"
+        reason = "of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
         if overwrite:
-            raise UserError(
-                f"{held}, but no {REPORT} of this command, and is not overwritten: give another --output_dir"
-            )
-        raise UserError(
-            f"{held} of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
-        )
+            reason = f"but no {REPORT} of this command, and is not overwritten: give another --output_dir"
+        raise UserError(f"{output} holds {', '.join(names[:SHOWN])} {reason}")
     write_json({"fingerprint": "being emptied"}, note)  # a kill leaves a folder that is known for one of this command
     for name in (REPORT, VOCABULARY, INFO, CARD):
         (output / name).unlink(missing_ok=True)
