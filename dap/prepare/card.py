@@ -44,8 +44,8 @@ _TEMPLATE = """\
 {{ "{:,}".format(sums.read) }}, made by `prepare_data.py` of dap-transformers. `source` is a sentence, `target` its \
 translation; `origin` names the corpus or file; `text_hash` is a key of the pair as normalised (letters and digits, \
 case folded); `target_repeated` says that other training pairs, of this or another language, have the same `target`, \
-so that these are no negatives of each other. No `target` of a dev pair is that of a training pair of any language. The \
-text was {% if evaluation %}compared with the evaluation sets {{ evaluation }}{% else %}not compared with any \
+so that these are no negatives of each other. No `target` of a dev pair is that of a training pair of any language. \
+The text was {% if evaluation %}compared with the evaluation sets {{ evaluation }}{% else %}not compared with any \
 evaluation set{% endif %}.
 
 ## Origins and licences

@@ -116,7 +116,7 @@ def fetch(
 
 
 def download(url: str, path: Path, timeout: float = 60.0, wait: float = 1.0) -> Path:
-    """Fetches a zip archive into `path`, unless it is there, from the end of what a stopped run left in `path` + `.part`.
+    """Fetches a zip archive into `path`, unless it is there; goes on with what a stopped run left in `path` + `.part`.
 
     Args:
         timeout: seconds without an answer.

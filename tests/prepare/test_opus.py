@@ -39,7 +39,7 @@ DE = STORE["/OPUS-Europarl/v8/moses/de-en.txt.zip"]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends what `STORE` has, from the byte asked for, but what `server.faults` say: a status, or bytes until it breaks."""
+    """Sends what `STORE` has, or what `server.faults` say: a status, or so many bytes until the line breaks."""
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
