@@ -43,7 +43,7 @@ from dap.text import LineAudit, audited_tables, finish_file
 
 logger = logging.getLogger(__name__)
 
-TABLE_ROWS = 50_000  # pairs cleaned, or encoded for the vocabulary, at a time
+TABLE_ROWS = 50_000  # pairs cleaned at a time
 ROW_GROUP = 65_536  # pairs
 #: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
 #: training pairs, of any language, have too.
@@ -221,16 +221,32 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
     found, ids = Counter(), set()
     with new_folder(plan.written(language)) as folder:
         for split, rows in chosen.items():
-            (plan.output_dir / split).mkdir(exist_ok=True)
             counts[f"{split}_shards"] = -(-len(rows) // plan.options.shard_size)
-            for number, part in enumerate(rows.iter_slices(plan.options.shard_size)):
-                table = _text(origins, part)
-                _write_shard(table, plan.shard(split, language, number))
+            for table in _write_shards(plan, split, language, rows, origins):
                 if split == "train":
                     found.update(dict(table["origin"].value_counts().iter_rows()))
-                    ids |= _ids(table["target"], plan.options.target_vocabulary)
+                    ids |= _ids(table["target"].to_list(), plan.options.target_vocabulary)
         write_json({"ids": sorted(ids)}, folder / "vocabulary.json")
         write_json(counts | {"origins": found}, folder / "counts.json")
+
+
+def _write_shards(
+    plan: Plan, split: str, language: str, rows: pl.DataFrame, origins: Mapping[str, str]
+) -> Iterator[pl.DataFrame]:
+    """Writes shards, each of which has its name only when it is whole; gives what it writes, a row group at a time."""
+    (plan.output_dir / split).mkdir(exist_ok=True)
+    for number, shard in enumerate(rows.iter_slices(plan.options.shard_size)):
+        path = plan.shard(split, language, number)
+        unfinished = path.with_name(f".{path.name}.tmp")
+        try:
+            with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd", compression_level=3) as writer:
+                for group in shard.iter_slices(ROW_GROUP):
+                    table = _text(origins, group)
+                    writer.write_table(table.to_arrow().cast(SCHEMA))
+                    yield table
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def _text(origins: Mapping[str, str], part: pl.DataFrame) -> pl.DataFrame:
@@ -242,21 +258,10 @@ def _text(origins: Mapping[str, str], part: pl.DataFrame) -> pl.DataFrame:
     return named.select(SCHEMA.names).collect(engine="streaming")
 
 
-def _write_shard(table: pl.DataFrame, path: Path) -> None:
-    """Writes a shard, which has its name only when it is whole."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        pq.write_table(table.to_arrow().cast(SCHEMA), unfinished, ROW_GROUP, compression="zstd", compression_level=3)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _ids(texts: pl.Series, tokenizer: str | None) -> set[int]:
+def _ids(texts: list[str], tokenizer: str | None) -> set[int]:
     """Ids that a tokenizer gives texts, its special tokens among them."""
-    encode = load_tokenizer(tokenizer).encode_batch_fast if tokenizer else lambda _: ()
-    parts = (texts[start : start + TABLE_ROWS].to_list() for start in range(0, len(texts), TABLE_ROWS))
-    return {token for part in parts for code in encode(part) for token in code.ids}
+    codes = load_tokenizer(tokenizer).encode_batch_fast(texts) if tokenizer else ()
+    return {token for code in codes for token in code.ids}
 
 
 def write_vocabulary(plan: Plan, languages: Iterable[str]) -> None:

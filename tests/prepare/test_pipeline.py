@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
@@ -308,15 +307,15 @@ def test_no_space_left_is_one_message_and_finished_shards_stay(
 ) -> None:
     folder, counts = prepared
     plan = plan_of(tmp_path)
-    original = pq.write_table
+    original = pq.ParquetWriter
 
-    def write(table: pa.Table, path: Path, *options: Any, **more: Any) -> None:
+    def full_for_french(path: Path, *options: Any, **more: Any) -> pq.ParquetWriter:
         if path.name.startswith(".00001.fr"):
             path.symlink_to("/dev/full")
-        original(table, path, *options, **more)
+        return original(path, *options, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pq, "write_table", write)
+        patch.setattr(pq, "ParquetWriter", full_for_french)
         with pytest.raises(ValueError, match="write-fr: no space left on device; what is finished stays valid"):
             prepare(plan, files_of(raw), 1)
     whole = content(tmp_path)
