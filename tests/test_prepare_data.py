@@ -6,7 +6,6 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,11 +19,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from dap.prepare.options import PrepareOptions
+from dap.text import BitextFile
 from dap.text.corpus import load_bitext
-from dap.text.formats import BitextFile
 from dap.training.data import normalise, tokenize_bitext
 from dap.training.model import target_vocabulary
-from prepare_data import DataArguments, find_sources, main, run
+from prepare_data import DataArguments, find_files, main, run
 
 SHARED = REPOSITORY.parent / "shared"
 
@@ -232,7 +232,7 @@ def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path, monk
     (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
     with pytest.raises(ValueError, match="lines are bad"):
         run(arguments(raw, out))
-    (finished,) = (out / ".work").glob("clean-*/whole")
+    (finished,) = (out / ".work").glob("clean-*")
     os.utime(finished, (1, 1))
     (raw / "fr-en.tsv").write_bytes(good)
     with monkeypatch.context() as patch:
@@ -313,8 +313,9 @@ def test_ids_beyond_the_vocabulary_are_refused(raw: Path, tmp_path: Path) -> Non
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     file = BitextFile("de", ("user/name",), "hub", config="de-en")
     monkeypatch.setattr("prepare_data.find_bitext", lambda *_: {"de": [file]})
-    sources, _ = find_sources(DataArguments(output_dir="out", data=["user/name"]))
-    assert sources[0].file == replace(file, streaming=True)
+    (found,), _ = find_files(DataArguments(output_dir="out", data=["user/name"]), PrepareOptions())
+    assert found.file.streaming
+    assert found.origin == "user/name:de-en"
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import DatasetCard, DatasetCardData
 
 from dap.languages import NAMES
-from dap.prepare.filters import REASONS, REPAIRS
-from dap.reports import markdown_table, text_table
+from dap.prepare.filters import REPAIRS
+from dap.prepare.run_folder import CARD, INFO, REPORT
+from dap.reports import markdown_table, text_table, write_json
 
+SPLITS = ("train", "dev")
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
-LOSSES = (*REASONS, "leak", "exact_duplicate", "near_duplicate", "not_sampled", "held_out")
-UNKNOWN = "not stated; see the source"
-Counts = Mapping[str, Mapping[str, Any]]
-
-_MEANING = {
+LOSSES = {
     "empty": "a side was empty after the repair",
     "url": "URL or e-mail address",
     "short": "too few tokens",
@@ -31,6 +30,40 @@ _MEANING = {
     "not_sampled": "beyond the number of pairs for a language",
     "held_out": "English sentence of a dev set, of any language",
 }
+UNKNOWN = "not stated; see the source"
+Counts = Mapping[str, Mapping[str, Any]]
+
+_TEMPLATE = """\
+---
+{{ card_data }}
+---
+
+# Parallel text of {{ languages | length }} languages with {{ target }}
+
+{{ "{:,}".format(sums.train) }} training and {{ "{:,}".format(sums.dev) }} dev pairs out of \
+{{ "{:,}".format(sums.read) }}, made by `prepare_data.py` of dap-transformers. `source` is a sentence, `target` its \
+translation; `origin` names the corpus or file; `text_hash` is a key of the pair as normalised (letters and digits, \
+case folded); `target_repeated` says that other training pairs, of this or another language, have the same `target`, \
+so that these are no negatives of each other. No `target` of a dev pair is that of a training pair of any language. \
+The text was {% if evaluation %}compared with the evaluation sets {{ evaluation }}{% else %}not compared with any \
+evaluation set{% endif %}.
+
+## Origins and licences
+
+{{ origins }}
+
+## Pairs by language
+
+{{ pairs }}
+
+## What was dropped
+
+{{ dropped }}
+
+## Settings
+
+{{ settings }}
+"""
 
 
 def total(languages: Counts) -> dict[str, int]:
@@ -58,7 +91,7 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
     features["target_repeated"] = {"dtype": "bool", "_type": "Value"}
     configs = {
         f"{code}-{settings['target_language']}": {
-            "splits": {split: {"num_examples": counts[split]} for split in ("train", "dev")},
+            "splits": {split: {"num_examples": counts[split]} for split in SPLITS},
             "counts": {name: value for name, value in counts.items() if name != "origins"},
             "origins": counts["origins"],
         }
@@ -67,67 +100,43 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
     return {"features": features, "configs": configs, "licences": dict(licences), "settings": dict(settings)}
 
 
+def describe(folder: Path, report: Mapping[str, Any]) -> None:
+    """Writes `dataset_info.json`, the card `README.md`, and the report, which comes last and marks the end."""
+    content = (report["languages"], report["settings"], report["licences"])
+    write_json(dataset_info(*content), folder / INFO)
+    (folder / CARD).write_text(data_card(*content), encoding="utf-8")
+    write_json(report, folder / REPORT)
+
+
 def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> str:
     """README.md: YAML that `datasets` reads (a configuration a language), counts, steps and licences."""
-    parts = [
-        f"---\n{yaml.safe_dump(_metadata(languages, settings), sort_keys=False, allow_unicode=True)}---",
-        f"# Parallel text of {len(languages)} languages with {NAMES.get(settings['target_language'], 'one more')}",
-        _introduction(languages, settings),
-        "## Origins and licences",
-        _origins(languages, licences),
-        "## Pairs by language",
-        _by_language(languages),
-        "## What was dropped",
-        _dropped(languages),
-        "## Settings",
-        markdown_table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _metadata(languages: Counts, settings: Mapping[str, Any]) -> dict[str, Any]:
-    target = settings["target_language"]
+    target, sums = settings["target_language"], total(languages)
     configs = []
     for code, counts in languages.items():
-        splits = [split for split in ("train", "dev") if counts[split]]
-        files = [{"split": split, "path": f"{split}/*.{code}-{target}.parquet"} for split in splits]
+        files = [{"split": name, "path": f"{name}/*.{code}-{target}.parquet"} for name in SPLITS if counts[name]]
         configs += [{"config_name": f"{code}-{target}", "data_files": files}] if files else []
-    return {"language": [*languages, target], "task_categories": ["translation", "sentence-similarity"],
-            "configs": configs}  # fmt: skip
-
-
-def _introduction(languages: Counts, settings: Mapping[str, Any]) -> str:
-    sums = total(languages)
-    sets = ", ".join(settings["evaluation_data"])
-    leaks = f"was compared with the evaluation sets {sets}" if sets else "was not compared with any evaluation set"
-    return (
-        f"{sums['train']:,} training and {sums['dev']:,} dev pairs out of {sums['read']:,}, made by `prepare_data.py` "
-        "of dap-transformers. `source` is a sentence, `target` its translation; `origin` names the corpus or file; "
-        "`text_hash` is a key of the pair as normalised (letters and digits, case folded); `target_repeated` says "
-        "that other training pairs, of this or another language, have the same `target`, so that these are no "
-        "negatives of each other. No `target` of a dev pair is that of a training pair of any language. "
-        f"The text {leaks}."
-    )
-
-
-def _origins(languages: Counts, licences: Mapping[str, str]) -> str:
-    pairs: Counter[str] = Counter()
+    tasks = ["translation", "sentence-similarity"]
+    metadata = DatasetCardData(language=[*languages, target], task_categories=tasks, configs=configs)
+    origins: Counter[str] = Counter()
     for counts in languages.values():
-        pairs.update(counts["origins"])
-    rows = [[origin, f"{count:,}", licences.get(origin, UNKNOWN)] for origin, count in pairs.most_common()]
-    return markdown_table(["origin", "training pairs", "licence"], rows)
-
-
-def _by_language(languages: Counts) -> str:
-    names = ("read", "train", "dev", "target_repeated")
-    rows = [
-        [code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in names)] for code, counts in languages.items()
+        origins.update(counts["origins"])
+    named = [[name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()]
+    shown = ("read", "train", "dev", "target_repeated")
+    pairs = [
+        [code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in shown)] for code, counts in languages.items()
     ]
-    return markdown_table(["", "language", *names], rows)
-
-
-def _dropped(languages: Counts) -> str:
-    sums = total(languages)
-    return markdown_table(
-        ["reason", "pairs", ""], [[name, f"{sums.get(name, 0):,}", _MEANING[name]] for name in LOSSES]
+    card = DatasetCard.from_template(
+        metadata,
+        template_str=_TEMPLATE,
+        sums=sums,
+        languages=languages,
+        target=NAMES.get(target, "one more"),
+        evaluation=", ".join(settings["evaluation_data"]),
+        origins=markdown_table(["origin", "training pairs", "licence"], named),
+        pairs=markdown_table(["", "language", *shown], pairs),
+        dropped=markdown_table(
+            ["reason", "pairs", ""], [[name, f"{sums.get(name, 0):,}", LOSSES[name]] for name in LOSSES]
+        ),
+        settings=markdown_table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
     )
+    return f"{card}\n"

@@ -1,9 +1,8 @@
-"""Which texts are the same, and which pairs to keep: normalised keys, a seeded sample, repeated values (arrays only).
+"""Which texts are the same and which pairs to keep: normalised text, its 64-bit keys, a seeded sample.
 
-Everything is decided by 64-bit keys (xxh3 of what `dap.training.normalise` leaves of a text), so memory does not hold
-text. Keys lie in files on disk and are gone through in ranges of their value of about `PART` keys, one range at a
-time: a few hundred MB however many there are. That two different texts get the same key by chance is expected
-0.0003 times in 100 million pairs.
+A key is xxh3 of what `dap.training.normalise` leaves of a text; that two different texts have the same one by chance
+is expected 0.0003 times in 100 million pairs. Keys lie in Parquet files and are gone through in ranges of their value
+of about `PART` rows, so that a few hundred MB are enough however many there are.
 
 Shapes: N texts or pairs, C code points.
 """
@@ -14,12 +13,11 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 import xxhash
 
-#: Keys that are sorted at a time, at 8 bytes, with an index and a copy of each: about 130 MB.
-PART = 4_000_000
+PART = 4_000_000  # rows whose keys are sorted at a time
 _LINE_FEED = 10
-_CODE = 4  # bytes of a code point
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Letters:
     def keys(self) -> np.ndarray:
         """xxh3 of each text, uint64 (N,)."""
         content, digest = memoryview(self.codes.tobytes()), xxhash.xxh3_64_intdigest
-        spans = pairwise((self.bounds * _CODE).tolist())
+        spans = pairwise((self.bounds * self.codes.itemsize).tolist())
         return np.fromiter((digest(content[start:end]) for start, end in spans), np.uint64, len(self.bounds) - 1)
 
     def texts(self) -> list[str]:
@@ -57,26 +55,14 @@ def normalise_all(texts: Sequence[str]) -> Letters:
     >>> normalise_all(["It's 5 o'clock!", "…"]).texts()
     ['its5oclock', '…']
     """
-    joined = "\n".join(texts)
-    if joined.count("\n") != len(texts) - 1:
-        joined = "\n".join(text.replace("\n", " ") for text in texts)
-    codes = _codes(joined.casefold())
+    codes = _codes("\n".join(text.replace("\n", " ") for text in texts).casefold())
     codes = codes[_alphanumeric()[codes]]  # line feeds stay, as bounds
-    ends = np.append(np.flatnonzero(codes == _LINE_FEED), len(codes))[: len(texts)]
-    bounds = np.concatenate([[0], ends - np.arange(len(ends))]).astype(np.int64)
-    return _stand_for_themselves(Letters(codes[codes != _LINE_FEED], bounds), texts)
-
-
-def _stand_for_themselves(letters: Letters, texts: Sequence[str]) -> Letters:
-    empty = np.flatnonzero(letters.lengths == 0)
-    fillings = [_codes(texts[row].strip()) for row in empty]
-    if not fillings:
+    ends = np.append(np.flatnonzero(codes == _LINE_FEED), len(codes))[: len(texts)]  # (N,)
+    letters = Letters(codes[codes != _LINE_FEED], np.append(0, ends - np.arange(len(ends))))
+    if letters.lengths.all():
         return letters
-    added = np.zeros(len(texts), np.int64)
-    added[empty] = [len(filling) for filling in fillings]
-    places = np.repeat(letters.bounds[empty], added[empty])
-    codes = np.insert(letters.codes, places, np.concatenate(fillings))
-    return Letters(codes, letters.bounds + np.concatenate([[0], np.cumsum(added)]))
+    whole = [found or text.strip() for found, text in zip(letters.texts(), texts)]
+    return Letters(_codes("".join(whole)), np.cumsum([0, *map(len, whole)]))
 
 
 def _codes(text: str) -> np.ndarray:
@@ -86,12 +72,9 @@ def _codes(text: str) -> np.ndarray:
 @cache
 def _alphanumeric() -> np.ndarray:
     """Whether each code point is a letter or digit, or the line feed: bool (0x110000,)."""
-    table = np.fromiter((chr(code).isalnum() for code in range(0x110000)), bool, 0x110000)
+    table = np.array([chr(code).isalnum() for code in range(0x110000)])
     table[_LINE_FEED] = True
     return table
-
-
-# Keys
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
@@ -107,68 +90,9 @@ def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Places of keys in the random order of this seed, each key its own: uint64 (N,).
-
-    Equal keys are neighbours in this order, and it depends on neither files nor processes.
-    """
+    """Places of keys in the random order of this seed, which depends on neither files nor processes: uint64 (N,)."""
     salt = mix(np.array([seed % 2**64], np.uint64) ^ np.uint64(0xD1B54A32D192ED03))
     return mix(keys ^ salt)
-
-
-# Counting and choosing
-
-
-def _parts(arrays: Sequence[np.ndarray], part: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Values and positions (over all arrays, in order) of each range of values, ranges ascending."""
-    total = sum(map(len, arrays))
-    count = -(-total // part)
-    for number in range(count):
-        first, last = (2**64 * number) // count, (2**64 * (number + 1)) // count - 1
-        values, positions, start = [], [], 0
-        for array in arrays:
-            found = np.flatnonzero((array >= np.uint64(first)) & (array <= np.uint64(last)))
-            values.append(array[found])
-            positions.append(found + start)
-            start += len(array)
-        yield np.concatenate(values), np.concatenate(positions)
-
-
-def count_distinct(arrays: Sequence[np.ndarray], part: int = PART) -> int:
-    """The number of different values in uint64 arrays, which may be memory maps."""
-    return sum(len(_distinct(values)) for values, _ in _parts(arrays, part))
-
-
-def _distinct(values: np.ndarray) -> np.ndarray:
-    """The different values, ascending; `np.unique` hashes, which takes ten times as long here."""
-    ordered = np.sort(values)
-    return ordered[np.append(ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1])]
-
-
-def repeated_values(arrays: Sequence[np.ndarray], part: int = PART) -> np.ndarray:
-    """The values that occur more than once in uint64 arrays, ascending."""
-    found = [np.empty(0, np.uint64)]
-    for values, _ in _parts(arrays, part):
-        different, counts = np.unique(values, return_counts=True)
-        found.append(different[counts > 1])
-    return np.concatenate(found)
-
-
-def sample(arrays: Sequence[np.ndarray], size: int | None, part: int = PART) -> np.ndarray:
-    """Rows to keep: the first one of each rank, and of these the `size` with the smallest rank: bool (N,).
-
-    Args:
-        arrays: ranks of all rows in their order.
-        size: None keeps each rank's first row.
-    """
-    kept = np.zeros(sum(map(len, arrays)), dtype=bool)
-    left = len(kept) if size is None else size
-    for values, positions in _parts(arrays, part):
-        if not left:
-            break
-        _, first = np.unique(values, return_index=True)
-        kept[positions[first[:left]]] = True
-        left -= min(left, len(first))
-    return kept
 
 
 class Admission:
@@ -188,14 +112,49 @@ class Admission:
         if self.size is not None:
             self._seen = np.concatenate([self._seen, ranks[admitted]])
             if len(self._seen) > 2 * self.size:
-                self._seen = _distinct(self._seen)[: self.size]
+                self._seen = pl.Series(self._seen).unique().sort().head(self.size).to_numpy()
                 self.limit = self._seen[-1] if len(self._seen) == self.size else self.limit
         return admitted
 
 
-def contains(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value is in an ascending array, which may be a memory map: bool (N,)."""
-    if not len(ascending):
-        return np.zeros(len(values), dtype=bool)
-    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    return ascending[places] == values
+# Over the files of a language, or of all
+
+
+def _ranges(rows: pl.LazyFrame, key: str, part: int) -> Iterator[pl.LazyFrame]:
+    """The rows in ranges of their key's values, ranges ascending; each takes about `part` rows."""
+    count = -(-rows.select(pl.len()).collect().item() // part)
+    for number in range(count):
+        first, last = (2**64 * number) // count, (2**64 * (number + 1)) // count - 1
+        yield rows.filter(pl.col(key).is_between(pl.lit(first, pl.UInt64), pl.lit(last, pl.UInt64)))
+
+
+def count_distinct(rows: pl.LazyFrame, key: str, part: int = PART) -> int:
+    """The number of different keys in a column of uint64."""
+    found = (within.select(pl.col(key).n_unique()) for within in _ranges(rows, key, part))
+    return sum(each.collect(engine="streaming").item() for each in found)
+
+
+def repeated(rows: pl.LazyFrame, key: str, part: int = PART) -> pl.Series:
+    """The keys that come more than once in a column of uint64, in no particular order."""
+    found = [pl.Series(key, dtype=pl.UInt64)]
+    for within in _ranges(rows.select(key), key, part):
+        counts = within.group_by(key).len().filter(pl.col("len") > 1)
+        found.append(counts.collect(engine="streaming")[key])
+    return pl.concat(found)
+
+
+def sample(rows: pl.LazyFrame, key: str, size: int | None, part: int = PART) -> pl.DataFrame:
+    """The first row of each key, and of these the `size` with the smallest keys, in the order of their keys.
+
+    Args:
+        rows: with a column `row`, their number, and the key, uint64.
+        size: None keeps each key's first row.
+    """
+    chosen = [rows.head(0).collect()]
+    for within in _ranges(rows, key, part):
+        left = None if size is None else size - sum(map(len, chosen))
+        if left == 0:
+            break
+        first = within.collect(engine="streaming").sort(key, "row").unique(key, keep="first", maintain_order=True)
+        chosen.append(first if left is None else first.head(left))
+    return pl.concat(chosen)

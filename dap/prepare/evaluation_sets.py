@@ -9,15 +9,14 @@ import polars as pl
 
 from dap.errors import UserError
 from dap.prepare.filters import repair_texts
-from dap.text import BitextFile, disk_path, find_bitext, read_pairs, read_sentences
+from dap.text import disk_path, find_bitext, read_pairs, read_sentences
 
-_PACKED = (".gz", ".xz")
 #: What is no text by lines; taken for it, its sentences would never be found.
 _NO_LINES = (".csv", ".json", ".parquet", ".po", ".tmx", ".xml", ".zip")
 
 
 def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
-    """Sentences of evaluation sets, repaired as training text is (`cleaning.repair`), in no particular order.
+    """Sentences of evaluation sets, repaired as training text is (`filters.repair`), in no particular order.
 
     Args:
         paths: parallel text as `find_bitext` takes it; other files, and other files of a folder: of JSONL every
@@ -27,39 +26,35 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
 
     Raises:
         ValueError, FileNotFoundError: as `find_bitext`, `read_pairs` and `read_sentences`; a file that is neither
-            parallel text nor lines; broken JSON.
+            parallel text nor lines; broken JSON; no sentence at all.
     """
     found: dict[str, None] = {}
-    for path in paths:
-        tables, texts = _evaluation_files(Path(path))
+    for path in map(Path, paths):
+        try:
+            files = [file for files in find_bitext(path).values() for file in files]
+        except ValueError:  # no name in it tells a language
+            files = []
+        tables = [file for file in files if file.format != "moses"]
+        sides = {side for file in files if file.format == "moses" for side in file.paths}
+        plain = set() if files else {str(path)}
+        if path.is_dir():
+            known = sides.union(*(table.paths for table in tables))
+            known |= {str(disk_path(name)) for name in known}
+            plain = {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
         for table in tables:
             found.update((side, None) for pair in read_pairs(table) for side in pair.values())
-        for text in texts:
+        for text in sorted(sides | plain):
             found.update((sentence, None) for sentence in _sentences(text))
-    repaired = repair_texts(pl.Series(list(found), dtype=pl.String)).to_list()
-    return [text for text in dict.fromkeys(repaired) if text]
-
-
-def _evaluation_files(path: Path) -> tuple[list[BitextFile], list[str]]:
-    """Tables of pairs, and plain text."""
-    try:
-        files = [file for files in find_bitext(path).values() for file in files]
-    except ValueError:  # no name in it tells a language
-        files = []
-    tables = [file for file in files if file.format != "moses"]
-    sides = {side for file in files if file.format == "moses" for side in file.paths}
-    read = sides.union(*(table.paths for table in tables))
-    known = read | {str(disk_path(name)) for name in read}
-    if path.is_dir():
-        plain = {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
-    else:
-        plain = set() if files else {str(path)}
-    return tables, sorted(sides | plain)
+    sentences = [text for text in dict.fromkeys(repair_texts(pl.Series(list(found), dtype=pl.String))) if text]
+    if paths and not sentences:
+        raise UserError(f"--evaluation_data {' '.join(map(str, paths))} holds no sentence")
+    return sentences
 
 
 def _sentences(path: str) -> Iterator[str]:
     """The sentences of JSONL or plain text, blank ones included."""
-    kind = _kind(Path(path))
+    name = Path(path)
+    kind = (name.with_suffix("") if name.suffix in (".gz", ".xz") else name).suffix.lower()
     if kind in _NO_LINES:
         raise UserError(
             f"{path}: {kind} is not read for evaluation sentences; give lines of text, JSONL, or parallel text under "
@@ -69,18 +64,10 @@ def _sentences(path: str) -> Iterator[str]:
         if kind != ".jsonl":
             yield from line.split("\t")
         elif line.strip():
-            yield from _strings(_record(line, f"{path}, line {number}"))
-
-
-def _kind(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix in _PACKED else path).suffix.lower()
-
-
-def _record(line: str, place: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: no JSON ({error}); repair the line") from error
+            try:
+                yield from _strings(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}, line {number}: no JSON ({error}); repair the line") from error
 
 
 def _strings(value: Any) -> Iterator[str]:

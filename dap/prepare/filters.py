@@ -11,22 +11,17 @@ Shapes: N pairs of the block.
 """
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from unicodedata import is_normalized
 
-try:
-    import polars as pl
-except ImportError as error:
-    raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
+import polars as pl
 
 from dap.errors import UserError
-from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, to_iso1
-from dap.prepare.tokens import Tokens
+from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
+from dap.prepare.options import PrepareOptions, base_code
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
 REASONS = ("empty", "url", "short", "length_ratio", "long", "identical", "shared", "script", "language")
@@ -35,8 +30,8 @@ REPAIRS = ("control_characters", "nfc")
 SIDES = ("source", "target")
 
 _CONTROL = r"[\p{Cc}\x{FEFF}\x{2028}\x{2029}]"  # zero-width joiners and marks of direction are text
-_BLANK = r"[\s\p{Cc}\x{FEFF}]+"
-_UNTIDY = r"[[\s\p{Cc}\x{FEFF}]--\x20]|^ |  | $"
+_BLANK = r"[\s\p{Cc}\x{FEFF}]"
+_UNTIDY = rf"{_BLANK}*[{_BLANK}--\x20]{_BLANK}*|\x20{{2,}}"  # all runs of blanks but a single space
 _NO_SPACES = "".join(rf"\p{{{script}}}" for script in CHARACTERS_PER_WORD)
 _WIDE_PUNCTUATION = r"\x{3000}-\x{303F}\x{FF00}-\x{FF0F}\x{FF1A}-\x{FF20}"
 _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
@@ -45,57 +40,25 @@ _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
 Identifier = Callable[[list[str]], Sequence[str]]
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass(frozen=True)
-class CleaningOptions:
-    """Thresholds of the filters; the defaults are the paper's release, but `min_script`, which it does not have."""
-
-    url_pattern: str = _option("@|http", "Drop pairs in which this regular expression is found.")
-    min_tokens: int = _option(4, "Drop pairs with fewer tokens on a side.")
-    max_ratio: float = _option(2.0, "Drop pairs with more tokens on one side for each of the other ...")
-    ratio_beyond: int = _option(32, "... where the longer side has more tokens than this.")
-    max_tokens: int = _option(64, "Drop pairs with more tokens on both sides.")
-    max_shared: float = _option(
-        0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep."
-    )
-    min_script: float = _option(0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep.")
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.url_pattern)
-            pl.Series([""]).str.contains(self.url_pattern)
-        except (re.error, pl.exceptions.PolarsError) as error:
-            raise UserError(f"url_pattern={self.url_pattern!r} is no regular expression: {error}") from error
-        if not 0.0 <= self.min_script <= 1.0:
-            raise UserError(f"min_script is a share of letters, 0 (no check) to 1, not {self.min_script}")
-        for name, least in (("max_ratio", 1.0), ("max_shared", 1e-9), ("min_tokens", 0), ("max_tokens", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} must be at least {least:g}")
-
-
 class Cleaner:
     """Repairs and judges the pairs of one language.
 
     Args:
-        language, target: codes; a code without known script is not checked for it.
-        tokens: the subword tokens to count; None counts words.
+        language: code of the source; a code without known script is not checked for it.
+        tokenizer: the `tokenizers.Tokenizer` whose tokens to count; None counts words.
         identify: tells the languages of texts; asked for the pairs alone that pass everything else.
     """
 
     def __init__(
         self,
         language: str,
-        options: CleaningOptions | None = None,
-        target: str = "en",
-        tokens: Tokens | None = None,
+        options: PrepareOptions | None = None,
+        tokenizer: Any | None = None,
         identify: Identifier | None = None,
     ) -> None:
-        self.options = options or CleaningOptions()
-        self.languages = {"source": language, "target": target}
-        self.tokens, self.identify = tokens, identify
+        self.options = options or PrepareOptions()
+        self.languages = {"source": language, "target": self.options.target_language}
+        self.tokenizer, self.identify = tokenizer, identify
 
     def __call__(self, pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
         """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
@@ -104,9 +67,9 @@ class Cleaner:
             ValueError: the language identifier does not give one code a text.
         """
         pairs, counts = repair(pairs)
-        judged = pairs.with_columns(self._reason(pairs))
-        dropped = dict(judged["reason"].drop_nulls().value_counts().iter_rows())
-        kept = judged.filter(pl.col("reason").is_null()).drop("reason")
+        reason = self._reason(pairs)
+        dropped = dict(reason.drop_nulls().value_counts().iter_rows())
+        kept = pairs.filter(reason.is_null())
         if self.identify:
             passed = self._identified(kept)
             dropped["language"] = len(kept) - int(passed.sum())
@@ -116,9 +79,12 @@ class Cleaner:
     def _reason(self, pairs: pl.DataFrame) -> pl.Series:
         """The first reason to drop each pair, null for none: (N,) str."""
         options, source, target = self.options, pl.col("source"), pl.col("target")
-        columns = [column for side in SIDES for column in self._measure(pairs[side], side)]
-        counts = [pl.col(f"{side}_count") for side in SIDES]
-        shortest, longest = pl.min_horizontal(counts), pl.max_horizontal(counts)
+        source_tokens, target_tokens = pl.col("source_tokens"), pl.col("target_tokens")
+        shortest, longest = (
+            extreme("source_count", "target_count") for extreme in (pl.min_horizontal, pl.max_horizontal)
+        )
+        common = source_tokens.list.set_intersection(target_tokens).list.len()
+        fewest = pl.min_horizontal(source_tokens.list.n_unique(), target_tokens.list.n_unique())
         failures = {
             "empty": (source == "") | (target == ""),
             "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
@@ -126,30 +92,24 @@ class Cleaner:
             "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
             "long": shortest > options.max_tokens,
             "identical": source == target,
-            "shared": self._shared(),
+            "shared": (common > 0) & (common >= options.max_shared * fewest),
             "script": pl.col("source_foreign") | pl.col("target_foreign"),
         }
         reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
-        return pairs.with_columns(columns).select(reasons.cast(pl.String).alias("reason")).to_series()
-
-    def _shared(self) -> pl.Expr:
-        """Whether the sides have too many tokens in common."""
-        source, target = (pl.col(f"{side}_tokens") for side in SIDES)
-        common = source.list.set_intersection(target).list.len()
-        fewest = pl.min_horizontal(source.list.n_unique(), target.list.n_unique())
-        return (common > 0) & (common >= self.options.max_shared * fewest)
+        measured = pairs.with_columns(column for side in SIDES for column in self._measure(pairs[side], side))
+        return measured.select(reasons.cast(pl.String)).to_series().alias("reason")
 
     def _measure(self, texts: pl.Series, side: str) -> list[pl.Series]:
         """Tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
         scripts = SCRIPTS.get(self.languages[side], ())
-        if self.tokens is None:
+        if self.tokenizer is None:
             tokens, count = words(texts, scripts)
         else:
-            tokens = self.tokens(texts)
+            codes = self.tokenizer.encode_batch_fast(texts.to_list(), add_special_tokens=False)
+            tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
             count = tokens.list.len()
         foreign = wrong_script(texts, scripts, self.options.min_script)
-        columns = {"tokens": tokens, "count": count, "foreign": foreign}
-        return [column.alias(f"{side}_{name}") for name, column in columns.items()]
+        return [tokens.alias(f"{side}_tokens"), count.alias(f"{side}_count"), foreign.alias(f"{side}_foreign")]
 
     def _identified(self, pairs: pl.DataFrame) -> pl.Series:
         """Whether both sides are in their language, by the plug-in: (N,) bool."""
@@ -179,25 +139,13 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
-    return _where(texts, _composing(), _to_nfc)
+    """Texts in NFC; finding out that most are is cheaper than to compose them."""
+    odd = texts.str.contains(_composing())
+    return texts.scatter(odd.arg_true(), texts.filter(odd).str.normalize("NFC"))
 
 
 def _tidy(texts: pl.Series) -> pl.Series:
-    return _where(texts, _UNTIDY, _to_tidy)
-
-
-def _where(texts: pl.Series, pattern: str, change: Callable[[pl.Series], pl.Series]) -> pl.Series:
-    """Texts, those changed in which the pattern is found: most texts need no repair, and finding that out is cheap."""
-    found = texts.str.contains(pattern)
-    return texts.scatter(found.arg_true(), change(texts.filter(found))) if found.any() else texts
-
-
-def _to_nfc(texts: pl.Series) -> pl.Series:
-    return texts.str.normalize("NFC")
-
-
-def _to_tidy(texts: pl.Series) -> pl.Series:
-    return texts.str.replace_all(_BLANK, " ").str.strip_chars(" ")
+    return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
 
 
 @cache
@@ -276,15 +224,3 @@ def identified(identify: Identifier, texts: list[str]) -> list[str]:
     if odd := [code for code in codes if not isinstance(code, str)]:
         raise UserError(f"the {name} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
     return codes
-
-
-def base_code(code: str) -> str:
-    """ISO 639-1 for English and the 36 languages, else the code as it stands without region and script.
-
-    >>> base_code("deu_Latn"), base_code("srp_Cyrl"), base_code("eng")
-    ('de', 'srp', 'en')
-    """
-    try:
-        return to_iso1(code)
-    except ValueError:
-        return re.split("[-_]", code)[0].lower()

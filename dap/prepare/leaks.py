@@ -19,31 +19,23 @@ Shapes: N texts, E evaluation sentences, G n-grams of all texts.
 
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from dap.errors import UserError
-from dap.prepare.deduplication import Letters, contains, mix, normalise_all
+from dap.prepare.deduplication import Letters, mix, normalise_all
 
 
-@dataclass(frozen=True)
-class Band:
-    """The evaluation sentences whose n-grams are of the same length.
+class Band(NamedTuple):
+    """The evaluation sentences whose n-grams have the same length."""
 
-    Attributes:
-        wide: whether they are mostly in Chinese characters, kana or hangul.
-        n: letters of an n-gram.
-        shortest, longest: letters of the sentences.
-    """
-
-    wide: bool
-    n: int
-    shortest: int
+    wide: bool  # whether they are mostly in Chinese characters, kana or hangul
+    n: int  # letters of an n-gram
+    shortest: int  # letters of a sentence
     longest: int
 
 
@@ -61,21 +53,7 @@ _SPARSITY = 16  # bits of the filter for each n-gram
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Leaks:
-    """Texts that evaluation sentences leak into.
-
-    Attributes:
-        rows: numbers of the texts, ascending, each once, int64 (L,).
-        sentences: the evaluation sentence that each is most like, int64 (L,).
-        containment: least share of n-grams that both have of the other, 1 for equal ones, float64 (L,).
-        equal: whether the two are equal as normalised, bool (L,).
-    """
-
-    rows: np.ndarray
-    sentences: np.ndarray
-    containment: np.ndarray
-    equal: np.ndarray
+_LEAKS = {"row": pl.Int64, "evaluation": pl.String, "equal": pl.Boolean, "containment": pl.Float64}
 
 
 class LeakIndex:
@@ -96,63 +74,45 @@ class LeakIndex:
         self._keys = keys[self._order]
         self._grams = [] if threshold is None else [GramIndex(letters, band, threshold) for band in BANDS]
 
-    def __call__(self, letters: Letters, keys: np.ndarray | None = None) -> Leaks:
-        """The texts among these that are equal or near to a sentence.
+    def __call__(self, letters: Letters, keys: np.ndarray | None = None) -> pl.DataFrame:
+        """The texts among these that are equal or near to a sentence, in their order.
 
         Args:
             keys: `letters.keys()`, where they are known.
+
+        Returns:
+            `row`, the number of the text; `evaluation`, the sentence that it is most like; whether they are `equal` as
+            normalised; `containment`, the least share of n-grams that both have of the other, 1 for equal ones.
         """
         keys = letters.keys() if keys is None else keys
-        equal = contains(self._keys, keys)  # (N,)
-        found = {row: (int(self._order[place]), 1.0) for row, place in self._equal(keys, equal)}
-        kinds = _is_wide(letters) if self._grams else None
+        places, equal = _find(self._keys, keys)  # (N,), (N,)
+        found = {row: (int(self._order[places[row]]), 1.0) for row in np.flatnonzero(equal).tolist()}
+        kinds = _is_wide(letters)
         for index in self._grams:
             for row, sentence, share in index.near(letters, ~equal & (kinds == index.band.wide)):
                 if share > found.get(row, (0, 0.0))[1]:
                     found[row] = sentence, share
-        rows = np.array(sorted(found), np.int64)
-        best = [found[row] for row in rows.tolist()]
-        sentences, shares = (np.array(column) for column in zip(*best)) if best else (np.empty(0), np.empty(0))
-        return Leaks(rows, sentences.astype(np.int64), shares.astype(np.float64), equal[rows])
+        rows = [(row, self.sentences[found[row][0]], bool(equal[row]), found[row][1]) for row in sorted(found)]
+        return pl.DataFrame(rows, schema=_LEAKS, orient="row")
 
-    def save(self, folder: Path) -> None:
-        """Writes the index; `load` maps its arrays into memory, where processes share them."""
-        with open(folder / "index.pickle", "wb") as file:
-            _ArrayPickler(file, folder).dump(self)
+    def save(self, path: Path) -> None:
+        """Writes the index; the file has its name only when it is whole."""
+        unfinished = Path(f"{path}.tmp")
+        unfinished.write_bytes(pickle.dumps(self))
+        unfinished.replace(path)
 
     @staticmethod
-    def load(folder: Path) -> "LeakIndex":
-        """The index that `save` wrote into this folder."""
-        with open(folder / "index.pickle", "rb") as file:
-            return _ArrayUnpickler(file, folder).load()
-
-    def _equal(self, keys: np.ndarray, equal: np.ndarray) -> Iterable[tuple[int, int]]:
-        rows = np.flatnonzero(equal)
-        return zip(rows.tolist(), np.searchsorted(self._keys, keys[rows]).tolist())
+    def load(path: Path) -> "LeakIndex":
+        """The index that `save` wrote."""
+        return pickle.loads(path.read_bytes())
 
 
-class _ArrayPickler(pickle.Pickler):
-    """Puts arrays into files of their own."""
-
-    def __init__(self, file: IO[bytes], folder: Path) -> None:
-        super().__init__(file)
-        self._folder, self._names = folder, count()
-
-    def persistent_id(self, item: Any) -> str | None:
-        if not isinstance(item, np.ndarray):
-            return None
-        name = f"{next(self._names)}.npy"
-        np.save(self._folder / name, item)
-        return name
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    def __init__(self, file: IO[bytes], folder: Path) -> None:
-        super().__init__(file)
-        self._folder = folder
-
-    def persistent_load(self, name: str) -> np.ndarray:
-        return np.load(self._folder / name, mmap_mode="r")
+def _find(ascending: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each value stands, or would stand, in an ascending array, and whether it is there: int64, bool (N,)."""
+    if not len(ascending):
+        return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
+    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return places, ascending[places] == values
 
 
 def _is_wide(letters: Letters) -> np.ndarray:
@@ -199,18 +159,15 @@ class GramIndex:
     def near(self, letters: Letters, asked: np.ndarray) -> list[tuple[int, int, float]]:
         """(text, sentence, containment) of all near ones among the texts `asked` for, bool (N,)."""
         sizes = np.maximum(letters.lengths - self.n + 1, 0)  # (N,)
-        sizes[~asked | ~self._like(sizes)] = 0
+        least, most = (max(length - self.n + 1, 1) for length in (self.band.shortest, self.band.longest))
+        alike = (sizes >= least * self.threshold - _ROUNDING) & (sizes * self.threshold <= most + _ROUNDING)
+        sizes[~asked | ~alike] = 0  # left out: texts that are too short or too long to be near to any sentence
         if not sizes.any() or not len(self._grams):
             return []
         grams = _grams(letters.codes, self.n)
         sizes[self._known(letters, grams) < _needed(sizes, self.threshold)] = 0
         places, rows = _places(letters.bounds[:-1], sizes)
         return self._compare(letters, *self._candidates(rows, grams[places]))
-
-    def _like(self, sizes: np.ndarray) -> np.ndarray:
-        """Whether texts of so many n-grams are near in length to any sentence of the band: bool (N,)."""
-        least, most = (max(length - self.n + 1, 1) for length in (self.band.shortest, self.band.longest))
-        return (sizes >= least * self.threshold - _ROUNDING) & (sizes * self.threshold <= most + _ROUNDING)
 
     def _known(self, letters: Letters, grams: np.ndarray) -> np.ndarray:
         """How many n-grams of each text are in the index, or a little more: int64 (N,)."""
@@ -227,7 +184,8 @@ class GramIndex:
         Args:
             rows, grams: text of each n-gram, ascending, and the n-gram: (G,).
         """
-        place, spread = self._look_up(grams)
+        place, known = _find(self._grams, grams)
+        spread = np.where(known, self._starts[place + 1] - self._starts[place], 0)  # sentences that have the n-gram
         order = np.lexsort((spread, rows))
         rows, place, spread = rows[order], place[order], spread[order]
         first = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -245,34 +203,19 @@ class GramIndex:
         pairs = pairs[shared >= least]
         return pairs >> 32, pairs & 0xFFFFFFFF
 
-    def _look_up(self, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Place of each n-gram in the index, and the number of sentences that have it, which may be 0: (G,), (G,)."""
-        place = np.minimum(np.searchsorted(self._grams, grams), len(self._grams) - 1)
-        spread = self._starts[place + 1] - self._starts[place]
-        return place, np.where(self._grams[place] == grams, spread, 0)
-
     def _compare(self, letters: Letters, texts: np.ndarray, sentences: np.ndarray) -> list[tuple[int, int, float]]:
         found, seen, grams = [], -1, Counter()
         for text, sentence in zip(texts.tolist(), sentences.tolist()):
             if text != seen:
-                seen, grams = text, self._count(letters, text)
-            share = containment(grams, self._count(self._letters, sentence))
+                seen, grams = text, self._bag(letters, text)
+            others = self._bag(self._letters, sentence)
+            share = (grams & others).total() / max(grams.total(), others.total())
             if share >= self.threshold - _ROUNDING:
                 found.append((text, sentence, share))
         return found
 
-    def _count(self, letters: Letters, row: int) -> Counter:
+    def _bag(self, letters: Letters, row: int) -> Counter:
         return Counter(_grams(letters.codes[letters.bounds[row] : letters.bounds[row + 1]], self.n).tolist())
-
-
-def containment(first: Counter, second: Counter) -> float:
-    """|A ∩ B| / max(|A|, |B|) of two bags of n-grams.
-
-    >>> containment(Counter("aab"), Counter("abcd"))
-    0.5
-    """
-    most = max(first.total(), second.total())
-    return (first & second).total() / most if most else 0.0
 
 
 def _needed(sizes: np.ndarray, threshold: float) -> np.ndarray:

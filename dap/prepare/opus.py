@@ -1,42 +1,40 @@
-"""The paper's six corpora in OPUS (https://opus.nlpl.eu): what they are, where they lie, and fetching them.
+"""The paper's six corpora in OPUS (https://opus.nlpl.eu): what they are, where they lie, and fetching them."""
 
-files, absent = find_files(["sw", "zh"])   # asks OPUS which pairs there are
-fetch(files, Path("raw"))                  # raw/WikiMatrix_v1.en-sw.txt.zip, …: `find_bitext("raw")` reads them
-"""
-
+import http.client
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+import os
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlencode
+from typing import NamedTuple
+
+from tqdm import tqdm
 
 from dap.errors import UserError
 from dap.languages import TATOEBA_36, to_iso1
-from dap.prepare.download import download, get_json
 
 logger = logging.getLogger(__name__)
 
-#: Below it: `OPUS-{corpus}/{version}/moses/{source}-{target}.txt.zip`, codes in alphabetical order.
+#: Below it: `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`, the codes of a pair in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
-API = "https://opus.nlpl.eu/opusapi/"
+TRIES = 5  # in a row without a byte more than before
+BLOCK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class OpusCorpus:
-    """One release of a corpus.
-
-    Attributes:
-        name, version: as OPUS calls them.
-        licence: what its publishers state, in their words; never more than that.
-        home: where they state it.
-        codes: language -> its codes in this corpus, where they are not the language's own.
-    """
+class OpusCorpus(NamedTuple):
+    """One release of a corpus: its name and version in OPUS, what its publishers state in their words, and where."""
 
     name: str
     version: str
     licence: str
     home: str
-    codes: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
 
 
 #: The corpora of the paper's section 4.1, with the statements on the pages of OPUS and of the authors.
@@ -59,7 +57,6 @@ CORPORA = {
             "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website and to your "
             "reports and publications produced with the data.",
             "https://opus.nlpl.eu/OpenSubtitles-v2018.php",
-            {"pt": ("pt", "pt_br"), "zh": ("zh_cn", "zh_tw")},
         ),
         OpusCorpus(
             "Tanzil", "v1",
@@ -79,138 +76,104 @@ CORPORA = {
         ),
     )
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class OpusFile:
-    """The text of one language and English in one corpus.
-
-    Attributes:
-        language: source language, as in `dap.languages`; `code` is what the corpus calls it.
-        url: of a zip archive with a Moses pair.
-        pairs: how many it holds, as OPUS counts; None where it was not asked.
-    """
-
-    corpus: OpusCorpus
-    language: str
-    code: str
-    url: str
-    pairs: int | None = None
-
-    @property
-    def filename(self) -> str:
-        """Tells the corpus and the languages apart when all lie in one folder."""
-        return f"{self.corpus.name}_{self.corpus.version}.{pair_name(self.code)}.txt.zip"
-
-    def __str__(self) -> str:
-        return f"{self.corpus.name} {self.corpus.version} {pair_name(self.code)}"
-
-
-def pair_name(code: str, target: str = "en") -> str:
-    """A pair as OPUS names it.
-
-    >>> pair_name("de"), pair_name("zh_cn")
-    ('de-en', 'en-zh_cn')
-    """
-    return "-".join(sorted((code, target)))
-
-
-def file_of(corpus: OpusCorpus, code: str, mirror: str | None = None) -> OpusFile:
-    """Where the text would lie; whether it is there is not asked."""
-    base = f"{(mirror or STORE).rstrip('/')}/OPUS-{corpus.name}/{corpus.version}/moses"
-    return OpusFile(corpus, to_iso1(code), code, f"{base}/{pair_name(code)}.txt.zip")
-
-
-def find_files(
-    languages: Sequence[str] = TATOEBA_36,
-    corpora: Sequence[str] = tuple(CORPORA),
-    *,
-    mirror: str | None = None,
-    api: str | None = API,
-    tries: int = 5,
-) -> tuple[list[OpusFile], list[OpusFile]]:
-    """(files, absent): the files of these languages, and those that OPUS says it does not have.
-
-    OPUS is asked for every file. With a `mirror`, with `api=None`, and where OPUS gives no answer, all that may exist
-    is listed, and `fetch` finds out.
-
-    Args:
-        languages: codes of the 36, with or without regions; English is the other side.
-        corpora: names, keys of `CORPORA`.
-        mirror: base address of a copy of OPUS' file store, with the same folders below it.
-
-    Raises:
-        ValueError: an unknown corpus or language.
-    """
-    if unknown := [name for name in corpora if name not in CORPORA]:
-        raise UserError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
-    codes = list(dict.fromkeys(to_iso1(language) for language in languages))
-    if "en" in codes:
-        raise UserError("languages holds 'en', which is the other side of every pair; leave it out")
-    files = [
-        file_of(CORPORA[name], code, mirror)
-        for name in corpora
-        for language in codes
-        for code in CORPORA[name].codes.get(language, (language,))
-    ]
-    return files_of_opus(files, api, tries) if api and not mirror else (files, [])
-
-
-def files_of_opus(files: Iterable[OpusFile], api: str = API, tries: int = 5) -> tuple[list[OpusFile], list[OpusFile]]:
-    """(files, absent) as the OPUS API answers; once it gives no answer, all the rest are taken to be there."""
-    present: list[OpusFile] = []
-    absent: list[OpusFile] = []
-    answering = True
-    for file in files:
-        if answering:
-            try:
-                file, exists = _ask(file, api, tries)
-                (present if exists else absent).append(file)
-                continue
-            except (ValueError, FileNotFoundError) as error:
-                logger.warning("OPUS does not say which files it has: %s. The usual addresses are tried", error)
-                answering = False
-        present.append(file)
-    return present, absent
-
-
-def _ask(file: OpusFile, api: str, tries: int) -> tuple[OpusFile, bool]:
-    """The file as OPUS lists it, and whether it does."""
-    source, target = pair_name(file.code).split("-")
-    query = {"corpus": file.corpus.name, "version": file.corpus.version, "source": source, "target": target}
-    answer = get_json(f"{api}?{urlencode({**query, 'preprocessing': 'moses'})}", tries=tries)
-    listed = answer.get("corpora") if isinstance(answer, dict) else None
-    if not isinstance(listed, list):
-        raise UserError(f"{api}: the answer has no list 'corpora': {str(answer)[:200]}")
-    for entry in listed:
-        if isinstance(entry, dict) and str(entry.get("url", "")).endswith(file.url.partition("/OPUS-")[2]):
-            pairs = str(entry.get("alignment_pairs", ""))
-            return replace(file, url=entry["url"], pairs=int(pairs) if pairs.isdecimal() else None), True
-    return file, False
+#: (Corpus, language) -> its codes there, where they are not the language's own.
+CODES = {("OpenSubtitles", "pt"): ("pt", "pt_br"), ("OpenSubtitles", "zh"): ("zh_cn", "zh_tw")}
 
 
 def fetch(
-    files: Iterable[OpusFile], folder: str | Path, *, tries: int = 5, timeout: float = 60.0, progress: bool = False
-) -> tuple[dict[OpusFile, Path], list[OpusFile]]:
-    """Downloads into the folder what is not there yet: (path by file, files that the server does not have).
+    names: Sequence[str], languages: Sequence[str], folder: str | Path, mirror: str | None = None
+) -> dict[Path, OpusCorpus]:
+    """Downloads what the corpora have in these languages beside English, unless it is there: path -> corpus.
+
+    Args:
+        names: keys of `CORPORA`; `["all"]` for all of them.
+        languages: codes of the 36, with or without regions; none for all 36.
+        mirror: base address of a copy of OPUS' file store, with the same folders below it.
 
     Raises:
-        ValueError: as `dap.prepare.download.download`; what is whole stays, and running again goes on from there.
+        ValueError: an unknown corpus or language, as `download`, or no file is there.
     """
-    paths: dict[OpusFile, Path] = {}
-    absent: list[OpusFile] = []
-    for file in files:
-        target = Path(folder) / file.filename
+    names = list(CORPORA) if list(names) == ["all"] else names
+    if unknown := [name for name in names if name not in CORPORA]:
+        raise UserError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
+    languages = list(dict.fromkeys(to_iso1(language) for language in languages or TATOEBA_36))
+    if "en" in languages:
+        raise UserError("languages holds 'en', which is the other side of every pair; leave it out")
+    wanted = [
+        (CORPORA[name], code) for name in names for each in languages for code in CODES.get((name, each), (each,))
+    ]
+    found = {}
+    for corpus, code in wanted:
+        pair = "-".join(sorted((code, "en")))
+        url = f"{(mirror or STORE).rstrip('/')}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
         try:
-            paths[file] = download(file.url, target, tries=tries, timeout=timeout, progress=progress)
+            found[download(url, Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip")] = corpus
         except FileNotFoundError:
-            logger.warning("%s is absent: %s", file, file.url)
-            absent.append(file)
-    return paths, absent
+            logger.info("OPUS has no %s %s: %s", corpus, pair, url)
+    if not found:
+        raise UserError(f"--opus {' '.join(names)}: none of the {len(wanted)} files is there")
+    return found
 
 
-def licences(files: Iterable[OpusFile]) -> dict[str, str]:
-    """Corpus and version -> what its publishers state, and where, for those that the files are from."""
-    corpora = dict.fromkeys(file.corpus.name for file in files)
-    stated = (CORPORA[name] for name in corpora)
-    return {f"{corpus.name} {corpus.version}": f"{corpus.licence} ({corpus.home})" for corpus in stated}
+def download(url: str, path: Path, timeout: float = 60.0, wait: float = 1.0) -> Path:
+    """Fetches a zip archive into `path`, unless it is there; goes on with what a stopped run left in `path` + `.part`.
+
+    Args:
+        timeout: seconds without an answer.
+        wait: seconds before the second try, twice as many before each further one.
+
+    Raises:
+        FileNotFoundError: the server has no such file (404, 410).
+        ValueError: no whole archive after `TRIES` tries in a row that brought nothing, or a damaged one.
+    """
+    if path.exists():
+        return path
+    part = Path(f"{path}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    failed, size = 0, -1
+    while True:
+        try:
+            _fetch_rest(url, part, timeout)
+            break
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            if getattr(error, "code", None) in (404, 410):
+                raise FileNotFoundError(f"{url}: {error}: the server has no such file") from None
+            came = part.stat().st_size if part.exists() else 0
+            failed, size = (1, came) if came > size else (failed + 1, size)
+            if failed >= TRIES:
+                raise UserError(
+                    f"{url}: {error}, {TRIES} tries in a row; check the address and the network, and run again; the "
+                    f"{came:,} bytes that are here are kept"
+                ) from error
+            logger.warning("%s: %s; another try follows", url, error)
+            time.sleep(wait * 2 ** (failed - 1))
+    try:
+        damaged = zipfile.ZipFile(part).testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        damaged = error
+    if damaged:
+        part.unlink()
+        raise UserError(f"{url}: a damaged file came ({damaged}); run again to fetch it anew")
+    os.replace(part, path)
+    return path
+
+
+def _fetch_rest(url: str, part: Path, timeout: float) -> None:
+    """Appends to `part` what it lacks, or writes it anew if the server sends the whole."""
+    start = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "dap-transformers"} | ({"Range": f"bytes={start}-"} if start else {})
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing lies behind what is here
+            return
+        raise
+    start = start if response.status == 206 else 0
+    length = response.headers.get("Content-Length")
+    total = start + int(length) if length else None
+    bar = tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem)
+    with response, bar, part.open("ab" if start else "wb") as file:
+        while block := response.read1(BLOCK_BYTES):
+            bar.update(file.write(block))
+    if total is not None and part.stat().st_size < total:
+        raise ConnectionError(f"the connection broke after {part.stat().st_size:,} of {total:,} bytes")

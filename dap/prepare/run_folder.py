@@ -1,8 +1,6 @@
-"""The folder that a run of `prepare_data.py` writes into: whose it is, whether it is free, begun or finished.
+"""The folder that `prepare_data.py` writes into: where each step lies, and whether a run may begin or go on."""
 
-Shapes: none.
-"""
-
+import errno
 import fcntl
 import json
 import logging
@@ -10,19 +8,78 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.prepare.plan import Plan, Source
-from dap.prepare.shards import shard_path
+from dap.prepare.options import PrepareOptions
 from dap.reports import write_json
+from dap.text import BitextFile, disk_path
 
 logger = logging.getLogger(__name__)
 
 REPORT, WORK, INFO, CARD = "report.json", ".work", "dataset_info.json", "README.md"
 VOCABULARY, NOTE = "target_vocabulary.json", "run.json"
 SHOWN = 5  # names in an error
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """One input file.
+
+    Attributes:
+        origin: the name under which its pairs go out.
+        key: the name of what is cleaned of it; another one for another file, state or way of cleaning.
+    """
+
+    file: BitextFile
+    origin: str
+    key: str
+
+    @property
+    def bytes(self) -> int:
+        """Its size on the disk."""
+        paths = {disk_path(path) for path in self.file.paths}  # both sides may be in one archive
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run makes, and the folders of its steps.
+
+    Attributes:
+        output_dir: folder of `train/`, `dev/` and what describes them.
+        check_leaks: whether `leaks`, the index of the evaluation sentences, is there.
+        list_leaks: whether to keep a list of the leaks that are found.
+    """
+
+    output_dir: Path
+    options: PrepareOptions
+    check_leaks: bool = False
+    list_leaks: bool = False
+
+    @property
+    def work_dir(self) -> Path:
+        """Folder of all that is needed to go on; it is removed at the end."""
+        return self.output_dir / WORK
+
+    @property
+    def leaks(self) -> Path:
+        return self.work_dir / "leaks.pickle"
+
+    def cleaned(self, raw: RawFile) -> Path:
+        return self.work_dir / f"clean-{raw.key}"
+
+    def selected(self, language: str) -> Path:
+        return self.work_dir / f"select-{language}"
+
+    def written(self, language: str) -> Path:
+        return self.work_dir / f"write-{language}"
+
+    def shard(self, split: str, language: str, number: int) -> Path:
+        return self.output_dir / split / f"{number:05d}.{language}-{self.options.target_language}.parquet"
 
 
 @contextmanager
@@ -68,6 +125,41 @@ def _lock(handle: int, folder: Path) -> None:
         logger.warning("%s cannot be kept from other runs (%s): start none beside this one", folder, error.strerror)
 
 
+@contextmanager
+def full_device(place: str | Path) -> Iterator[None]:
+    """Turns the error of a full device into one message.
+
+    Raises:
+        ValueError: no space left on the device.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UserError(
+            f"{place}: {os.strerror(error.errno).lower()}; what is finished stays valid: make room and give the same "
+            "command again"
+        ) from error
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when the block ends without an error, and else goes.
+
+    Raises:
+        ValueError: as `full_device`.
+    """
+    new = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    try:
+        with full_device(folder):
+            new.mkdir(parents=True)
+            yield new
+            os.replace(new, folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
 def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
     """The report of the same run if it has ended.
 
@@ -79,46 +171,35 @@ def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
         return None
     ended = read_object(report)
     for code, counts in ended["languages"].items():
-        for split in ("train", "dev"):
-            for number in range(counts[f"{split}_shards"]):
-                path = shard_path(plan.output_dir / split, f"{code}-{plan.target_language}", number)
-                if not path.is_file():
-                    raise UserError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
+        shards = [(split, number) for split in ("train", "dev") for number in range(counts[f"{split}_shards"])]
+        for split, number in shards:
+            if not (path := plan.shard(split, code, number)).is_file():
+                raise UserError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
     return ended
 
 
-def check_free(plan: Plan, mark: str, overwrite: bool) -> None:
-    """Whether a run may begin or go on in the output folder.
-
-    Raises:
-        ValueError: it holds other things or another run, and may not be overwritten.
-    """
-    output = plan.output_dir
-    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    ended, begun = _mark(output / REPORT), _mark(plan.work_dir / NOTE)
-    if not names or names == [WORK] and begun or begun == mark and not ended or overwrite and (ended or begun):
-        return
-    held = f"{output} holds {', '.join(names[:SHOWN])}"
-    if overwrite:
-        raise UserError(f"{held}, but no {REPORT} of this command, and is not overwritten: give another --output_dir")
-    raise UserError(
-        f"{held} of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
-    )
-
-
-def begin(plan: Plan, sources: Sequence[Source], mark: str) -> None:
+def begin(plan: Plan, files: Sequence[RawFile], mark: str, overwrite: bool) -> None:
     """Makes the output folder ready to begin or go on: what a finished or another run left goes.
 
-    Cleaned files whose keys are still right stay. A kill leaves a folder that is known for one of this command.
+    Cleaned files whose keys are still right stay.
+
+    Raises:
+        ValueError: the folder holds other things or another run, and may not be overwritten.
     """
     output, note = plan.output_dir, plan.work_dir / NOTE
-    if _mark(note) == mark and not (output / REPORT).exists():
+    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    ended, begun = _mark(output / REPORT), _mark(note)
+    if begun == mark and not ended:
         return
-    write_json({"fingerprint": "being emptied"}, note)
-    (output / REPORT).unlink(missing_ok=True)
-    for name in (VOCABULARY, INFO, CARD):
+    if names and not (names == [WORK] and begun) and not (overwrite and (ended or begun)):
+        reason = "of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
+        if overwrite:
+            reason = f"but no {REPORT} of this command, and is not overwritten: give another --output_dir"
+        raise UserError(f"{output} holds {', '.join(names[:SHOWN])} {reason}")
+    write_json({"fingerprint": "being emptied"}, note)  # a kill leaves a folder that is known for one of this command
+    for name in (REPORT, VOCABULARY, INFO, CARD):
         (output / name).unlink(missing_ok=True)
-    kept = {plan.file_folder(source) for source in sources} | {note}
+    kept = {plan.cleaned(raw) for raw in files} | {note}
     for path in (output / "train", output / "dev", *plan.work_dir.iterdir()):
         if path.is_dir() and path not in kept:
             shutil.rmtree(path)

@@ -3,18 +3,17 @@
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 import pytest
 import xxhash
 
-from dap.prepare import deduplication
 from dap.prepare.deduplication import (
     Admission,
-    contains,
     count_distinct,
     normalise_all,
     pair_keys,
     ranks,
-    repeated_values,
+    repeated,
     sample,
 )
 from dap.training.data import normalise
@@ -71,32 +70,36 @@ def test_ranks_are_a_random_order_of_the_seed() -> None:
         assert np.corrcoef(first.astype(float), second.astype(float))[0, 1] == pytest.approx(0, abs=0.02)
 
 
+def frame(values: np.ndarray) -> pl.LazyFrame:
+    return pl.LazyFrame({"row": np.arange(len(values)), "key": values})
+
+
 @pytest.mark.parametrize("part", [10**9, 700, 64])
-def test_counts_by_parts_are_those_of_a_set(part: int) -> None:
-    arrays = [random_keys(2000, 900), random_keys(0, 1), random_keys(1500, 900)]
-    values = np.concatenate(arrays).tolist()
-    assert count_distinct(arrays, part) == len(set(values))
-    assert repeated_values(arrays, part).tolist() == sorted({value for value in values if values.count(value) > 1})
-    assert count_distinct([], part) == len(repeated_values([], part)) == 0
+def test_counts_by_ranges_are_those_of_a_set(part: int) -> None:
+    keys = random_keys(3500, 1800)
+    values = keys.tolist()
+    assert count_distinct(frame(keys), "key", part) == len(set(values))
+    found = repeated(frame(keys), "key", part).to_list()
+    assert sorted(found) == sorted({value for value in values if values.count(value) > 1})
+    assert count_distinct(frame(keys[:0]), "key", part) == len(repeated(frame(keys[:0]), "key", part)) == 0
 
 
-def naive_sample(values: list[int], size: int | None) -> list[bool]:
-    chosen = sorted(set(values))[:size]
-    first = {value: values.index(value) for value in chosen}
-    return [first.get(value) == row for row, value in enumerate(values)]
+def naive_sample(values: list[int], size: int | None) -> list[int]:
+    return [values.index(value) for value in sorted(set(values))[:size]]
 
 
 @pytest.mark.parametrize("part", [10**9, 200])
 @pytest.mark.parametrize("size", [None, 0, 1, 333, 10_000])
-def test_sample_by_parts_is_that_of_a_loop(part: int, size: int | None) -> None:
-    arrays = [random_keys(1200, 600), random_keys(800, 600)]
-    assert sample(arrays, size, part).tolist() == naive_sample(np.concatenate(arrays).tolist(), size)
+def test_sample_by_ranges_is_that_of_a_loop(part: int, size: int | None) -> None:
+    keys = random_keys(2000, 600)
+    assert sample(frame(keys), "key", size, part)["row"].to_list() == naive_sample(keys.tolist(), size)
+    assert sample(frame(keys[:0]), "key", size, part)["row"].to_list() == []
 
 
-def test_extreme_values_have_a_part() -> None:
+def test_extreme_values_have_a_range() -> None:
     values = np.array([0, 2**64 - 1, 2**63, 0, 2**64 - 1], np.uint64)
-    assert count_distinct([values], 2) == 3
-    assert sample([values], None, 1).tolist() == [True, True, True, False, False]
+    assert count_distinct(frame(values), "key", 2) == 3
+    assert sample(frame(values), "key", None, 1)["row"].to_list() == [0, 2, 1]
 
 
 @pytest.mark.parametrize("size", [None, 1, 100])
@@ -104,21 +107,6 @@ def test_admission_lets_in_all_that_the_sample_needs(size: int | None) -> None:
     values = random_keys(20_000, 8000)
     admit = Admission(size)
     admitted = np.concatenate([admit(block) for block in np.array_split(values, 40)])
-    chosen = sample([values], size)
-    assert not (chosen & ~admitted).any()
-    assert sample([values[admitted]], size).tolist() == chosen[admitted].tolist()
+    chosen = sample(frame(values), "key", size)["row"].to_numpy()
+    assert admitted[chosen].all()
     assert admitted.sum() == len(values) if size is None else admitted.sum() < 0.2 * len(values)
-
-
-def test_parts_hold_about_as_many_keys_as_asked() -> None:
-    arrays = [random_keys(50_000, 50_000, seed) for seed in (0, 1)]
-    sizes = [len(values) for values, _ in deduplication._parts(arrays, 5000)]
-    assert sum(sizes) == 100_000
-    assert max(sizes) < 5500
-
-
-def test_contains_is_membership() -> None:
-    values = random_keys(1000, 300)
-    known = np.unique(random_keys(200, 300))
-    assert contains(known, values).tolist() == [value in set(known.tolist()) for value in values.tolist()]
-    assert contains(known[:0], values).tolist() == [False] * 1000

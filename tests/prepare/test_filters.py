@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
-from dap.prepare.filters import REASONS, Cleaner, CleaningOptions, load_identifier, repair, words, wrong_script
-from dap.prepare.tokens import Tokens
+from dap.prepare.filters import REASONS, Cleaner, load_identifier, repair, words, wrong_script
+from dap.prepare.options import PrepareOptions
 
 # Source and English of pairs that nothing is wrong with.
 GOOD = {
@@ -32,7 +32,7 @@ def frame(*pairs: tuple[str, str]) -> pl.DataFrame:
 
 def reasons(language: str, *pairs: tuple[str, str], **options: float | str) -> list[str | None]:
     """Why each pair is dropped, cleaned alone."""
-    clean = Cleaner(language, CleaningOptions(**options))
+    clean = Cleaner(language, PrepareOptions(**options))
     counts = [clean(frame(pair))[1] for pair in pairs]
     return [next((reason for reason in REASONS if count[reason]), None) for count in counts]
 
@@ -207,7 +207,7 @@ def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizer
     assert reasons("de", pair) == ["short"]
     tokens = len(backend.encode(pair[0], add_special_tokens=False))
     for least, dropped in ((tokens, 0), (tokens + 1, 1)):
-        clean = Cleaner("de", CleaningOptions(min_tokens=least, max_shared=2), tokens=Tokens(backend))
+        clean = Cleaner("de", PrepareOptions(min_tokens=least, max_shared=2), tokenizer=backend)
         assert clean(frame(pair))[1]["short"] == dropped
 
 
@@ -243,7 +243,7 @@ def test_a_wrong_identifier_is_named(name: str) -> None:
 )
 def test_wrong_options_are_named(options: dict[str, float | str]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
-        CleaningOptions(**options)
+        PrepareOptions(**options)
 
 
 @pytest.mark.parametrize(

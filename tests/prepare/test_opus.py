@@ -1,18 +1,17 @@
-"""OPUS' addresses and codes, what it says it has, and fetching from a loopback server laid out as its file store."""
+"""Fetching from a loopback server laid out as OPUS' file store, which behaves as badly as real ones do."""
 
 import io
-import json
+import re
 import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dap.languages import TATOEBA_36
-from dap.prepare.opus import CORPORA, fetch, file_of, find_files, licences
+from dap.prepare import opus
+from dap.prepare.opus import CORPORA, TRIES, download, fetch
 from dap.text.corpus import find_bitext, load_bitext
 
 PAIRS = {"de": ("Guten Tag", "Good day"), "pt_br": ("Bom dia", "Good morning"), "zh_cn": ("你好", "Hello")}
@@ -22,9 +21,9 @@ def archive(corpus: str, code: str) -> bytes:
     """A zip as OPUS makes them: a Moses pair, a licence and what else there is."""
     pair = "-".join(sorted((code, "en")))
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as opened:
+    with zipfile.ZipFile(packed, "w") as opened:
         for name in ("README", "LICENSE", f"{corpus}.{pair}.ids", f"{corpus}.{pair}.scores"):
-            opened.writestr(name, "not text\n")
+            opened.writestr(name, "not text\n" * 50)
         for side, text in zip((code, "en"), PAIRS[code]):
             opened.writestr(f"{corpus}.{pair}.{side}", f"{text}\n")
     return packed.getvalue()
@@ -36,110 +35,130 @@ STORE = {
     "/OPUS-OpenSubtitles/v2018/moses/en-pt_br.txt.zip": archive("OpenSubtitles", "pt_br"),
     "/OPUS-OpenSubtitles/v2018/moses/en-zh_cn.txt.zip": archive("OpenSubtitles", "zh_cn"),
 }
+DE = STORE["/OPUS-Europarl/v8/moses/de-en.txt.zip"]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The file store, and at `/api` the JSON that tells what it holds."""
+    """Sends what `STORE` has, or what `server.faults` say: a status, or so many bytes until the line breaks."""
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
-        body = self.listing(parse_qs(address.query)) if address.path == "/api" else STORE.get(address.path)
-        self.send_response(404 if body is None else 200)
+        self.server.asked.append((self.path, self.headers.get("Range")))
+        body, fault = STORE.get(self.path), self.server.faults.pop(0) if self.server.faults else None
+        start = int(re.sub(r"\D", "", self.headers.get("Range", "0"))) if self.server.ranges else 0
+        status = 404 if body is None else 416 if start >= len(body) else 206 if start else 200
+        self.send_response(fault if fault and fault > 400 else status)
+        if body is None or status == 416 or (fault and fault > 400):
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
-        self.wfile.write(body or b"")
-
-    def listing(self, query: dict[str, list[str]]) -> bytes:
-        asked = {name: values[0] for name, values in query.items()}
-        assert asked.pop("preprocessing") == "moses"
-        path = "/OPUS-{corpus}/{version}/moses/{source}-{target}".format(**asked)
-        urls = [f"http://127.0.0.1:{self.server.server_port}{path}{end}" for end in (".strict.txt.zip", ".txt.zip")]
-        known = [{**asked, "url": url, "alignment_pairs": 7, "size": 1} for url in urls if f"{path}.txt.zip" in STORE]
-        return json.dumps({"corpora": known}).encode()
+        self.wfile.write(body[start:][:fault])
+        return None
 
     def log_message(self, *arguments: object) -> None:
         pass
 
 
-@pytest.fixture(scope="module")
-def base() -> Iterator[str]:
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.asked, running.faults, running.ranges = [], [], True
+        running.base = f"http://127.0.0.1:{running.server_port}"
+        running.url = f"{running.base}/OPUS-Europarl/v8/moses/de-en.txt.zip"
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{running.server_port}"
+        yield running
         running.shutdown()
         thread.join()
 
 
-def test_addresses_put_the_codes_in_order() -> None:
-    files, absent = find_files(["sw", "deu", "zh"], api=None)
-    assert absent == []
-    urls = {str(file): file.url for file in files}
-    assert urls["Europarl v8 de-en"] == "https://object.pouta.csc.fi/OPUS-Europarl/v8/moses/de-en.txt.zip"
-    assert urls["UNPC v1.0 en-zh"] == "https://object.pouta.csc.fi/OPUS-UNPC/v1.0/moses/en-zh.txt.zip"
-    assert urls["OpenSubtitles v2018 en-zh_tw"].endswith("/OPUS-OpenSubtitles/v2018/moses/en-zh_tw.txt.zip")
-    assert "OpenSubtitles v2018 en-zh" not in urls
-    assert len(files) == len(urls) == 3 * 6 + 1
-    assert {file.language for file in files} == {"sw", "de", "zh"}
+def test_all_languages_of_the_paper_are_asked_for(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    fetch(["all"], [], tmp_path, server.base)
+    paths = [path for path, _ in server.asked]
+    assert len(paths) == len(set(paths)) == 36 * 6 + 2
+    assert {"/OPUS-UNPC/v1.0/moses/en-zh.txt.zip", "/OPUS-OpenSubtitles/v2018/moses/en-zh_tw.txt.zip"} < set(paths)
+    assert "/OPUS-OpenSubtitles/v2018/moses/en-zh.txt.zip" not in paths
 
 
-def test_all_languages_of_the_paper_by_default() -> None:
-    files, _ = find_files(api=None)
-    assert {file.language for file in files} == set(TATOEBA_36)
-    assert len({file.filename for file in files}) == len({file.url for file in files}) == len(files) == 36 * 6 + 2
+@pytest.mark.parametrize(
+    ("names", "languages", "message"),
+    [
+        (["Books"], ["de"], "unknown corpora Books; known are Europarl, UNPC"),
+        (["all"], ["xx"], "unknown language code 'xx'"),
+        (["all"], ["en"], "other side of every pair"),
+        (["UNPC", "Tanzil"], ["sw"], "--opus UNPC Tanzil: none of the 2 files is there"),
+    ],
+)
+def test_unknown_names(
+    names: list[str], languages: list[str], message: str, server: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fetch(names, languages, tmp_path, server.base)
 
 
-def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match="unknown corpora Books; known are Europarl, UNPC"):
-        find_files(["de"], ["Books"], api=None)
-    with pytest.raises(ValueError, match="unknown language code 'xx'"):
-        find_files(["xx"], api=None)
-    with pytest.raises(ValueError, match="other side of every pair"):
-        find_files(["en"], api=None)
-
-
-def test_opus_tells_what_there_is(base: str) -> None:
-    files, absent = find_files(["de", "zh", "sw"], ["Europarl", "OpenSubtitles"], api=f"{base}/api")
-    assert [str(file) for file in files] == [
-        "Europarl v8 de-en",
-        "OpenSubtitles v2018 de-en",
-        "OpenSubtitles v2018 en-zh_cn",
+def test_what_is_fetched_can_be_read(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    found = fetch(["Europarl", "OpenSubtitles"], ["deu", "pt", "zh"], tmp_path / "raw", f"{server.base}/")
+    assert [(path.name, str(corpus)) for path, corpus in found.items()] == [
+        ("Europarl_v8.de-en.txt.zip", "Europarl v8"),
+        ("OpenSubtitles_v2018.de-en.txt.zip", "OpenSubtitles v2018"),
+        ("OpenSubtitles_v2018.en-pt_br.txt.zip", "OpenSubtitles v2018"),
+        ("OpenSubtitles_v2018.en-zh_cn.txt.zip", "OpenSubtitles v2018"),
     ]
-    assert all(file.pairs == 7 and file.url.startswith(base) and ".strict." not in file.url for file in files)
-    assert [str(file) for file in absent] == [
-        "Europarl v8 en-zh",
-        "Europarl v8 en-sw",
-        "OpenSubtitles v2018 en-zh_tw",
-        "OpenSubtitles v2018 en-sw",
-    ]
-
-
-@pytest.mark.parametrize("api", ["{base}/nothing", "http://127.0.0.1:9/"])
-def test_without_an_answer_everything_is_tried(base: str, api: str, caplog: pytest.LogCaptureFixture) -> None:
-    files, absent = find_files(["de", "sw"], ["Europarl", "Tanzil"], api=api.format(base=base), tries=1)
-    assert (len(files), absent) == (4, [])
-    assert caplog.text.count("OPUS does not say which files it has") == 1
-
-
-def test_fetch_from_a_mirror_and_read(base: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files, _ = find_files(["de", "pt", "zh"], ["Europarl", "OpenSubtitles"], mirror=f"{base}/")
-    paths, absent = fetch(files, tmp_path / "raw", tries=1)
-    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == sorted(path.name for path in paths.values())
-    assert [str(file) for file in paths] == [
-        "Europarl v8 de-en",
-        "OpenSubtitles v2018 de-en",
-        "OpenSubtitles v2018 en-pt_br",
-        "OpenSubtitles v2018 en-zh_cn",
-    ]
-    assert [f"{file} is absent" in caplog.text for file in absent] == [True] * 4
+    assert sorted(found) == sorted((tmp_path / "raw").iterdir())
     data = load_bitext(tmp_path / "raw", cache_dir=tmp_path / "cache")
     read = {language: [tuple(row.values()) for row in rows] for language, rows in data.items()}
     assert read == {"de": [PAIRS["de"]] * 2, "pt": [PAIRS["pt_br"]], "zh": [PAIRS["zh_cn"]]}
-    found = find_bitext(tmp_path / "raw")["zh"][0].paths
-    assert found[0].endswith("raw/OpenSubtitles_v2018.en-zh_cn.txt.zip/OpenSubtitles.en-zh_cn.zh_cn")
+    assert find_bitext(tmp_path / "raw")["zh"][0].paths[0].endswith("en-zh_cn.txt.zip/OpenSubtitles.en-zh_cn.zh_cn")
+    before = len(server.asked)
+    fetch(["Europarl"], ["de"], tmp_path / "raw", server.base)
+    assert len(server.asked) == before
 
 
-def test_licences_are_stated_for_each_corpus() -> None:
-    stated = licences([file_of(CORPORA["WikiMatrix"], "sw"), file_of(CORPORA["Tanzil"], "sw")])
-    assert list(stated) == ["WikiMatrix v1", "Tanzil v1"]
-    assert stated["WikiMatrix v1"].startswith("CC-BY-SA 4.0. (https://github.com/")
-    assert "non-commercial purposes only" in stated["Tanzil v1"]
+def test_a_connection_that_breaks_again_and_again_is_resumed(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    server.faults = [100] * (2 * TRIES) + [503, 429]  # each try of the first brings some more
+    assert download(server.url, tmp_path / "a.zip", wait=0.001).read_bytes() == DE
+    ranges = [asked for _, asked in server.asked]
+    assert ranges[: 2 * TRIES] == [None] + [f"bytes={start}-" for start in range(100, 200 * TRIES, 100)]
+
+
+def test_a_later_run_goes_on_where_the_first_one_gave_up(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    server.faults = [200] + [500] * TRIES
+    with pytest.raises(ValueError, match=r"Error 500: .*, 5 tries in a row; .* the 200 bytes that are here are kept"):
+        download(server.url, tmp_path / "a.zip", wait=0.001)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip.part"]
+    server.faults = []
+    assert download(server.url, tmp_path / "a.zip").read_bytes() == DE
+    assert server.asked[-1][1] == "bytes=200-"
+    (tmp_path / "a.zip").rename(tmp_path / "b.zip.part")  # whole, but killed before it had its name
+    assert download(server.url, tmp_path / "b.zip").read_bytes() == DE
+    assert [path.name for path in tmp_path.iterdir()] == ["b.zip"]
+
+
+def test_a_server_without_ranges_sends_all_again(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    server.faults, server.ranges = [300], False
+    assert download(server.url, tmp_path / "a.zip", wait=0.001).read_bytes() == DE
+
+
+@pytest.mark.parametrize("start", [b"x" * 300, DE[:100] + b"x" * 200])
+def test_a_part_of_another_file_is_found_out(start: bytes, server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    (tmp_path / "a.zip.part").write_bytes(start)
+    with pytest.raises(ValueError, match="de-en.txt.zip: a damaged file came .*; run again to fetch it anew"):
+        download(server.url, tmp_path / "a.zip")
+    assert not list(tmp_path.iterdir())
+    assert download(server.url, tmp_path / "a.zip").read_bytes() == DE
+
+
+def test_without_an_answer_it_says_so(
+    server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opus, "TRIES", 2)
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9/x: .*, 2 tries in a row"):
+        download("http://127.0.0.1:9/x", tmp_path / "x", wait=0.001)
+    with pytest.raises(FileNotFoundError, match="the server has no such file"):
+        download(f"{server.base}/absent", tmp_path / "x")
+    assert len(server.asked) == 1
+
+
+def test_licences_are_what_publishers_state() -> None:
+    assert CORPORA["WikiMatrix"].licence == "CC-BY-SA 4.0."
+    assert "non-commercial purposes only" in CORPORA["Tanzil"].licence

@@ -1,4 +1,4 @@
-"""The folder of a run belongs to one process at a time."""
+"""The folder of a run belongs to one process at a time, and what is in it is whole."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dap.prepare import run_folder
-from dap.prepare.run_folder import claimed
+from dap.prepare.run_folder import claimed, full_device, new_folder
 
 
 def test_a_refused_claim_leaves_the_folder_to_its_holder(tmp_path: Path) -> None:
@@ -42,3 +42,18 @@ def test_a_folder_that_was_taken_away_before_its_lock_is_claimed_anew(
         with pytest.raises(ValueError, match="another run is at work"), claimed(folder):
             raise AssertionError("claimed twice")
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "new") as folder:
+        (folder / "half").write_bytes(bytes([1 // 0]))
+    assert list(tmp_path.iterdir()) == []
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "whole").touch()
+        assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["whole"]
+
+
+def test_other_errors_of_the_system_pass() -> None:
+    with pytest.raises(FileNotFoundError), full_device("here"):
+        raise FileNotFoundError(2, "absent")
