@@ -24,7 +24,7 @@ from dap.errors import UserError, refusals
 from dap.files import read_json, read_object, whole_file, write_json
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-COMMANDS += ("dap.encoding.onnx", "dap.publishing.import_release", "dap.reports.merge")
+COMMANDS += ("dap.publishing.onnx_export", "dap.publishing.import_release", "dap.reports.merge")
 BUSY = "another run is at work on it"
 
 
@@ -79,7 +79,7 @@ def test_the_systems_errors_name_the_file_first(tmp_path: Path) -> None:
 
 
 def test_a_process_ends_with_status_1_and_that_line_alone(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "dap.reports.merge", str(tmp_path / "absent.json")]
+    line = [sys.executable, "-m", "dap.reports", str(tmp_path / "absent.json")]
     done = subprocess.run(line, capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {tmp_path}/absent.json: No such file or directory\n"

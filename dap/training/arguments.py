@@ -51,7 +51,7 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
         if name in FROM_TEXT:
             continue
         text = (texts or {}).get(name, "").replace("`", "").replace('"', "").replace("%", "%%")
-        if parameter.default is not None:
+        if parameter.default is not None and parameter.default is not False:
             text += f" (default: {parameter.default})"
         flag = {"nargs": "?", "const": True} if parameter.annotation is bool else {}  # `--name` is `--name true`
         yield name, parameter.annotation | None, HfArg(default=None, help=text, metadata=flag)

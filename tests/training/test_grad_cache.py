@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_worker import CASES, PAIRS, micro_batch, step_gradients
+from test_distributed import CASES, PAIRS, micro_batch, step_gradients
 from tiny_models import gradients, make_batch, tiny_model
 
 from dap.training import grad_cache
+from dap.training.arguments import DAPTrainingArguments
 from dap.training.grad_cache import CachedBatch, seeded
-from dap.training.trainer import DAPTrainingArguments
 from losses_dap import text_hash
 from modeling_dap import DAPForPreTraining
 

@@ -21,7 +21,7 @@ from dap.training.arguments import DAPTrainingArguments, share_of_batch
 from dap.training.callbacks import StepMeter
 from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
 from dap.training.trainer import DAPTrainer, freeze_word_embeddings
-from losses_dap import pool
+from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
 
 
