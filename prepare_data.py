@@ -100,7 +100,9 @@ def check_outside(args: DataArguments, options: PrepareOptions) -> None:
     given |= {"list_leaks": [args.list_leaks], "download_dir": [args.download_dir] if args.opus else []}
     for name, paths in given.items():
         for path in filter(None, paths):
-            if Path(path).expanduser().resolve().is_relative_to(output):
+            own = Path(path).expanduser()
+            written = name in ("list_leaks", "download_dir")  # else what is absent may be on the Hub
+            if (written or own.exists()) and own.resolve().is_relative_to(output):
                 raise UserError(f"--{name} {path} lies in --output_dir {args.output_dir}: give another folder for one")
 
 
@@ -120,12 +122,9 @@ def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFi
     if absent := [code for code in wanted if code not in found]:
         raise UserError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
     origins = {os.path.abspath(path): str(corpus) for path, corpus in corpora.items()}
-    later = ("dev_pairs", "shard_size", "target_vocabulary")  # nothing to cleaning
-    shaping = {
-        name: value
-        for name, value in settings_of(args, options).items()
-        if name not in (*later, "data", "opus", "languages")
-    }
+    shaping = asdict(options) | {"list_leaks": args.list_leaks is not None}
+    for name in ("dev_pairs", "shard_size", "target_vocabulary"):  # nothing to cleaning
+        del shaping[name]
     check, files = list(map(_state, args.evaluation_data)), []
     for file in (file for language in sorted(set(wanted)) for file in found[language]):
         file = replace(file, streaming=file.format == "hub")
