@@ -21,25 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser
-from dap.commands import command
+from dap.commands import claimed, command
 from dap.errors import UserError
+from dap.files import disk_full, read_object
+from dap.languages import base_language
 from dap.prepare import (
     LeakIndex,
     Plan,
     PrepareOptions,
     RawFile,
-    base_code,
     begin,
     check_names,
-    claimed,
     counts_table,
     describe,
     fetch,
     finished,
-    full_device,
     prepare,
     read_evaluation,
-    read_object,
     write_vocabulary,
 )
 from dap.reports import versions
@@ -99,7 +97,9 @@ def check_outside(args: DataArguments, options: PrepareOptions) -> None:
     given |= {"list_leaks": [args.list_leaks], "download_dir": [args.download_dir] if args.opus else []}
     for name, paths in given.items():
         for path in filter(None, paths):
-            if Path(path).expanduser().resolve().is_relative_to(output):
+            own = Path(path).expanduser()
+            written = name in ("list_leaks", "download_dir")  # else what is absent may be on the Hub
+            if (written or own.exists()) and own.resolve().is_relative_to(output):
                 raise UserError(f"--{name} {path} lies in --output_dir {args.output_dir}: give another folder for one")
 
 
@@ -115,16 +115,13 @@ def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFi
     corpora = fetch(names, args.languages, args.download_dir, args.mirror) if names else {}
     licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
     found = find_bitext([*args.data, *map(str, corpora)], options.target_language)
-    wanted = [base_code(code) for code in args.languages] or list(found)
+    wanted = [base_language(code) for code in args.languages] or list(found)
     if absent := [code for code in wanted if code not in found]:
         raise UserError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
     origins = {os.path.abspath(path): str(corpus) for path, corpus in corpora.items()}
-    later = ("dev_pairs", "shard_size", "target_vocabulary")  # nothing to cleaning
-    shaping = {
-        name: value
-        for name, value in settings_of(args, options).items()
-        if name not in (*later, "data", "opus", "languages")
-    }
+    shaping = asdict(options) | {"list_leaks": args.list_leaks is not None}
+    for name in ("dev_pairs", "shard_size", "target_vocabulary"):  # nothing to cleaning
+        del shaping[name]
     check, files = list(map(_state, args.evaluation_data)), []
     for file in (file for language in sorted(set(wanted)) for file in found[language]):
         file = replace(file, streaming=file.format == "hub")
@@ -170,7 +167,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     args, options = ArgumentParser((DataArguments, PrepareOptions)).parse_args_into_dataclasses(args=argv)
     check_outside(args, options)
-    with full_device(args.output_dir), claimed(Path(args.output_dir)):
+    with disk_full(Path(args.output_dir)), claimed(args.output_dir, "--output_dir"):
         return _run(args, options)
 
 

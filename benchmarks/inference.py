@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder
+from dap.files import write_json
 from dap.publishing.onnx_export import export
-from dap.reports import machine, text_table, versions, write_json
+from dap.reports import machine, text_table, versions
 from dap.search import retrieval_accuracy
 from eval_retrieval import read_languages
 

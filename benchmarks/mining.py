@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dap.reports import machine, text_table, versions, write_json
+from dap.files import write_json
+from dap.reports import machine, text_table, versions
 from dap.search import mutual_neighbours
 
 Search = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]

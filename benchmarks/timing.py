@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from dap.reports import machine, versions, write_json
+from dap.files import write_json
+from dap.reports import machine, versions
 
 Step = Callable[[], object]
 WALL, CPU = "wall", "cpu"

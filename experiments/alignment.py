@@ -28,7 +28,8 @@ from transformers import HfArgumentParser
 
 from dap.commands import check_outputs
 from dap.encoding import EncoderArguments, SentenceEncoder
-from dap.reports import text_table, write_json
+from dap.files import write_json
+from dap.reports import text_table
 from dap.search import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, reference

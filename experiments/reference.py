@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dap.reports import write_json
+from dap.files import write_json
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 from eval_retrieval import Pairs
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words

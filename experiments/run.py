@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dap.commands import claimed
-from dap.files import read_object
-from dap.reports import machine, versions, write_json
+from dap.files import read_object, write_json
+from dap.reports import machine, versions
 from dap.training import FINISHED
 from experiments.recipes import Recipe, Run, command, flags, read_recipe
 from experiments.statistics import DEV

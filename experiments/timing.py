@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from benchmarks.timing import alternate
-from dap.reports import machine, versions, write_json
+from dap.files import write_json
+from dap.reports import machine, versions
 from dap.text import load_bitext
 from dap.training import BitextCollator, LanguageMixSampler, freeze_word_embeddings, tokenize_bitext
 from experiments.recipes import Run, read_recipe

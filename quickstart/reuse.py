@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dap.reports import write_json
+from dap.files import write_json
 from dap.training import FINISHED, changes_weights
 
 RECORD = "made_from.json"  # written before training begins

@@ -17,8 +17,9 @@ from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
 from dap.encoding import SentenceEncoder
+from dap.files import write_json
 from dap.languages import NAMES
-from dap.reports import text_table, write_json
+from dap.reports import text_table
 from dap.search import TokenStates, plot_token_states
 from eval_retrieval import Pairs, evaluate, read_languages
 from quickstart import bitext, encoder, fetch, reuse

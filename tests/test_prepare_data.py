@@ -154,8 +154,6 @@ def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -
     report = run(arguments(raw, tmp_path / "out", languages="deu", max_bad_lines=0.1))
     assert list(report["languages"]) == ["de"]
     assert (report["languages"]["de"]["read"], report["languages"]["de"]["unreadable"]) == (81, 2)
-    with pytest.raises(ValueError, match=r"de-en.tsv: 2 of the first 83 lines are bad"):
-        run(arguments(raw, tmp_path / "strict", max_bad_lines=0.001))
 
 
 def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp_path: Path) -> None:
@@ -175,18 +173,26 @@ def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp
     assert not list((out / "dev").iterdir())
 
 
-def test_a_folder_with_other_things_is_left_alone(raw: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds .*thesis.tex"):
-        run(arguments(raw, tmp_path / "mine"))
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [("thesis.tex", [], "holds thesis.tex"), ("train/mine.txt", ["--overwrite"], "is not overwritten")],
+)
+def test_a_folder_with_other_things_is_left_alone(
+    name: str, more: list[str], message: str, raw: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine" / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(ValueError, match=message):
+        run([*arguments(raw, tmp_path / "mine"), *more])
+    assert path.is_file()
 
 
 def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
 
     def beside(*_: Any) -> None:
-        with pytest.raises(ValueError, match="out: another run is at work in this folder: wait for its end, or give"):
+        with pytest.raises(ValueError, match="out: another run is at work on it: wait for its end, or give"):
             run(arguments(raw, out))
         _interrupt()
 
@@ -209,14 +215,6 @@ def test_what_is_read_may_not_lie_in_the_output(name: str, raw: Path, tmp_path: 
     with pytest.raises(ValueError, match=f"--{name} .* lies in --output_dir"):
         run([*arguments(raw, out, **{name: path}), "--overwrite"])
     assert path.is_file()
-
-
-def test_overwrite_leaves_a_folder_that_is_not_of_this_command(raw: Path, tmp_path: Path) -> None:
-    (tmp_path / "out/train").mkdir(parents=True)
-    (tmp_path / "out/train/mine.txt").touch()
-    with pytest.raises(ValueError, match="is not overwritten"):
-        run([*arguments(raw, tmp_path / "out"), "--overwrite"])
-    assert (tmp_path / "out/train/mine.txt").is_file()
 
 
 @pytest.mark.parametrize("option", ["tokenizer", "evaluation_data", "language_identifier"])

@@ -7,10 +7,11 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
+from dap.files import write_json
 from dap.languages import NAMES
 from dap.prepare.filters import REPAIRS
 from dap.prepare.run_folder import CARD, INFO, REPORT
-from dap.reports import markdown_table, text_table, write_json
+from dap.reports import markdown_table, text_table
 
 SPLITS = ("train", "dev")
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.

@@ -20,8 +20,8 @@ from unicodedata import is_normalized
 import polars as pl
 
 from dap.errors import UserError
-from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
-from dap.prepare.options import PrepareOptions, base_code
+from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, base_language
+from dap.prepare.options import PrepareOptions
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
 REASONS = ("empty", "url", "short", "length_ratio", "long", "identical", "shared", "script", "language")
@@ -116,8 +116,8 @@ class Cleaner:
         passed = pl.Series([True] * len(pairs), dtype=pl.Boolean)
         for side in SIDES:
             codes = identified(self.identify, pairs[side].to_list()) if len(pairs) else []
-            language = base_code(self.languages[side])
-            passed &= pl.Series([base_code(code) == language for code in codes], dtype=pl.Boolean)
+            language = base_language(self.languages[side])
+            passed &= pl.Series([base_language(code) == language for code in codes], dtype=pl.Boolean)
         return passed
 
 

@@ -17,7 +17,7 @@ lead to the sentence that it is near: the rarest ones are looked up, and what `C
 Shapes: N texts, E evaluation sentences, G n-grams of all texts.
 """
 
-import pickle
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 import polars as pl
 
 from dap.errors import UserError
+from dap.files import read_object, write_json
 from dap.prepare.deduplication import Letters, mix, normalise_all
 
 
@@ -96,15 +97,18 @@ class LeakIndex:
         return pl.DataFrame(rows, schema=_LEAKS, orient="row")
 
     def save(self, path: Path) -> None:
-        """Writes the index; the file has its name only when it is whole."""
-        unfinished = Path(f"{path}.tmp")
-        unfinished.write_bytes(pickle.dumps(self))
-        unfinished.replace(path)
+        """Writes what the index is made of."""
+        write_json({"sentences": self.sentences, "threshold": self.threshold}, path)
 
     @staticmethod
     def load(path: Path) -> "LeakIndex":
-        """The index that `save` wrote."""
-        return pickle.loads(path.read_bytes())
+        """The index that `save` wrote; a process makes it once for all its files."""
+        return _load(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(path: Path, changed: int) -> LeakIndex:
+    return LeakIndex(**read_object(path))
 
 
 def _find(ascending: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

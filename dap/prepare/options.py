@@ -10,7 +10,7 @@ except ImportError as error:
     raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
 
 from dap.errors import UserError
-from dap.languages import to_iso1
+from dap.languages import base_language
 
 
 def _option(default: Any, text: str) -> Any:
@@ -50,7 +50,7 @@ class PrepareOptions:
     shard_size: int = _option(1_000_000, "Most pairs of a parquet file.")
 
     def __post_init__(self) -> None:
-        self.target_language = base_code(self.target_language)
+        self.target_language = base_language(self.target_language)
         try:
             re.compile(self.url_pattern)
             pl.Series([""]).str.contains(self.url_pattern)
@@ -63,15 +63,3 @@ class PrepareOptions:
         for name, value in (least | {"max_pairs": 0, "dev_pairs": 0, "shard_size": 1}).items():
             if getattr(self, name) < value:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least {value:g}")
-
-
-def base_code(code: str) -> str:
-    """ISO 639-1 for English and the 36 languages, else the code as it stands without region and script.
-
-    >>> base_code("deu_Latn"), base_code("srp_Cyrl"), base_code("eng")
-    ('de', 'srp', 'en')
-    """
-    try:
-        return to_iso1(code)
-    except ValueError:
-        return re.split("[-_]", code)[0].lower()

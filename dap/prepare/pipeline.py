@@ -32,13 +32,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.errors import UserError
+from dap.files import read_object, write_json
 from dap.prepare.deduplication import Admission, count_distinct, normalise_all, pair_keys, ranks, repeated, sample
 from dap.prepare.filters import SIDES, Cleaner, identified, load_identifier
 from dap.prepare.leaks import LeakIndex
 from dap.prepare.options import PrepareOptions
-from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder, read_object
+from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
 from dap.prepare.tokens import load_tokenizer, special_ids, vocabulary_size
-from dap.reports import write_json
 from dap.text import LineAudit, audited_tables, finish_file
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ _TEXT = {"source": pa.string(), "target": pa.string()}
 SCHEMA = pa.schema(_TEXT | {"origin": pa.string(), "text_hash": pa.uint64(), "target_repeated": pa.bool_()})
 #: Of `keys.parquet`: the random place of each pair that passes, and what is the same for exactly equal ones.
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
-#: Of `rows.parquet`: the pairs that the sample may need; `held` is the random place of the English sentence.
-_ROWS = pa.schema(_TEXT | dict.fromkeys(("text_hash", "rank", "held"), pa.uint64()))
+#: Of `rows.parquet`: the pairs that the sample may need; `english` is that of the English sentence.
+_ROWS = pa.schema(_TEXT | dict.fromkeys(("text_hash", "rank", "english"), pa.uint64()))
 
 
 def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str, Any]:
@@ -123,11 +123,11 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         (folder / "leaks.jsonl").open("wb") as listed,
     ):
         for table in audited_tables(raw.file, audit, TABLE_ROWS):
-            pairs, found = clean(pl.from_arrow(table))
+            pairs, found = clean(pl.from_arrow(table))  # repaired and filtered
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
             source, target = (side.keys() for side in letters)
             text_hash = pair_keys(source, target)
-            order = {"rank": ranks(text_hash, options.seed), "held": ranks(target, options.seed)}
+            order = {"rank": ranks(text_hash, options.seed), "english": ranks(target, options.seed)}
             passed = pairs.with_columns(text_hash=text_hash, exact=pl.struct(*SIDES).hash(), **order)
             if index is not None:
                 leaks = pl.concat(
@@ -174,9 +174,9 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
     with new_folder(plan.selected(language)) as folder:
         keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
         rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row")
-        kept = sample(rows.select("row", "rank", "held"), "rank", plan.options.max_pairs or None)
-        dev = sample(kept.lazy(), "held", min(plan.options.dev_pairs, len(kept) // 10))
-        kept = kept.sort("row").select("row", "held", dev=pl.col("row").is_in(dev["row"].implode()))
+        kept = sample(rows.select("row", "rank", "english"), "rank", plan.options.max_pairs or None)
+        dev = sample(kept.lazy(), "english", min(plan.options.dev_pairs, len(kept) // 10))
+        kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
         pq.write_table(kept.to_arrow(), folder / "kept.parquet")
         passed = keys.select(pl.len()).collect().item()
         texts, different = (count_distinct(keys, name) for name in _KEYS.names[::-1])
@@ -193,9 +193,9 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
         return
     with new_folder(plan.work_dir / "shared") as folder:
         kept = pl.scan_parquet([plan.selected(language) / "kept.parquet" for language in languages])
-        held = kept.filter("dev").select(pl.col("held").unique()).collect()
+        held = kept.filter("dev").select(pl.col("english").unique()).collect()
         pq.write_table(held.to_arrow(), folder / "held.parquet")
-        pq.write_table(repeated(kept, "held").to_frame().to_arrow(), folder / "repeated.parquet")
+        pq.write_table(repeated(kept, "english").to_frame().to_arrow(), folder / "repeated.parquet")
 
 
 # 4. Writing
@@ -208,10 +208,10 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
     `target_repeated`, and `origins`: training pairs of each. Gathers the ids of the English training side.
     """
     origins = {str(plan.cleaned(raw) / "rows.parquet"): raw.origin for raw in files}
-    held, again = (pl.read_parquet(plan.work_dir / f"shared/{name}.parquet")["held"] for name in ("held", "repeated"))
+    held, again = (pl.read_parquet(plan.work_dir / f"shared/{name}.parquet") for name in ("held", "repeated"))
     marks = {
-        "held_out": pl.col("held").is_in(held.implode()),
-        "target_repeated": pl.col("held").is_in(again.implode()),
+        "held_out": pl.col("english").is_in(held["english"].implode()),
+        "target_repeated": pl.col("english").is_in(again["english"].implode()),
     }
     kept = pl.read_parquet(plan.selected(language) / "kept.parquet").with_columns(**marks)
     chosen = {"train": kept.filter(~pl.col("held_out")), "dev": kept.filter("dev")}

@@ -1,20 +1,17 @@
 """The folder that `prepare_data.py` writes into: where each step lies, and whether a run may begin or go on."""
 
-import errno
-import fcntl
-import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
+from dap.files import disk_full, read_object, write_json
 from dap.prepare.options import PrepareOptions
-from dap.reports import write_json
 from dap.text import BitextFile, disk_path
 
 logger = logging.getLogger(__name__)
@@ -22,7 +19,6 @@ logger = logging.getLogger(__name__)
 REPORT, WORK, INFO, CARD = "report.json", ".work", "dataset_info.json", "README.md"
 VOCABULARY, NOTE = "target_vocabulary.json", "run.json"
 SHOWN = 5  # names in an error
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Plan:
 
     @property
     def leaks(self) -> Path:
-        return self.work_dir / "leaks.pickle"
+        return self.work_dir / "leaks.json"
 
     def cleaned(self, raw: RawFile) -> Path:
         return self.work_dir / f"clean-{raw.key}"
@@ -83,76 +79,15 @@ class Plan:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Keeps other runs out of a folder, until the block or this process ends; the folder goes if it stays empty.
-
-    Raises:
-        ValueError: another run is at work in it.
-    """
-    handle = _open_locked(folder)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it holds something
-            folder.rmdir()
-        os.close(handle)
-
-
-def _open_locked(folder: Path) -> int:
-    """A folder's handle with its lock; the folder is made, again if the run that had it takes it away meanwhile."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                _lock(handle, folder)
-                if os.path.samestat(os.fstat(handle), os.stat(folder)):
-                    return handle
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)
-
-
-def _lock(handle: int, folder: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"{folder}: another run is at work in this folder: wait for its end, or give another --output_dir"
-        ) from None
-    except OSError as error:  # some network file systems know no locks
-        logger.warning("%s cannot be kept from other runs (%s): start none beside this one", folder, error.strerror)
-
-
-@contextmanager
-def full_device(place: str | Path) -> Iterator[None]:
-    """Turns the error of a full device into one message.
-
-    Raises:
-        ValueError: no space left on the device.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise UserError(
-            f"{place}: {os.strerror(error.errno).lower()}; what is finished stays valid: make room and give the same "
-            "command again"
-        ) from error
-
-
-@contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name when the block ends without an error, and else goes.
 
     Raises:
-        ValueError: as `full_device`.
+        ValueError: no space left on the device.
     """
     new = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
-        with full_device(folder):
+        with disk_full(folder):
             new.mkdir(parents=True)
             yield new
             os.replace(new, folder)
@@ -220,14 +155,3 @@ def _mark(path: Path) -> str | None:
     if not isinstance(found, str):
         raise UserError(f"{path}: not written by this command; give another --output_dir")
     return found
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises `ValueError` for anything else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
-    return content

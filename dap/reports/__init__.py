@@ -1,6 +1,5 @@
 """JSON records of runs, several seeds merged, and tables beside the paper's."""
 
-from dap.files import write_json
 from dap.reports.merge import is_number, is_spread, merge_seeds
 from dap.reports.paper import (
     BUCC_PAIRS,
@@ -53,6 +52,5 @@ __all__ = [
     "text_table",
     "training_record",
     "versions",
-    "write_json",
     "xnli_table",
 ]

@@ -24,7 +24,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
-from dap.languages import XNLI_LANGUAGES, to_iso1
+from dap.languages import XNLI_LANGUAGES, base_language
 from dap.text import read_sentences
 from dap.tokenizers import tokenizer_state
 
@@ -110,10 +110,7 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
 
 
 def _known_code(code: str) -> str | None:
-    try:
-        known = to_iso1(code)
-    except UserError:
-        return None
+    known = base_language(code)
     return known if known in XNLI_LANGUAGES else None
 
 
@@ -143,7 +140,7 @@ def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]
     Raises:
         ValueError: one that is not of XNLI, or has no test set, or there is none at all.
     """
-    codes = set(test) if wanted is None else {to_iso1(code) for code in wanted}
+    codes = set(test) if wanted is None else {base_language(code) for code in wanted}
     if unknown := sorted(codes - set(XNLI_LANGUAGES)):
         raise UserError(f"--languages {' '.join(unknown)}: XNLI has {' '.join(XNLI_LANGUAGES)}")
     if absent := sorted(codes - set(test)):

@@ -33,7 +33,7 @@ from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
-from dap.reports import write_json
+from dap.files import write_json
 from dap.training import EpochOfSampler, find_resumable, has_ended, load_ended
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel

@@ -129,9 +129,9 @@ def test_no_texts_have_no_leaks() -> None:
 def test_a_saved_index_finds_the_same(tmp_path: Path) -> None:
     evaluation = sentences(80, 0)
     index = LeakIndex(evaluation)
-    index.save(tmp_path / "leaks.pickle")
+    index.save(tmp_path / "leaks.json")
     texts = normalise_all(altered(evaluation, 3))
-    loaded = LeakIndex.load(tmp_path / "leaks.pickle")
+    loaded = LeakIndex.load(tmp_path / "leaks.json")
     assert loaded.sentences == evaluation
     assert loaded(texts).equals(index(texts))
     assert len(index(texts)) > 20
