@@ -128,7 +128,7 @@ def assert_equal_neighbours(found: Neighbours, expected: Neighbours) -> None:
         assert scores.dtype == np.float32
 
 
-@pytest.mark.parametrize("blocks", [None, (64, 96), (50, 33), (GROUP, 7), (1, 200)])
+@pytest.mark.parametrize("blocks", [None, (64, 96), (50, 33), (GROUP, 7), (5, 200)])
 @pytest.mark.parametrize("k", [1, 4, 9])
 def test_both_directions_equal_the_naive_loop(k: int, blocks: tuple[int, int] | None) -> None:
     rng = np.random.default_rng(5)
@@ -147,7 +147,7 @@ def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None
     np.testing.assert_array_equal(nearest(rows, keys), np.arange(65))
 
 
-@pytest.mark.parametrize("blocks", [None, (40, 70), (33, 64), (1, 3)])
+@pytest.mark.parametrize("blocks", [None, (40, 70), (33, 64), (3, 10)])
 @pytest.mark.parametrize("k", [1, 4, 30])
 def test_equal_scores_and_repeated_rows_of_both_sides_go_to_the_lowest_index(
     k: int, blocks: tuple[int, int] | None
