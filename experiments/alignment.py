@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,9 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
-from dap.commands import check_outputs
+from dap.commands import check_outputs, command
 from dap.encoding import EncoderArguments, SentenceEncoder
+from dap.errors import UserError
 from dap.files import write_json
 from dap.reports import text_table
 from dap.search import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
@@ -145,7 +145,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         check_outputs({"--output_file": args.output_file})
     encoder = model_args.load()
     if not isinstance(encoder, SentenceEncoder):
-        raise ValueError(f"--model_name_or_path {model_args.model_name_or_path}: it gives no states of tokens")
+        raise UserError(f"--model_name_or_path {model_args.model_name_or_path}: it gives no states of tokens")
     pairs = read_languages(args.data_dir, args.languages)
     aligned = reference(pairs, args.train_data, args.pairs, args.training_pairs, args.links_dir)
     started = time.perf_counter()
@@ -167,13 +167,11 @@ def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
 
 
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run(argv)
 
 
 if __name__ == "__main__":

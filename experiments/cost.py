@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dap.errors import UserError
 from dap.reports import PAPER_COST
 from experiments.markdown import paragraph, table
 
@@ -20,7 +21,7 @@ def cost_block(path: Path) -> str:
         return "Not run yet."
     content = json.loads(path.read_text(encoding="utf-8"))
     if not {"pair", "arguments", "machine"} <= set(content):
-        raise ValueError(f"{path}: not written by `python -m benchmarks.flops --json`; make it anew")
+        raise UserError(f"{path}: not written by `python -m benchmarks.flops --json`; make it anew")
     arguments, machine = content["arguments"], content["machine"]
     note = f"""Forward products of one pair of {arguments["tokens"]} tokens a sentence, encoder of
     size `{arguments["size"]}`; CPU time of a step, forward and backward, of {arguments["batch_size"]} such pairs,

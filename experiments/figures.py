@@ -7,7 +7,6 @@ Figure 1 (`token_states.png`) shows the tokens of 100 Arabic–English pairs, as
 """
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,9 @@ from pathlib import Path
 import numpy as np
 from transformers import HfArgumentParser
 
+from dap.commands import command
 from dap.encoding import SentenceEncoder
+from dap.errors import UserError
 from dap.languages import NAMES
 from dap.search import plot_alignment, plot_token_states
 from eval_retrieval import read_languages
@@ -49,11 +50,11 @@ def run(argv: Sequence[str] | None = None) -> list[Path]:
     (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
     models = dict(_named(model) for model in args.models)
     if len(models) != 2:
-        raise ValueError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
+        raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
     cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
     language, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
     if not 0 < args.pair_line <= len(rows):
-        raise ValueError(f"--pair_line {args.pair_line}: {language} has lines 1 to {len(rows)}")
+        raise UserError(f"--pair_line {args.pair_line}: {language} has lines 1 to {len(rows)}")
     encoders = {
         name: SentenceEncoder.from_pretrained(path, "mean", args.prefix)  # token states are not pooled
         for name, path in models.items()
@@ -64,7 +65,7 @@ def run(argv: Sequence[str] | None = None) -> list[Path]:
 def _named(model: str) -> tuple[str, str]:
     name, equals, path = model.partition("=")
     if not (name and equals and path):
-        raise ValueError(f"--models {model}: give NAME=PATH")
+        raise UserError(f"--models {model}: give NAME=PATH")
     return name, path
 
 
@@ -99,7 +100,7 @@ def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args:
         labels[name] = [[text[start:end] for start, end in side] for text, side in zip(pair, spans, strict=True)]
     (first, cut), (second, other) = labels.items()
     if cut != other:
-        raise ValueError(f"{first} and {second} cut the pair into different subwords: draw it with --units words")
+        raise UserError(f"{first} and {second} cut the pair into different subwords: draw it with --units words")
     path = Path(args.output_dir, "alignment.png")
     for name, links in plot_alignment(states, *cut, path, args.font).items():
         print(f"{name}: {', '.join(f'{cut[0][i]}–{cut[1][j]}' for i, j in links)}")
@@ -107,13 +108,11 @@ def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args:
     return path
 
 
-def main() -> None:
-    """The command: `run`, whose expected errors end it with status 1 and one message."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: `run`."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run(argv)
 
 
 if __name__ == "__main__":

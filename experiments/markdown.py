@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from dap.errors import UserError
 from dap.reports import markdown_table
 
 MARK = re.compile(r"<!-- (begin|end) ([\w-]+) -->")
@@ -24,17 +25,17 @@ def require_marks(text: str, names: Sequence[str], where: Path) -> None:
     for mark in MARK.finditer(text):
         kind, name = mark.groups()
         if name not in names:
-            raise ValueError(f"{where}: no block is called {name}; there are {', '.join(names)}")
+            raise UserError(f"{where}: no block is called {name}; there are {', '.join(names)}")
         if opened != (None if kind == "begin" else name):
-            raise ValueError(f"{where}: {mark[0]} follows {f'<!-- begin {opened} -->' if opened else 'no such begin'}")
+            raise UserError(f"{where}: {mark[0]} follows {f'<!-- begin {opened} -->' if opened else 'no such begin'}")
         if kind == "begin" and name in seen:
-            raise ValueError(f"{where}: {mark[0]} is there twice: leave one")
+            raise UserError(f"{where}: {mark[0]} is there twice: leave one")
         opened = name if kind == "begin" else None
         seen.append(name)
     if opened:
-        raise ValueError(f"{where}: <!-- begin {opened} --> has no <!-- end {opened} -->: put it in")
+        raise UserError(f"{where}: <!-- begin {opened} --> has no <!-- end {opened} -->: put it in")
     if lacking := [name for name in names if name not in seen]:
-        raise ValueError(f"{where} has no <!-- begin {lacking[0]} --> and <!-- end {lacking[0]} -->: put them in")
+        raise UserError(f"{where} has no <!-- begin {lacking[0]} --> and <!-- end {lacking[0]} -->: put them in")
 
 
 def filled(text: str, blocks: Mapping[str, str], where: Path) -> tuple[str, list[str]]:

@@ -9,7 +9,6 @@ character, then longer ones, by frequency, all with the scores they had.
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -18,6 +17,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerBase
 
+from dap.commands import command
+from dap.errors import UserError
 from dap.text import find_bitext, read_pairs
 
 
@@ -47,12 +48,12 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
     """
     model, template = definition["model"], (definition["post_processor"] or {}).get("special_tokens")
     if model["type"] != "Unigram" or template is None:
-        raise ValueError(f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)")
+        raise UserError(f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)")
     special = {token["content"] for token in definition["added_tokens"]}
     if outside := sorted(special - {piece for piece, _ in model["vocab"]}):
-        raise ValueError(f"the token {outside[0]} is not in the Unigram model: give a tokenizer as XLM-R's or E5's")
+        raise UserError(f"the token {outside[0]} is not in the Unigram model: give a tokenizer as XLM-R's or E5's")
     if size <= len(special):
-        raise ValueError(f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it")
+        raise UserError(f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it")
     kept = special | set([piece for piece in pieces if piece not in special][: size - len(special)])
     unknown = model["vocab"][model["unk_id"]][0]
     model["vocab"] = [entry for entry in model["vocab"] if entry[0] in kept]
@@ -86,6 +87,7 @@ def make(args: argparse.Namespace) -> None:
     print(f"{folder}: {len(tokenizer)} ids, {args.num_hidden_layers} layers of {args.hidden_size}")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -97,10 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--num_hidden_layers", type=int, default=4)
     parser.add_argument("--max_position_embeddings", type=int, default=160)
-    try:
-        make(parser.parse_args(argv))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    make(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ Training from it builds every head from random weights: that is what the ablatio
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from configuration_dap import DAPConfig
+from dap.commands import command
+from dap.errors import UserError
 from modeling_dap import DAPModel
 
 
@@ -25,21 +26,19 @@ def save_encoder(checkpoint: str, folder: str) -> None:
     """
     kind = AutoConfig.from_pretrained(checkpoint).model_type
     if kind != DAPConfig.model_type:
-        raise ValueError(f"{checkpoint} is a plain {kind!r} already: give a checkpoint of train_dap.py")
+        raise UserError(f"{checkpoint} is a plain {kind!r} already: give a checkpoint of train_dap.py")
     DAPModel.from_pretrained(checkpoint, dtype=torch.float32).encoder.save_pretrained(folder)
     AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="folder or Hub id, such as one trained with configs/mlm.yaml")
     parser.add_argument("--output_dir", required=True)
     args = parser.parse_args(argv)
-    try:
-        save_encoder(args.checkpoint, args.output_dir)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    save_encoder(args.checkpoint, args.output_dir)
 
 
 if __name__ == "__main__":

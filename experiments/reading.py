@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dap.errors import UserError
 from experiments.recipes import OWN, Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 
@@ -34,7 +35,7 @@ def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
     known = {(recipe.name, name): run for recipe in recipes for name, run in recipe.runs.items()}
     for path, outcome in outcomes.items():
         if (outcome.recipe, outcome.run) not in known:
-            raise ValueError(f"{path}: no recipe of {recipes_dir} has {outcome.recipe}/{outcome.run}: move it away")
+            raise UserError(f"{path}: no recipe of {recipes_dir} has {outcome.recipe}/{outcome.run}: move it away")
         require_as_told(path, outcome, known[outcome.recipe, outcome.run])
     studies = [Study(each, tuple(o for o in outcomes.values() if o.recipe == each.name)) for each in recipes]
     for study in studies:
@@ -62,12 +63,12 @@ def read_outcomes(results_dir: Path) -> dict[Path, Outcome]:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from error
+            raise UserError(f"{path} is no JSON: {error}") from error
         if lacking := [key for key in KEYS if key not in content]:
-            raise ValueError(f"{path} has no {', '.join(lacking)}: it is no result of experiments.run")
+            raise UserError(f"{path} has no {', '.join(lacking)}: it is no result of experiments.run")
         identity = tuple(content[key] for key in KEYS[:4])
         if identity in found:
-            raise ValueError(f"{path} and {found[identity]} are both of {identity}: move one away")
+            raise UserError(f"{path} and {found[identity]} are both of {identity}: move one away")
         found[identity] = path
         outcomes[path] = Outcome(*identity, content)
     return outcomes
@@ -83,9 +84,9 @@ def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
         if key in own or isinstance(value, str) and "{" in value:  # a place
             continue
         if key not in trained and len(line) > 1 and not (key.startswith(HARMLESS) or _has(line, flags({key: value}))):
-            raise ValueError(f"{path}: trained without {shlex.join(flags({key: value}))}: train it anew")
+            raise UserError(f"{path}: trained without {shlex.join(flags({key: value}))}: train it anew")
         if key in trained and trained[key] != value:
-            raise ValueError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")
+            raise UserError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")
 
 
 def _has(line: Sequence[str], part: Sequence[str]) -> bool:
@@ -111,7 +112,7 @@ def require_alike(outcomes: Mapping[Path, Outcome], runs: Mapping[str, Run]) -> 
             other, theirs = first.setdefault(about, (path, value))
             if value != theirs:
                 shown = "" if key in OF_THE_SEED else f" ({theirs!r} and {value!r})"
-                raise ValueError(f"{other} and {path} differ in {key}{shown}, which no recipe tells: train one anew")
+                raise UserError(f"{other} and {path} differ in {key}{shown}, which no recipe tells: train one anew")
 
 
 def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:
@@ -125,4 +126,4 @@ def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:
             if differing := sorted(key for key in made | theirs if made.get(key) != theirs.get(key)):
                 key = differing[0]
                 values = f"{key} {theirs.get(key)!r} and {made.get(key)!r}"
-                raise ValueError(f"{name} of {other} and {path} cannot be compared ({values}): evaluate one anew")
+                raise UserError(f"{name} of {other} and {path} cannot be compared ({values}): evaluate one anew")

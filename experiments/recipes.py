@@ -25,6 +25,8 @@ from typing import Any
 
 import yaml
 
+from dap.errors import UserError
+
 OWN = ("model", "result", "folder")  # places of an evaluation that a run fills in itself
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
 SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command")  # of a run; the rest are the command's arguments
@@ -79,7 +81,7 @@ def read_recipe(path: str | Path, places: Mapping[str, str]) -> Recipe:
     """
     path = Path(path)
     if own := sorted(set(places) & set(OWN)):
-        raise ValueError(f"--places {own[0]}=...: each run fills that in itself; take another name")
+        raise UserError(f"--places {own[0]}=...: each run fills that in itself; take another name")
     content = _content(path)
     evaluate = content.get("evaluate", {})
     for text in evaluate.values():
@@ -90,7 +92,7 @@ def read_recipe(path: str | Path, places: Mapping[str, str]) -> Recipe:
         runs[name] = _run(name, own or {}, content, runs, path)
     rates = tuple(map(float, content.get("learning_rates", ())))
     if not rates and (lacking := [name for name, run in runs.items() if run.is_searched]):
-        raise ValueError(f"{path}: {lacking[0]} has no learning_rate, and the recipe no learning_rates to search")
+        raise UserError(f"{path}: {lacking[0]} has no learning_rate, and the recipe no learning_rates to search")
     return Recipe(content.get("name", path.stem), runs, evaluate, rates, dict(places))
 
 
@@ -98,27 +100,27 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path}: no YAML ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path}: no YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not isinstance(content.get("runs"), dict):
-        raise ValueError(f"{path}: no recipe; it has {', '.join(KEYS)}, of which `runs` maps names to arguments")
+        raise UserError(f"{path}: no recipe; it has {', '.join(KEYS)}, of which `runs` maps names to arguments")
     if unknown := sorted(set(content) - set(KEYS)):
-        raise ValueError(f"{path}: unknown key {', '.join(unknown)}; a recipe has {', '.join(KEYS)}")
+        raise UserError(f"{path}: unknown key {', '.join(unknown)}; a recipe has {', '.join(KEYS)}")
     return content
 
 
 def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Mapping[str, Run], path: Path) -> Run:
     for key in ("like", "same_time_as"):
         if own.get(key) is not None and own[key] not in before:
-            raise ValueError(f"{path}: {name} is {key} {own[key]}, which must be a run above it")
+            raise UserError(f"{path}: {name} is {key} {own[key]}, which must be a run above it")
     model = before.get(own.get("like"))
     arguments = dict(model.arguments if model else content.get("train", {}))
     arguments |= {key: value for key, value in own.items() if key not in SPECIAL}
     if own.get("same_time_as") and (model is None or "max_steps" not in arguments):
         needed = "max_steps" if model else "like, the run whose step is timed"  # its own would have to come first
-        raise ValueError(f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it")
+        raise UserError(f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it")
     evaluate = own.get("evaluate", list(content.get("evaluate", {})))
     if unknown := sorted(set(evaluate) - set(content.get("evaluate", {}))):
-        raise ValueError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
+        raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
     seeds = tuple(own.get("seeds", content.get("seeds", [0])))
     command = own.get("command", model.command if model else TRAIN)
     return Run(name, arguments, seeds, tuple(evaluate), own.get("like"), own.get("same_time_as"), command)
@@ -140,9 +142,9 @@ def _check_places(text: str, known: set[str], path: Path) -> None:
     try:
         lacking = sorted(set(_places_in(text)) - known)
     except ValueError as error:
-        raise ValueError(f"{path}: {text!r} has a brace alone ({error}): write it twice") from error
+        raise UserError(f"{path}: {text!r} has a brace alone ({error}): write it twice") from error
     if lacking:
-        raise ValueError(f"{path}: {text!r} needs --places {lacking[0]}=...")
+        raise UserError(f"{path}: {text!r} needs --places {lacking[0]}=...")
 
 
 def _places_in(text: str) -> Iterator[str]:
@@ -162,10 +164,10 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def command(text: str, places: Mapping[str, object]) -> list[str]:
-    """An evaluation's command, split as a shell does before its places are filled in: a path stays in one piece.
+def words(text: str, places: Mapping[str, object]) -> list[str]:
+    """An evaluation's command in words: split as in a shell before places are filled in, so a path stays in one piece.
 
-    >>> command("eval.py --model {model} --data {data}/tatoeba", {"model": "m", "data": "my data"})
+    >>> words("eval.py --model {model} --data {data}/tatoeba", {"model": "m", "data": "my data"})
     ['eval.py', '--model', 'm', '--data', 'my data/tatoeba']
     """
     return [part.format(**places) for part in shlex.split(text)]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.files import write_json
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 from eval_retrieval import Pairs
@@ -101,10 +102,10 @@ def reference(
         ValueError: a language without spaces between words or without training text, or a file that holds no links.
     """
     if refused := [code for code in pairs if code in NO_SPACES]:
-        raise ValueError(f"{' '.join(refused)}: written without spaces between words, which are needed; leave it out")
+        raise UserError(f"{' '.join(refused)}: written without spaces between words, which are needed; leave it out")
     found = find_bitext(train_data)
     if absent := [code for code in pairs if code not in found]:
-        raise ValueError(f"{' '.join(absent)}: {', '.join(train_data)} holds {' '.join(found)} only")
+        raise UserError(f"{' '.join(absent)}: {', '.join(train_data)} holds {' '.join(found)} only")
     aligned = {}
     for code, rows in pairs.items():
         path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json") if folder else None
@@ -126,7 +127,7 @@ def link_pairs(
         ValueError: fewer than `wanted` rows.
     """
     if wanted > len(rows):
-        raise ValueError(f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer")
+        raise UserError(f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer")
     short = (pair for pair in map(_split, text) if min(map(len, pair)) > 0 and max(map(len, pair)) <= LONGEST)
     words = [*map(_split, rows), *islice(short, training_pairs)]
     source, target = zip(*words, strict=True)
@@ -168,7 +169,7 @@ def _read(path: Path) -> list[AlignedPair]:
         rows = json.loads(path.read_text(encoding="utf-8"))["pairs"]
         return [AlignedPair(**{name: _value(value) for name, value in row.items()}) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not hold links ({error!r}): delete it") from error
+        raise UserError(f"{path} does not hold links ({error!r}): delete it") from error
 
 
 def _value(value: Any) -> Any:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 import train_dap
+from dap.commands import command
+from dap.errors import UserError
 from dap.training import DAPTrainingArguments, parse_arguments
 from losses_dap import RankingResult
 from modeling_dap import DAPForPreTraining
@@ -65,11 +67,11 @@ def check(training: DAPTrainingArguments, processes: int) -> None:
     """Raise `ValueError` for a batch that W processes cannot share, or that is not taken whole by one."""
     given, pairs = f"--released_processes {processes}", training.per_device_train_batch_size
     if processes < 1 or pairs % processes:
-        raise ValueError(f"{given} do not share a batch of {pairs} pairs evenly: give a divisor of it")
+        raise UserError(f"{given} do not share a batch of {pairs} pairs evenly: give a divisor of it")
     if training.world_size > 1:
-        raise ValueError(f"{given} are simulated in one process, not in {training.world_size}: start one")
+        raise UserError(f"{given} are simulated in one process, not in {training.world_size}: start one")
     if training.mini_batch_size is not None:
-        raise ValueError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
+        raise UserError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -81,12 +83,10 @@ def run(argv: Sequence[str]) -> None:
     train_dap.run(others, released(args.released_processes), vars(args))
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command; what `run` reports ends it with status 1 and the message alone."""
-    try:
-        run(sys.argv[1:] if argv is None else argv)
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    """The command: `run`."""
+    run(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

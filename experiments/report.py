@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dap.commands import command
 from experiments.cost import cost_block
 from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
@@ -364,13 +365,11 @@ def run(args: argparse.Namespace) -> list[str]:
     return changes
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: expected errors end it with status 1 and one message."""
+    """The command."""
     args = parse(argv)
-    try:
-        changes = run(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    changes = run(args)
     if args.check and changes:
         lines = "\n".join(changes)
         sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m experiments.report`")

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dap.commands import claimed
+from dap.commands import claimed, command
+from dap.errors import UserError
 from dap.files import read_object, write_json
 from dap.reports import machine, versions
 from dap.training import FINISHED
-from experiments.recipes import Recipe, Run, command, flags, read_recipe
+from experiments.recipes import Recipe, Run, flags, read_recipe, words
 from experiments.statistics import DEV
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Workspace:
             return None
         path = folder / "eval_results.json"
         if not path.is_file():
-            raise ValueError(f"{job.name} has no {DEV}, which chooses learning rates: give dev_pairs above 0")
+            raise UserError(f"{job.name} has no {DEV}, which chooses learning rates: give dev_pairs above 0")
         return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class Workspace:
         """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
         steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
         if lacking := {run.same_time_as, run.like} - set(steps):
-            raise ValueError(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
+            raise UserError(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
         return steps[run.same_time_as]["cpu"] / steps[run.like]["cpu"]
 
     # ---------------------------------------------------------------------------------------- doing it
@@ -148,7 +149,7 @@ class Workspace:
                 if not result.is_file():
                     result.parent.mkdir(exist_ok=True)
                     places = {"model": folder, "result": result, "folder": result.parent}
-                    line = command(self.recipe.evaluate[name], {**self.recipe.places, **places})
+                    line = words(self.recipe.evaluate[name], {**self.recipe.places, **places})
                     execute(line, folder / f"{name}.log")
             if self.state(job) != "done":  # another process may have done it all meanwhile
                 write_json(self.collected(job), self.result(job))
@@ -313,10 +314,11 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
 def parse_places(given: Sequence[str]) -> dict[str, str]:
     """`["data=d"]` as absolute paths by name; raises `ValueError` for what is not NAME=PATH."""
     if wrong := [place for place in given if "=" not in place]:
-        raise ValueError(f"--places {wrong[0]}: give NAME=PATH")
+        raise UserError(f"--places {wrong[0]}: give NAME=PATH")
     return {name: str(Path(path).absolute()) for name, path in (place.split("=", 1) for place in given)}
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -328,17 +330,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--list", action="store_true", help="say how far each training is, and do nothing")
     args = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    try:
-        recipe = read_recipe(args.recipe, parse_places(args.places))
-        if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
-            raise ValueError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
-        workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
-        failed = [] if args.list else work(workspace, args.only)
-        if args.list:
-            for job in in_order(workspace, args.only):
-                print(f"{job.name}: {workspace.state(job)}")
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    recipe = read_recipe(args.recipe, parse_places(args.places))
+    if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
+        raise UserError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
+    workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+    failed = [] if args.list else work(workspace, args.only)
+    if args.list:
+        for job in in_order(workspace, args.only):
+            print(f"{job.name}: {workspace.state(job)}")
     if failed:
         sys.exit("\n".join(f"error: {each}" for each in failed))
 

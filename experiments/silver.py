@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dap.errors import UserError
+
 Sentences = Sequence[Sequence[str]]
 
 ITERATIONS = 5
@@ -53,7 +55,7 @@ def align_words(source: Sentences, target: Sentences, wanted: int | None = None)
         ValueError: unequal numbers of sentences.
     """
     if len(source) != len(target):
-        raise ValueError(f"{len(source)} source and {len(target)} target sentences: an aligner needs pairs")
+        raise UserError(f"{len(source)} source and {len(target)} target sentences: an aligner needs pairs")
     wanted = len(source) if wanted is None else wanted
     forward = generating_words(source, target)
     backward = generating_words(target, source)

@@ -8,7 +8,6 @@ the results, where `experiments.run` looks for it.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -21,6 +20,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from benchmarks.timing import alternate
+from dap.commands import command
+from dap.errors import UserError
 from dap.files import write_json
 from dap.reports import machine, versions
 from dap.text import load_bitext
@@ -50,7 +51,7 @@ def model_folder(workspace: Workspace, run: Run) -> Path:
     """The finished model of a run's first seed."""
     rate = workspace.learning_rate(run)
     if rate is None:
-        raise ValueError(
+        raise UserError(
             f"{run.name}: the search for its learning rate has not ended: run `python -m experiments.run` first"
         )
     return workspace.folder(Job(run, run.seeds[0], rate, ()))
@@ -64,14 +65,14 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
     """
     found = {name: {key: run.arguments.get(key, SHARED[key]) for key in SHARED} for name, run in runs.items()}
     if not found:
-        raise ValueError("no run of the recipe has same_time_as, so there is nothing to measure")
+        raise UserError("no run of the recipe has same_time_as, so there is nothing to measure")
     first, arguments = next(iter(found.items()))
     if lacking := [key for key, value in arguments.items() if value is None]:
-        raise ValueError(f"{first} has no {lacking[0]}: give it, in `train` for one")
+        raise UserError(f"{first} has no {lacking[0]}: give it, in `train` for one")
     for name, other in found.items():
         if differing := [key for key in SHARED if other[key] != arguments[key]]:
             key = differing[0]
-            raise ValueError(f"{first} has {key}={arguments[key]!r}, {name} {other[key]!r}: give both the same")
+            raise UserError(f"{first} has {key}={arguments[key]!r}, {name} {other[key]!r}: give both the same")
     return arguments
 
 
@@ -121,7 +122,7 @@ def measure(workspace: Workspace, repeats: int) -> None:
     arguments = shared_arguments(runs)
     folders = {name: model_folder(workspace, run) for name, run in runs.items()}
     if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
-        raise ValueError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
+        raise UserError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
     data = batches(arguments, next(iter(folders.values())))
     frozen = bool(arguments["freeze_word_embeddings"])
     steps = {name: training_step(folder, frozen, data) for name, folder in folders.items()}
@@ -132,6 +133,7 @@ def measure(workspace: Workspace, repeats: int) -> None:
         print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {repeats})")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -141,11 +143,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="where timing.json goes")
     parser.add_argument("--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns")
     args = parser.parse_args(argv)
-    try:
-        recipe = read_recipe(args.recipe, parse_places(args.places))
-        measure(Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    recipe = read_recipe(args.recipe, parse_places(args.places))
+    measure(Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
 
 
 if __name__ == "__main__":

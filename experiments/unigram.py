@@ -6,13 +6,13 @@ A sample of every language counts; tokens are those that RTL predicts: all but C
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from dap.commands import command
 from dap.text import load_bitext
 from dap.training import token_counts, tokenize_bitext
 
@@ -32,6 +32,7 @@ def spread_out(text: Dataset, pairs: int) -> Dataset:
     return text.select(np.linspace(0, len(text) - 1, min(len(text), pairs)).astype(int))
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -40,11 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=700, help="pairs of each language, spread over its text")
     parser.add_argument("--max_seq_length", type=int, default=32)
     args = parser.parse_args(argv)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-        sample = {code: spread_out(part, args.pairs) for code, part in load_bitext(args.train_data).items()}
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    sample = {code: spread_out(part, args.pairs) for code, part in load_bitext(args.train_data).items()}
     counts = token_counts(tokenize_bitext(sample, tokenizer, args.max_seq_length), tokenizer)  # (V,)
     print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
 
