@@ -9,8 +9,6 @@ The text stays in `--folder` and is used again; 10 million lines are 2.5 GB, and
 Memory is that of all processes together, as the kernel tells it twice a second: PSS, where a page that several
 share counts once, pages of mapped files included. Between two looks it may have been more; what it was not is more
 than the sum of each process's own peak (VmHWM), which counts shared pages as often as they are shared.
-
-Shapes: none.
 """
 
 import argparse
