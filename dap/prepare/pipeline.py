@@ -39,11 +39,10 @@ from dap.prepare.leaks import LeakIndex
 from dap.prepare.options import PrepareOptions
 from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
 from dap.prepare.tokens import load_tokenizer, special_ids, vocabulary_size
-from dap.text import LineAudit, audited_tables, finish_file
+from dap.text import LineAudit, read_tables
 
 logger = logging.getLogger(__name__)
 
-TABLE_ROWS = 50_000  # pairs cleaned at a time
 ROW_GROUP = 65_536  # pairs
 #: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
 #: training pairs, of any language, have too.
@@ -62,7 +61,7 @@ def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str,
         language -> its counts, which `clean_file`, `select_language` and `write_language` name.
 
     Raises:
-        ValueError: input as `audited_tables`, no space left on the device, or a process that was killed.
+        ValueError: input as `read_tables`, no space left on the device, or a process that was killed.
     """
     for left in (*plan.work_dir.glob("*.tmp"), *plan.output_dir.glob("*/.*.tmp")):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -108,7 +107,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     Counts `read`, `unreadable` (lines), the repairs and reasons of `Cleaner`, and `leak`.
 
     Raises:
-        ValueError: as `audited_tables`, a file without pairs, or no space left on the device.
+        ValueError: as `read_tables`, a file without pairs, or no space left on the device.
     """
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
@@ -122,7 +121,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         pq.ParquetWriter(folder / "rows.parquet", _ROWS, compression="zstd", use_dictionary=False) as rows,
         (folder / "leaks.jsonl").open("wb") as listed,
     ):
-        for table in audited_tables(raw.file, audit, TABLE_ROWS):
+        for table in read_tables(raw.file, audit):
             pairs, found = clean(pl.from_arrow(table))  # repaired and filtered
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
             source, target = (side.keys() for side in letters)
@@ -141,7 +140,6 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             keys.write_table(passed.select(_KEYS.names).to_arrow())
             admitted = passed.filter(admit(passed["rank"].to_numpy()))
             rows.write_table(admitted.select(_ROWS.names).to_arrow().cast(_ROWS))
-        finish_file(raw.file, audit, counts["read"])
         write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
 
 

@@ -3,17 +3,16 @@
 from dap.text.archives import disk_path, read_sentences
 from dap.text.corpus import count_pairs, load_bitext
 from dap.text.files import BitextFile, find_bitext
-from dap.text.formats import LineAudit, audited_tables, finish_file, read_pairs
+from dap.text.formats import LineAudit, read_pairs, read_tables
 
 __all__ = [
     "BitextFile",
     "LineAudit",
-    "audited_tables",
     "count_pairs",
     "disk_path",
     "find_bitext",
-    "finish_file",
     "load_bitext",
     "read_pairs",
     "read_sentences",
+    "read_tables",
 ]

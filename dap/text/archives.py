@@ -12,13 +12,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dap.errors import UserError
 
-BLOCK_BYTES = 4 << 20  # lines are read in blocks of about this size
 MAX_LINE = 64 << 20  # bytes; what is longer is no text, and would fill the memory
 
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)
@@ -88,38 +87,24 @@ def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
     return opened
 
 
-def line_blocks(path: str | Path) -> Iterator[bytes]:
-    """Whole lines, about `BLOCK_BYTES` at a time, each ending in a line feed.
-
-    A CR before the line feed and the byte order mark that some editors write are dropped.
+def read_lines(path: str | Path) -> Iterator[bytes]:
+    """The lines of a file without their end, LF or CR + LF, and without the byte order mark that some editors write.
 
     Raises:
         ValueError: as `open_file`, UTF-16, lines that end in CR alone, or one longer than `MAX_LINE`.
     """
-    number = 0  # lines before the block
     with open_file(path) as stream:
         start = stream.peek(3)[:3]
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UserError(f"{path} is UTF-16, expected UTF-8: convert it, iconv -f UTF-16 -t UTF-8")
         if start == b"\xef\xbb\xbf":
             stream.read(3)
-        while block := stream.read(BLOCK_BYTES):
-            if not number and block.count(b"\r") > 1 and b"\n" not in block:
+        for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), b""), 1):
+            if number == 1 and line.count(b"\r") > 1 and not line.endswith(b"\n"):
                 raise UserError(f"{path}: its lines end in CR alone; convert it: tr '\\r' '\\n'")
-            if not block.endswith(b"\n"):
-                rest = stream.readline(MAX_LINE)
-                if len(rest) >= MAX_LINE:
-                    line = number + block.count(b"\n") + 1
-                    raise UserError(f"{path}, line {line}: longer than {MAX_LINE:,} bytes; is this file text?")
-                block += rest if rest.endswith(b"\n") else rest + b"\n"  # the last line may lack its end
-            yield block.replace(b"\r\n", b"\n") if b"\r" in block else block
-            number += block.count(b"\n")
-
-
-def read_lines(path: str | Path) -> Iterator[bytes]:
-    """The lines of a file without their end; raises as `line_blocks`."""
-    for block in line_blocks(path):
-        yield from block[:-1].split(b"\n")
+            if len(line) >= MAX_LINE:
+                raise UserError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes; is this file text?")
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def not_utf8(text: bytes) -> str | None:
@@ -135,7 +120,7 @@ def read_sentences(path: str | Path) -> Iterator[str]:
     """The lines of one monolingual text, unpacked, empty ones included: line i is sentence i.
 
     Raises:
-        ValueError: invalid UTF-8, named by its line, or as `line_blocks`.
+        ValueError: invalid UTF-8, named by its line, or as `read_lines`.
         FileNotFoundError: no such file.
     """
     for number, line in enumerate(read_lines(path), 1):

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import config as datasets_config
 
+from dap.files import whole_file
 from dap.text.archives import disk_path
 from dap.text.files import BitextFile, find_bitext, hub_dataset
 from dap.text.formats import LineAudit, read_pairs, read_tables
@@ -19,12 +19,11 @@ from dap.text.formats import LineAudit, read_pairs, read_tables
 FEATURES = Features({"source": Value("string"), "target": Value("string")})
 STREAM_FEATURES = Features({**FEATURES, "row": Value("string")})
 CACHE_VERSION = 1
-BATCH = 10_000  # pairs a batch of the cache
 
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
     """The number of pairs in these files, by reading them once."""
-    return sum(len(table) for file in files for table in read_tables(file, max_bad_lines))
+    return sum(len(table) for file in files for table in read_tables(file, LineAudit(str(file), max_bad_lines)))
 
 
 def load_bitext(
@@ -60,8 +59,12 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> IterableDataset:
+    """A stream whose rows begin with nothing for one file, else with the file's name below what all share."""
     LineAudit("", max_bad_lines)  # a wrong limit is found now, not at the first batch
-    shards = [(replace(file, streaming=True), name) for file, name in zip(files, _names(files), strict=True)]
+    folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
+    shared = os.path.commonpath(folders) if folders else ""
+    names = [f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:" for file in files]
+    shards = [(replace(file, streaming=True), name if len(files) > 1 else "") for file, name in zip(files, names)]
     arguments = {"shards": shards, "max_bad_lines": max_bad_lines}
     return IterableDataset.from_generator(_read_all, features=STREAM_FEATURES, gen_kwargs=arguments)
 
@@ -72,37 +75,17 @@ def _read_all(shards: list[tuple[BitextFile, str]], max_bad_lines: float) -> Ite
             yield {**pair, "row": f"{name}{number}"}
 
 
-def _names(files: list[BitextFile]) -> list[str]:
-    """What precedes the number in the rows of each file: nothing for one file, else its name, below what all share."""
-    if len(files) == 1:
-        return [""]
-    folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
-    shared = os.path.commonpath(folders) if folders else ""
-    return [f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:" for file in files]
-
-
 def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> Dataset:
-    """The pairs in an Arrow file, which appears under its name only when it is whole."""
-    path = folder / f"{file.language}-{file.target_language}-{_fingerprint(file, max_bad_lines)}.arrow"
-    if path.exists():
-        return Dataset.from_file(str(path))
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    schema = FEATURES.arrow_schema
-    try:
-        with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for table in read_tables(file, max_bad_lines):
-                writer.write_table(pa.table([table["source"], table["target"]], schema=schema), BATCH)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return Dataset.from_file(str(path))
-
-
-def _fingerprint(file: BitextFile, max_bad_lines: float) -> str:
-    """Changes with the path, size or modification time of a file, and with everything that shapes what is read."""
+    """The pairs in an Arrow file, whose name changes with the file's state and with all that shapes what is read."""
     if file.format == "hub":
         state: list[Any] = [hub_dataset(file.paths[0], file.config, False)._fingerprint]
     else:
         state = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, map(disk_path, file.paths))]
-    return hashlib.sha256(repr((CACHE_VERSION, file, max_bad_lines, state)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((CACHE_VERSION, file, max_bad_lines, state)).encode()).hexdigest()[:16]
+    path = folder / f"{file.language}-{file.target_language}-{key}.arrow"
+    if not path.exists():
+        schema = FEATURES.arrow_schema
+        with whole_file(path) as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for table in read_tables(file, LineAudit(str(file), max_bad_lines)):
+                writer.write_table(pa.table([table["source"], table["target"]], schema=schema))
+    return Dataset.from_file(str(path))

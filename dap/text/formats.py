@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from dap.errors import UserError
 from dap.languages import base_language
-from dap.text.archives import line_blocks, not_utf8, read_lines
+from dap.text.archives import not_utf8, read_lines
 from dap.text.files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -61,11 +61,10 @@ class LineAudit:
 
     Args:
         name: what messages call the file.
-        max_bad_lines: share of its lines that may be bad.
+        max_bad_lines: share of its lines that may be bad (0 to 1); 0 stops at the first one.
 
     Attributes:
         bad: bad lines so far.
-        first: (line, reason) of the first `SHOWN` of them.
         lines: the number of the last line seen.
     """
 
@@ -74,14 +73,15 @@ class LineAudit:
             raise UserError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
         self.name, self.limit = name, max_bad_lines
         self.bad = self.lines = 0
-        self.first: list[tuple[int, str]] = []
+        self._first: list[str] = []
 
     def reject(self, line: int, reason: object) -> None:
         """Counts line number `line` (from 1) as bad."""
         self.bad, self.lines = self.bad + 1, line
+        tell = logger.info
         if self.bad <= SHOWN:
-            self.first.append((line, str(reason)))
-        tell = _warn_once if self.bad <= SHOWN else logger.info
+            self._first.append(f"line {line}: {reason}")
+            tell = _warn_once
         tell("%s, line %d skipped: %s", self.name, line, str(reason))
         self.judge(max(line, JUDGE_AFTER))
 
@@ -89,8 +89,7 @@ class LineAudit:
         """Raises `ValueError` if there are more bad lines than `lines` lines may have."""
         if self.bad <= self.limit * lines:
             return
-        shown = [f"line {line}: {reason}" for line, reason in self.first]
-        quoted = "\n  ".join(shown + ["…"] * (self.bad > len(shown)))
+        quoted = "\n  ".join(self._first + ["…"] * (self.bad > SHOWN))
         raise UserError(
             f"{self.name}: {self.bad} of the first {self.lines} lines are bad, more than max_bad_lines="
             f"{self.limit:g} ({100 * self.limit:g}%) allows:\n  {quoted}\n"
@@ -100,36 +99,22 @@ class LineAudit:
 
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
     """The pairs of one file in its order, as `{"source": …, "target": …}`; arguments and errors as `read_tables`."""
-    for table in read_tables(file, max_bad_lines):
+    for table in read_tables(file, LineAudit(str(file), max_bad_lines)):
         yield from table.drop_columns("line").to_pylist()
 
 
-def read_tables(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[pa.Table]:
-    """The pairs of one file in its order, as tables with the columns of `TABLE`.
-
-    Args:
-        max_bad_lines: share of the file's lines that may be bad (0 to 1); 0 stops at the first one.
+def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
+    """The pairs of one file in its order, as tables with the columns of `TABLE`, of at most `BATCH` rows.
 
     Raises:
         ValueError: too many bad lines, not a single pair, sides of different length, damaged file, missing columns.
     """
-    audit, pairs = LineAudit(str(file), max_bad_lines), 0
-    for table in audited_tables(file, audit):
-        pairs += len(table)
-        yield table
-    finish_file(file, audit, pairs)
-
-
-def audited_tables(file: BitextFile, audit: LineAudit, rows: int = 100_000) -> Iterator[pa.Table]:
-    """The tables of `read_tables`, of at most `rows` pairs; `finish_file` is left to the caller."""
+    pairs = 0
     for batch in READERS[file.format](file):
         table = _check(batch, audit)
-        for start in range(0, len(table), rows):
-            yield table.slice(start, rows)
-
-
-def finish_file(file: BitextFile, audit: LineAudit, pairs: int) -> None:
-    """The verdict over a file that gave `pairs` pairs; raises `ValueError` for too many bad lines or no pair."""
+        pairs += len(table)
+        if len(table):
+            yield table
     audit.judge(audit.lines)
     if audit.bad:
         _warn_once("%s: %d of %d lines skipped (limit %.3g%%)", file, audit.bad, audit.lines, 100 * audit.limit)
@@ -172,49 +157,38 @@ def _explain(source: Any, target: Any) -> str | None:
     return None
 
 
-def _explain_sides(sides: Sequence[pa.Array], row: int) -> str | None:
-    return _explain(*(side[row].as_py() for side in sides))
-
-
 # One function a format
 
 
+def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    while batch := list(islice(rows, BATCH)):
+        yield batch
+
+
 def _tsv(file: BitextFile) -> Iterator[Batch]:
-    for lines in _line_batches(file.paths[0]):
-        cells = pc.split_pattern(_decode(lines), "\t", max_splits=2)  # source, target, the rest
+    for lines in _batches(read_lines(file.paths[0])):
+        cells = pc.split_pattern(_decode(pa.array(lines, pa.binary())), "\t", max_splits=2)  # 2 sides, the rest
         cells = pc.list_slice(cells, 0, 2, return_fixed_size_list=True)  # null stands for what is not there
         yield Batch([pc.list_element(cells, 0), pc.list_element(cells, 1)], partial(_explain_line, lines))
 
 
-def _explain_line(lines: pa.Array, row: int) -> str:
-    line = lines[row].as_py()
-    if reason := not_utf8(line):
+def _explain_line(lines: Sequence[bytes], row: int) -> str | None:
+    if reason := not_utf8(lines[row]):
         return reason
-    return _explain(*line.split(b"\t")[:2]) if b"\t" in line else "one column, expected source<TAB>target"
+    cells = lines[row].split(b"\t")
+    return _explain(*cells[:2]) if len(cells) > 1 else "one column, expected source<TAB>target"
 
 
 def _moses(file: BitextFile) -> Iterator[Batch]:
-    lengths = [sum(block.count(b"\n") for block in line_blocks(path)) for path in file.paths]
+    lengths = [sum(1 for _ in read_lines(path)) for path in file.paths]
     if lengths[0] != lengths[1]:
         raise UserError(
             f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, {file.paths[1]} has "
             f"{lengths[1]}; line i of one must translate line i of the other"
         )
-    for sides in zip(*map(_line_batches, file.paths), strict=True):
-        yield Batch(sides, partial(_explain_sides, sides))
-
-
-def _line_batches(path: str) -> Iterator[pa.Array]:
-    """The lines of a file as bytes, `BATCH` at a time and the rest at its end."""
-    waiting = pa.array([], pa.binary())
-    for block in line_blocks(path):
-        lines = pc.split_pattern(pa.array([block], pa.binary()), "\n").values[:-1]
-        waiting = pa.concat_arrays([waiting, lines])
-        while len(waiting) >= BATCH:
-            yield waiting[:BATCH]
-            waiting = waiting[BATCH:]
-    if len(waiting):
-        yield waiting
+    for rows in _batches(zip(*map(read_lines, file.paths), strict=True)):
+        sides = [pa.array(side, pa.binary()) for side in zip(*rows)]
+        yield Batch(sides, lambda row, rows=rows: _explain(*rows[row]))
 
 
 def _parquet(file: BitextFile) -> Iterator[Batch]:
@@ -225,7 +199,7 @@ def _parquet(file: BitextFile) -> Iterator[Batch]:
                 raise UserError(f"{file}: columns are {names}; expected 'source' and 'target': rename them")
             for block in table.iter_batches(BATCH, columns=["source", "target"]):
                 sides = [block[side].cast(pa.large_binary()) for side in ("source", "target")]
-                yield Batch(sides, partial(_explain_sides, sides))
+                yield Batch(sides, lambda row, sides=sides: _explain(*(side[row].as_py() for side in sides)))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again") from error
 
@@ -264,12 +238,11 @@ def _by_rows(read: Callable[[BitextFile], Iterator[Row]]) -> Callable[[BitextFil
     """A reader of batches, from one that gives row after row."""
 
     def read_batches(file: BitextFile) -> Iterator[Batch]:
-        rows = read(file)
-        while batch := list(islice(rows, BATCH)):
-            lines, *sides = zip(*batch)
+        for rows in _batches(read(file)):
+            lines, *sides = zip(*rows)
             texts = [[text if isinstance(text, str) else None for text in side] for side in sides]
             columns = [pa.array(side, pa.string()) for side in texts]
-            yield Batch(columns, lambda row, batch=batch: _explain(*batch[row][1:]), lines)
+            yield Batch(columns, lambda row, rows=rows: _explain(*rows[row][1:]), lines)
 
     return read_batches
 

@@ -187,7 +187,7 @@ def test_dev_sets_are_a_tenth_at_most(raw: Path, tmp_path: Path) -> None:
 def test_leaks_are_left_out_and_listed_in_the_order_of_the_file(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "TABLE_ROWS", 50)
+    monkeypatch.setattr("dap.text.formats.BATCH", 50)
     pairs = [pair for pair in raw_pairs(raw, "de") if pair[0] != "zu kurz"]
     sentences = [
         pairs[0][0].upper(),
@@ -235,7 +235,7 @@ def test_bad_lines_are_judged_over_the_file(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_text_that_no_sample_needs_is_let_go(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "TABLE_ROWS", 20)
+    monkeypatch.setattr("dap.text.formats.BATCH", 20)
     plan = plan_of(tmp_path, max_pairs=20)
     prepare(plan, files_of(raw), 1)
     sizes = [pq.read_metadata(plan.cleaned(file) / "rows.parquet").num_rows for file in files_of(raw)]

@@ -137,12 +137,10 @@ def test_damaged_compressed_files_are_named(tmp_path: Path, name: str, damage: s
     assert str(path) in str(error.value)
 
 
-def test_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_ends(tmp_path: Path) -> None:
     odd = b"\x0b\x0c\x1c\xc2\x85\xe2\x80\xa8\r"
     path = write(tmp_path / "x", b"\xef\xbb\xbfone\r\ntwo\rstill two\n\n" + odd + b"\r\n\xef\xbb\xbflast")
-    for size in (1, 3, 1000):
-        monkeypatch.setattr(archives, "BLOCK_BYTES", size)
-        assert list(read_lines(path)) == [b"one", b"two\rstill two", b"", odd, b"\xef\xbb\xbflast"]
+    assert list(read_lines(path)) == [b"one", b"two\rstill two", b"", odd, b"\xef\xbb\xbflast"]
     assert list(read_lines(write(tmp_path / "y", b""))) == []
     assert list(read_lines(write(tmp_path / "z", b"\n"))) == [b""]
 
@@ -160,7 +158,6 @@ def test_what_is_no_text_is_named_with_the_remedy(
     tmp_path: Path, data: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "MAX_LINE", 5000)
-    monkeypatch.setattr(archives, "BLOCK_BYTES", 100)
     with pytest.raises(ValueError, match=rf"de-en\.tsv\.gz{message}"):
         read(write(tmp_path / "de-en.tsv.gz", data), 1.0)
 
