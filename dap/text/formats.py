@@ -186,9 +186,9 @@ def _moses(file: BitextFile) -> Iterator[Batch]:
             f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, {file.paths[1]} has "
             f"{lengths[1]}; line i of one must translate line i of the other"
         )
-    for rows in _batches(zip(*map(read_lines, file.paths), strict=True)):
-        sides = [pa.array(side, pa.binary()) for side in zip(*rows)]
-        yield Batch(sides, lambda row, rows=rows: _explain(*rows[row]))
+    for sides in zip(*(_batches(read_lines(path)) for path in file.paths), strict=True):
+        columns = [pa.array(side, pa.binary()) for side in sides]
+        yield Batch(columns, lambda row, sides=sides: _explain(*(side[row] for side in sides)))
 
 
 def _parquet(file: BitextFile) -> Iterator[Batch]:

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
 
-from dap.prepare import pipeline
 from dap.prepare.filters import REASONS
 from dap.prepare.leaks import LeakIndex
 from dap.prepare.options import PrepareOptions
