@@ -53,7 +53,7 @@ setup(
         "push_to_hub",
     ],
     packages=find_packages(include=["dap", "dap.*"]),
-    package_data={"dap.publishing": ["model_card.md"]},
+    package_data={"dap.prepare": ["data_card.md"], "dap.publishing": ["model_card.md"]},
     install_requires=[
         "torch>=2.8",
         "transformers>=5.20",

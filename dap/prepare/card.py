@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from datasets import Features
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dap.files import write_json
 from dap.languages import NAMES
 from dap.prepare.filters import REPAIRS
+from dap.prepare.pipeline import SCHEMA
 from dap.prepare.run_folder import CARD, INFO, REPORT
 from dap.reports import markdown_table, text_table
 
 SPLITS = ("train", "dev")
+SHOWN = ("read", *SPLITS, "target_repeated")  # counts of each language in the card
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
 LOSSES = {
     "empty": "a side was empty after the repair",
@@ -34,62 +37,35 @@ LOSSES = {
 UNKNOWN = "not stated; see the source"
 Counts = Mapping[str, Mapping[str, Any]]
 
-_TEMPLATE = """\
----
-{{ card_data }}
----
 
-# Parallel text of {{ languages | length }} languages with {{ target }}
-
-{{ "{:,}".format(sums.train) }} training and {{ "{:,}".format(sums.dev) }} dev pairs out of \
-{{ "{:,}".format(sums.read) }}, made by `prepare_data.py` of dap-transformers. `source` is a sentence, `target` its \
-translation; `origin` names the corpus or file; `text_hash` is a key of the pair as normalised (letters and digits, \
-case folded); `target_repeated` says that other training pairs, of this or another language, have the same `target`, \
-so that these are no negatives of each other. No `target` of a dev pair is that of a training pair of any language. \
-The text was {% if evaluation %}compared with the evaluation sets {{ evaluation }}{% else %}not compared with any \
-evaluation set{% endif %}.
-
-## Origins and licences
-
-{{ origins }}
-
-## Pairs by language
-
-{{ pairs }}
-
-## What was dropped
-
-{{ dropped }}
-
-## Settings
-
-{{ settings }}
-"""
-
-
-def total(languages: Counts) -> dict[str, int]:
+def total(languages: Counts) -> Counter[str]:
     """The sums of the counts over all languages."""
     sums: Counter[str] = Counter()
     for counts in languages.values():
         sums.update({name: value for name, value in counts.items() if isinstance(value, int)})
-    return dict(sums)
+    return sums
 
 
 def counts_table(languages: Counts) -> str:
     """Pairs by language and reason; reasons that nothing was dropped for have no column."""
     sums = total(languages)
-    used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums.get(name)]
+    used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
     columns = ["read", *used, "train", "dev", "target_repeated"]
-    rows = [[code, *(counts.get(name, 0) for name in columns)] for code, counts in languages.items()]
-    return text_table(["", *columns], [*rows, ["all", *(sums.get(name, 0) for name in columns)]])
+    every = {**languages, "all": sums}
+    rows = [[code, *(counts.get(name, 0) for name in columns)] for code, counts in every.items()]
+    return text_table(["", *columns], rows)
+
+
+def describe(folder: Path, report: Mapping[str, Any]) -> None:
+    """Writes `dataset_info.json`, the card `README.md`, and the report, which comes last and marks the end."""
+    content = (report["languages"], report["settings"], report["licences"])
+    write_json(dataset_info(*content), folder / INFO)
+    (folder / CARD).write_text(f"{data_card(*content)}\n", encoding="utf-8")
+    write_json(report, folder / REPORT)
 
 
 def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> dict[str, Any]:
     """`dataset_info.json`: features, splits by configuration (a language and English), counts and settings."""
-    text = {"dtype": "string", "_type": "Value"}
-    features = dict.fromkeys(("source", "target", "origin"), text)
-    features["text_hash"] = {"dtype": "uint64", "_type": "Value"}
-    features["target_repeated"] = {"dtype": "bool", "_type": "Value"}
     configs = {
         f"{code}-{settings['target_language']}": {
             "splits": {split: {"num_examples": counts[split]} for split in SPLITS},
@@ -98,46 +74,31 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
         }
         for code, counts in languages.items()
     }
-    return {"features": features, "configs": configs, "licences": dict(licences), "settings": dict(settings)}
+    features = Features.from_arrow_schema(SCHEMA).to_dict()
+    return {"features": features, "configs": configs, "licences": licences, "settings": settings}
 
 
-def describe(folder: Path, report: Mapping[str, Any]) -> None:
-    """Writes `dataset_info.json`, the card `README.md`, and the report, which comes last and marks the end."""
-    content = (report["languages"], report["settings"], report["licences"])
-    write_json(dataset_info(*content), folder / INFO)
-    (folder / CARD).write_text(data_card(*content), encoding="utf-8")
-    write_json(report, folder / REPORT)
-
-
-def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> str:
+def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> DatasetCard:
     """README.md: YAML that `datasets` reads (a configuration a language), counts, steps and licences."""
-    target, sums = settings["target_language"], total(languages)
-    configs = []
+    target, sums, origins = settings["target_language"], total(languages), Counter()
+    configs, pairs = [], []
     for code, counts in languages.items():
         files = [{"split": name, "path": f"{name}/*.{code}-{target}.parquet"} for name in SPLITS if counts[name]]
         configs += [{"config_name": f"{code}-{target}", "data_files": files}] if files else []
-    tasks = ["translation", "sentence-similarity"]
-    metadata = DatasetCardData(language=[*languages, target], task_categories=tasks, configs=configs)
-    origins: Counter[str] = Counter()
-    for counts in languages.values():
+        pairs.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in SHOWN)])
         origins.update(counts["origins"])
     named = [[name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()]
-    shown = ("read", "train", "dev", "target_repeated")
-    pairs = [
-        [code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in shown)] for code, counts in languages.items()
-    ]
-    card = DatasetCard.from_template(
-        metadata,
-        template_str=_TEMPLATE,
+    losses = [[name, f"{sums[name]:,}", reason] for name, reason in LOSSES.items()]
+    tasks = ["translation", "sentence-similarity"]
+    return DatasetCard.from_template(
+        DatasetCardData(language=[*languages, target], task_categories=tasks, configs=configs),
+        template_path=str(Path(__file__).with_name("data_card.md")),
         sums=sums,
         languages=languages,
         target=NAMES.get(target, "one more"),
         evaluation=", ".join(settings["evaluation_data"]),
         origins=markdown_table(["origin", "training pairs", "licence"], named),
-        pairs=markdown_table(["", "language", *shown], pairs),
-        dropped=markdown_table(
-            ["reason", "pairs", ""], [[name, f"{sums.get(name, 0):,}", LOSSES[name]] for name in LOSSES]
-        ),
+        pairs=markdown_table(["", "language", *SHOWN], pairs),
+        dropped=markdown_table(["reason", "pairs", ""], losses),
         settings=markdown_table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
     )
-    return f"{card}\n"

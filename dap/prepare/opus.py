@@ -22,60 +22,39 @@ logger = logging.getLogger(__name__)
 #: Below it: `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`, the codes of a pair in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
 TRIES = 5  # in a row without a byte more than before
-BLOCK_BYTES = 1 << 20
+_BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class OpusCorpus(NamedTuple):
-    """One release of a corpus: its name and version in OPUS, what its publishers state in their words, and where."""
+    """One release of a corpus: its name and version in OPUS, its page, what its publishers state in their words."""
 
     name: str
     version: str
-    licence: str
     home: str
+    licence: str
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
 
 #: The corpora of the paper's section 4.1, with the statements on the pages of OPUS and of the authors.
-CORPORA = {
-    corpus.name: corpus
-    for corpus in (
-        OpusCorpus(
-            "Europarl", "v8",
-            "OPUS names none. The publisher: \"We are not aware of any copyright restrictions of the material.\"",
-            "https://www.statmt.org/europarl/",
-        ),
-        OpusCorpus(
-            "UNPC", "v1.0",
-            "No licence by name. Made available without warranty, used at the user's sole risk; the user must "
-            "acknowledge the United Nations as the source of the information; \"no other restrictions apply\".",
-            "https://cms.unov.org/UNCorpus",
-        ),
-        OpusCorpus(
-            "OpenSubtitles", "v2018",
-            "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website and to your "
-            "reports and publications produced with the data.",
-            "https://opus.nlpl.eu/OpenSubtitles-v2018.php",
-        ),
-        OpusCorpus(
-            "Tanzil", "v1",
-            "\"For non-commercial purposes only. If used otherwise, you need to obtain necessary permission from the "
-            "translator or the publisher.\" More than three translations on a website: link to http://tanzil.net/trans.",
-            "https://tanzil.net/trans/",
-        ),
-        OpusCorpus(
-            "CCMatrix", "v1",
-            "Neither OPUS nor the authors' page names one. The text is from web pages (Common Crawl).",
-            "https://github.com/facebookresearch/LASER/tree/main/tasks/CCMatrix",
-        ),
-        OpusCorpus(
-            "WikiMatrix", "v1",
-            "CC-BY-SA 4.0.",
-            "https://github.com/facebookresearch/LASER/tree/main/tasks/WikiMatrix",
-        ),
-    )
-}  # fmt: skip
+_TABLE = (
+    ("Europarl", "v8", "https://www.statmt.org/europarl/",
+     "OPUS names none. The publisher: \"We are not aware of any copyright restrictions of the material.\""),
+    ("UNPC", "v1.0", "https://cms.unov.org/UNCorpus",
+     "No licence by name. Made available without warranty, used at the user's sole risk; the user must acknowledge "
+     "the United Nations as the source of the information; \"no other restrictions apply\"."),
+    ("OpenSubtitles", "v2018", "https://opus.nlpl.eu/OpenSubtitles-v2018.php",
+     "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website and to your reports and "
+     "publications produced with the data."),
+    ("Tanzil", "v1", "https://tanzil.net/trans/",
+     "\"For non-commercial purposes only. If used otherwise, you need to obtain necessary permission from the "
+     "translator or the publisher.\" More than three translations on a website: link to http://tanzil.net/trans."),
+    ("CCMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/CCMatrix",
+     "Neither OPUS nor the authors' page names one. The text is from web pages (Common Crawl)."),
+    ("WikiMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/WikiMatrix", "CC-BY-SA 4.0."),
+)  # fmt: skip
+CORPORA = {row[0]: OpusCorpus(*row) for row in _TABLE}
 #: (Corpus, language) -> its codes there, where they are not the language's own.
 CODES = {("OpenSubtitles", "pt"): ("pt", "pt_br"), ("OpenSubtitles", "zh"): ("zh_cn", "zh_tw")}
 
@@ -130,16 +109,18 @@ def download(url: str, path: Path, timeout: float = 60.0, wait: float = 1.0) -> 
         return path
     part = Path(f"{path}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    failed, size = 0, -1
+    failed, most = 0, -1
     while True:
         try:
             _fetch_rest(url, part, timeout)
             break
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            if getattr(error, "code", None) in (404, 410):
+        except _BROKEN as error:
+            status, came = getattr(error, "code", None), part.stat().st_size if part.exists() else 0
+            if status == 416:  # nothing lies behind what is here
+                break
+            if status in (404, 410):
                 raise FileNotFoundError(f"{url}: {error}: the server has no such file") from None
-            came = part.stat().st_size if part.exists() else 0
-            failed, size = (1, came) if came > size else (failed + 1, size)
+            failed, most = (1, came) if came > most else (failed + 1, most)
             if failed >= TRIES:
                 raise UserError(
                     f"{url}: {error}, {TRIES} tries in a row; check the address and the network, and run again; the "
@@ -162,18 +143,13 @@ def _fetch_rest(url: str, part: Path, timeout: float) -> None:
     """Appends to `part` what it lacks, or writes it anew if the server sends the whole."""
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "dap-transformers"} | ({"Range": f"bytes={start}-"} if start else {})
-    try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing lies behind what is here
-            return
-        raise
-    start = start if response.status == 206 else 0
-    length = response.headers.get("Content-Length")
-    total = start + int(length) if length else None
-    bar = tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem)
-    with response, bar, part.open("ab" if start else "wb") as file:
-        while block := response.read1(BLOCK_BYTES):
-            bar.update(file.write(block))
-    if total is not None and part.stat().st_size < total:
-        raise ConnectionError(f"the connection broke after {part.stat().st_size:,} of {total:,} bytes")
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+        start = start if response.status == 206 else 0
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        bar = tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem)
+        with bar, part.open("ab" if start else "wb") as file:
+            while block := response.read1(1 << 20):
+                bar.update(file.write(block))
+            if total is not None and file.tell() < total:
+                raise ConnectionError(f"the connection broke after {file.tell():,} of {total:,} bytes")
