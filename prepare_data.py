@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser
-from dap.commands import claimed, command
+from dap.commands import command, guarded
 from dap.errors import UserError
-from dap.files import disk_full, read_object
+from dap.files import disk_full, read_object, whole_file
 from dap.languages import base_language
 from dap.prepare import (
     LeakIndex,
@@ -36,6 +36,7 @@ from dap.prepare import (
     describe,
     fetch,
     finished,
+    option,
     prepare,
     read_evaluation,
     write_vocabulary,
@@ -53,53 +54,36 @@ class DataArguments:
     """What to prepare, and where it goes."""
 
     output_dir: str = field(metadata={"help": "Folder to write train/, dev/, README.md and report.json into."})
-    data: list[str] = field(
-        default_factory=list, metadata={"help": "Files, folders or a Hub dataset id, as train_dap.py takes them."}
+    data: list[str] = option([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
+    opus: list[str] = option([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
+    languages: list[str] = option([], "Source languages. Default: all that there are (OPUS: the 36).")
+    download_dir: str = option("raw", "Folder for what is fetched from OPUS.")
+    mirror: str | None = option(None, "Base address of a copy of OPUS' file store.")
+    licences: str | None = option(None, "JSON file for the data card: origin (file name) -> licence.")
+    evaluation_data: list[str] = option(
+        [], "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."
     )
-    opus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six."},
-    )
-    languages: list[str] = field(
-        default_factory=list, metadata={"help": "Source languages. Default: all that there are (OPUS: the 36)."}
-    )
-    download_dir: str = field(default="raw", metadata={"help": "Folder for what is fetched from OPUS."})
-    mirror: str | None = field(default=None, metadata={"help": "Base address of a copy of OPUS' file store."})
-    licences: str | None = field(
-        default=None, metadata={"help": "JSON file for the data card: origin (file name) -> licence."}
-    )
-    evaluation_data: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."},
-    )
-    list_leaks: str | None = field(default=None, metadata={"help": "JSONL file to list the leaks in."})
-    num_workers: int = field(
-        default=1, metadata={"help": "Processes that share the files; the result does not depend on it."}
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace what a finished or another run left in output_dir."}
-    )
+    list_leaks: str | None = option(None, "JSONL file to list the leaks in.")
+    num_workers: int = option(1, "Processes that share the files; the result does not depend on it.")
+    overwrite: bool = option(False, "Replace what a finished or another run left in output_dir.")
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
             raise UserError("there is no text to prepare: give --data, --opus or both")
         if self.num_workers < 1:
             raise UserError(f"--num_workers {self.num_workers} must be at least 1")
-        if Path(self.output_dir).is_file():
-            raise UserError(f"--output_dir {self.output_dir} is a file; give a folder")
 
 
 def check_outside(args: DataArguments, options: PrepareOptions) -> None:
-    """What is read may not lie where --overwrite would delete it."""
-    output = Path(args.output_dir).resolve()
-    given = {"data": args.data, "evaluation_data": args.evaluation_data, "licences": [args.licences]}
-    given |= {"tokenizer": [options.tokenizer], "target_vocabulary": [options.target_vocabulary]}
-    given |= {"list_leaks": [args.list_leaks], "download_dir": [args.download_dir] if args.opus else []}
-    for name, paths in given.items():
-        for path in filter(None, paths):
+    """What is read or written beside the output may not lie where --overwrite would delete it."""
+    output, given = Path(args.output_dir).resolve(), vars(args) | vars(options)
+    read = ("data", "evaluation_data", "licences", "tokenizer", "target_vocabulary")
+    written = ("list_leaks", "download_dir") if args.opus else ("list_leaks",)
+    for name in (*read, *written):
+        for path in given[name] if isinstance(given[name], list) else filter(None, [given[name]]):
             own = Path(path).expanduser()
-            written = name in ("list_leaks", "download_dir")  # else what is absent may be on the Hub
-            if (written or own.exists()) and own.resolve().is_relative_to(output):
+            is_file = name in written or own.exists()  # else what is absent may be on the Hub
+            if is_file and own.resolve().is_relative_to(output):
                 raise UserError(f"--{name} {path} lies in --output_dir {args.output_dir}: give another folder for one")
 
 
@@ -140,12 +124,6 @@ def read_licences(path: str | None) -> dict[str, str]:
     return content
 
 
-def settings_of(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
-    """The arguments that shape the result, for the report and the card."""
-    named = {name: getattr(args, name) for name in ("data", "opus", "languages", "evaluation_data")}
-    return named | asdict(options) | {"list_leaks": args.list_leaks is not None}
-
-
 def _digest(*content: Any) -> str:
     whole = json.dumps([VERSION, version("polars"), *content], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
@@ -167,7 +145,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     args, options = ArgumentParser((DataArguments, PrepareOptions)).parse_args_into_dataclasses(args=argv)
     check_outside(args, options)
-    with disk_full(Path(args.output_dir)), claimed(args.output_dir, "--output_dir"):
+    listed = {"--list_leaks": args.list_leaks} if args.list_leaks else {}
+    with disk_full(Path(args.output_dir)), guarded(listed, {"--output_dir": args.output_dir}):
         return _run(args, options)
 
 
@@ -175,7 +154,8 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     started = time.perf_counter()
     files, licences = find_files(args, options)
     plan = Plan(Path(args.output_dir), options, bool(args.evaluation_data), args.list_leaks is not None)
-    settings = settings_of(args, options)
+    settings = {name: getattr(args, name) for name in ("data", "opus", "languages", "evaluation_data")}
+    settings |= asdict(options) | {"list_leaks": plan.list_leaks}
     mark = _digest(settings, [file.key for file in files])
     if not args.overwrite and (ended := finished(plan, mark)):
         return again(plan, args, ended, licences)
@@ -218,10 +198,9 @@ def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict
 def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: dict[str, Any]) -> None:
     """Writes what describes the shards; the report comes last and marks the end."""
     if args.list_leaks:
-        Path(args.list_leaks).parent.mkdir(parents=True, exist_ok=True)
-        with open(args.list_leaks, "wb") as target:
+        with whole_file(args.list_leaks) as listed:
             for file in files:
-                target.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
+                listed.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
     if plan.options.target_vocabulary:
         write_vocabulary(plan, report["languages"])
     describe(plan.output_dir, report)

@@ -3,7 +3,7 @@
 from dap.prepare.card import counts_table, describe
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.leaks import LeakIndex
-from dap.prepare.options import PrepareOptions
+from dap.prepare.options import PrepareOptions, option
 from dap.prepare.opus import fetch
 from dap.prepare.pipeline import check_names, prepare, write_vocabulary
 from dap.prepare.run_folder import Plan, RawFile, begin, finished
@@ -19,6 +19,7 @@ __all__ = [
     "describe",
     "fetch",
     "finished",
+    "option",
     "prepare",
     "read_evaluation",
     "write_vocabulary",

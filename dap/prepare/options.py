@@ -13,41 +13,43 @@ from dap.errors import UserError
 from dap.languages import base_language
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def option(default: Any, text: str) -> Any:
+    """A field of a command's arguments, with its help."""
+    given = {"default_factory": list} if default == [] else {"default": default}
+    return field(**given, metadata={"help": text})
 
 
 @dataclass
 class PrepareOptions:
     """What shapes the prepared text; the filters' defaults are the paper's release, which has no `min_script`."""
 
-    target_language: str = _option("en", "Language code of the target side.")
-    max_bad_lines: float = _option(0.001, "Share of malformed lines a file may have.")
-    url_pattern: str = _option("@|http", "Drop pairs in which this regular expression is found.")
-    min_tokens: int = _option(4, "Drop pairs with fewer tokens on a side.")
-    max_ratio: float = _option(2.0, "Drop pairs with more tokens on one side for each of the other ...")
-    ratio_beyond: int = _option(32, "... where the longer side has more tokens than this.")
-    max_tokens: int = _option(64, "Drop pairs with more tokens on both sides.")
-    max_shared: float = _option(
+    target_language: str = option("en", "Language code of the target side.")
+    max_bad_lines: float = option(0.001, "Share of malformed lines a file may have.")
+    url_pattern: str = option("@|http", "Drop pairs in which this regular expression is found.")
+    min_tokens: int = option(4, "Drop pairs with fewer tokens on a side.")
+    max_ratio: float = option(2.0, "Drop pairs with more tokens on one side for each of the other ...")
+    ratio_beyond: int = option(32, "... where the longer side has more tokens than this.")
+    max_tokens: int = option(64, "Drop pairs with more tokens on both sides.")
+    max_shared: float = option(
         0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep."
     )
-    min_script: float = _option(0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep.")
-    tokenizer: str | None = _option(None, "Count its tokens in the filters, as the paper does. Default: words.")
-    language_identifier: str | None = _option(
+    min_script: float = option(0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep.")
+    tokenizer: str | None = option(None, "Count its tokens in the filters, as the paper does. Default: words.")
+    language_identifier: str | None = option(
         None,
         "module:function that tells the language codes of a list of texts; for languages beyond the 36, as the file "
         "names have them (sr or srp).",
     )
-    leak_threshold: float = _option(
+    leak_threshold: float = option(
         0.7,
         "Share of character n-grams from which texts are near; 0: equal ones alone. With a word replaced, 0.7 finds 6 "
         "of 10 of Tatoeba's English sentences, and 4 of 10 of the shorter Russian and Hindi ones.",
     )
-    max_pairs: int = _option(1_000_000, "Most pairs a language, drawn at random; 0: all.")
-    dev_pairs: int = _option(10_000, "Dev pairs a language, at most a tenth; 0: none.")
-    seed: int = _option(0, "Of the sample and the dev sets.")
-    target_vocabulary: str | None = _option(None, "Tokenizer whose ids of the English training side to write as JSON.")
-    shard_size: int = _option(1_000_000, "Most pairs of a parquet file.")
+    max_pairs: int = option(1_000_000, "Most pairs a language, drawn at random; 0: all.")
+    dev_pairs: int = option(10_000, "Dev pairs a language, at most a tenth; 0: none.")
+    seed: int = option(0, "Of the sample and the dev sets.")
+    target_vocabulary: str | None = option(None, "Tokenizer whose ids of the English training side to write as JSON.")
+    shard_size: int = option(1_000_000, "Most pairs of a parquet file.")
 
     def __post_init__(self) -> None:
         self.target_language = base_language(self.target_language)

@@ -106,10 +106,10 @@ def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
         return None
     ended = read_object(report)
     for code, counts in ended["languages"].items():
-        shards = [(split, number) for split in ("train", "dev") for number in range(counts[f"{split}_shards"])]
-        for split, number in shards:
-            if not (path := plan.shard(split, code, number)).is_file():
-                raise UserError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
+        for split in ("train", "dev"):
+            for path in (plan.shard(split, code, number) for number in range(counts[f"{split}_shards"])):
+                if not path.is_file():
+                    raise UserError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
     return ended
 
 
