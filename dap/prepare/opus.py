@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 #: Below it: `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`, the codes of a pair in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
 TRIES = 5  # in a row without a byte more than before
+TIMEOUT = 60.0  # seconds without an answer
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
@@ -94,11 +95,10 @@ def fetch(
     return found
 
 
-def download(url: str, path: Path, timeout: float = 60.0, wait: float = 1.0) -> Path:
+def download(url: str, path: Path, wait: float = 1.0) -> Path:
     """Fetches a zip archive into `path`, unless it is there; goes on with what a stopped run left in `path` + `.part`.
 
     Args:
-        timeout: seconds without an answer.
         wait: seconds before the second try, twice as many before each further one.
 
     Raises:
@@ -112,7 +112,7 @@ def download(url: str, path: Path, timeout: float = 60.0, wait: float = 1.0) -> 
     failed, most = 0, -1
     while True:
         try:
-            _fetch_rest(url, part, timeout)
+            _fetch_rest(url, part)
             break
         except _BROKEN as error:
             status, came = getattr(error, "code", None), part.stat().st_size if part.exists() else 0
@@ -139,11 +139,11 @@ def download(url: str, path: Path, timeout: float = 60.0, wait: float = 1.0) -> 
     return path
 
 
-def _fetch_rest(url: str, part: Path, timeout: float) -> None:
+def _fetch_rest(url: str, part: Path) -> None:
     """Appends to `part` what it lacks, or writes it anew if the server sends the whole."""
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "dap-transformers"} | ({"Range": f"bytes={start}-"} if start else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
         start = start if response.status == 206 else 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None

@@ -35,8 +35,7 @@ def one_line(text: str) -> str:
     >>> one_line(" wrapped\\n      by an editor ")
     'wrapped by an editor'
     """
-    parts = (part.strip(" \t") for part in re.split(r"[\r\n]", text))
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, (part.strip(" \t") for part in re.split(r"[\r\n]", text))))
 
 
 # Translation memories
@@ -110,10 +109,10 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
 
 def _texts(unit: Element) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
-    for variant in unit:
+    for variant in unit.iterfind("{*}tuv"):
         language = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
-        segment = next((child for child in variant if _local(child) == "seg"), None)
-        if _local(variant) != "tuv" or not language or segment is None:
+        segment = variant.find("{*}seg")
+        if not language or segment is None:
             continue
         for element in segment.iter():
             if _local(element) in CODES:
