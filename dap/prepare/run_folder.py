@@ -132,14 +132,11 @@ def begin(plan: Plan, files: Sequence[RawFile], mark: str, overwrite: bool) -> N
             reason = f"but no {REPORT} of this command, and is not overwritten: give another --output_dir"
         raise UserError(f"{output} holds {', '.join(names[:SHOWN])} {reason}")
     write_json({"fingerprint": "being emptied"}, note)  # a kill leaves a folder that is known for one of this command
-    for name in (REPORT, VOCABULARY, INFO, CARD):
-        (output / name).unlink(missing_ok=True)
+    made = [output / name for name in (REPORT, VOCABULARY, INFO, CARD, "train", "dev")]
     kept = {plan.cleaned(raw) for raw in files} | {note}
-    for path in (output / "train", output / "dev", *plan.work_dir.iterdir()):
-        if path.is_dir() and path not in kept:
-            shutil.rmtree(path)
-        elif path.is_file() and path not in kept:
-            path.unlink()
+    for path in (*made, *plan.work_dir.iterdir()):
+        if path not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     write_json({"fingerprint": mark}, note)
 
 

@@ -58,6 +58,11 @@ def disk_path(path: str | Path) -> Path:
     return next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), path)
 
 
+def list_folder(folder: Path) -> list[Path]:
+    """The files in a folder, sorted; folders within are left out."""
+    return sorted(filter(Path.is_file, folder.iterdir()))
+
+
 def list_archive(archive: Path) -> list[Path]:
     """The paths of the files in a zip archive, sorted.
 

@@ -23,7 +23,7 @@ CACHE_VERSION = 1
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
     """The number of pairs in these files, by reading them once."""
-    return sum(len(table) for file in files for table in read_tables(file, LineAudit(str(file), max_bad_lines)))
+    return sum(len(table) for file in files for table in read_tables(file, LineAudit(file, max_bad_lines)))
 
 
 def load_bitext(
@@ -60,7 +60,7 @@ def load_bitext(
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> IterableDataset:
     """A stream whose rows begin with nothing for one file, else with the file's name below what all share."""
-    LineAudit("", max_bad_lines)  # a wrong limit is found now, not at the first batch
+    LineAudit(files, max_bad_lines)  # a wrong limit is found now, not at the first batch
     folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
     shared = os.path.commonpath(folders) if folders else ""
     names = [f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:" for file in files]
@@ -86,6 +86,6 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> Datase
     if not path.exists():
         schema = FEATURES.arrow_schema
         with whole_file(path) as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for table in read_tables(file, LineAudit(str(file), max_bad_lines)):
+            for table in read_tables(file, LineAudit(file, max_bad_lines)):
                 writer.write_table(pa.table([table["source"], table["target"]], schema=schema))
     return Dataset.from_file(str(path))

@@ -22,7 +22,7 @@ from datasets import Dataset, IterableDataset, get_dataset_config_names, load_da
 
 from dap.errors import UserError
 from dap.languages import ISO3, NAMES, base_language
-from dap.text.archives import disk_path, list_archive
+from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.tmx_po import catalogue_language, memory_languages
 
 logger = logging.getLogger(__name__)
@@ -141,8 +141,7 @@ def _files_in(folder: Path, target: str) -> list[BitextFile]:
 def _list(folder: Path) -> list[Path]:
     """The files in a folder and in its archives, or in an archive; what cannot be read from one stays closed."""
     if folder.is_dir():
-        files = sorted(filter(Path.is_file, folder.iterdir()))
-        return [inner for path in files for inner in (_list(path) if path.suffix == ".zip" else [path])]
+        return [inner for path in list_folder(folder) for inner in (_list(path) if path.suffix == ".zip" else [path])]
     members = list_archive(folder)
     for path in members:
         if path.suffix in _CLOSED:
@@ -156,7 +155,7 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
         return files
     if _kind(path) in (".tmx", ".po"):
         raise UserError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
-    beside = [file for other in sorted(path.parent.iterdir()) for file in _moses(other, target, Path.is_file)]
+    beside = [file for other in list_folder(path.parent) for file in _moses(other, target, Path.is_file)]
     files = [file for file in beside if str(path) in file.paths]
     if not files:
         raise UserError(

@@ -60,7 +60,7 @@ class LineAudit:
     """Counts the bad lines of one file and raises when they are too many (see the module's docstring).
 
     Args:
-        name: what messages call the file.
+        file: what messages call it.
         max_bad_lines: share of its lines that may be bad (0 to 1); 0 stops at the first one.
 
     Attributes:
@@ -68,10 +68,10 @@ class LineAudit:
         lines: the number of the last line seen.
     """
 
-    def __init__(self, name: str, max_bad_lines: float) -> None:
+    def __init__(self, file: object, max_bad_lines: float) -> None:
         if not 0.0 <= max_bad_lines <= 1.0:
             raise UserError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
-        self.name, self.limit = name, max_bad_lines
+        self.file, self.limit = file, max_bad_lines
         self.bad = self.lines = 0
         self._first: list[str] = []
 
@@ -82,7 +82,7 @@ class LineAudit:
         if self.bad <= SHOWN:
             self._first.append(f"line {line}: {reason}")
             tell = _warn_once
-        tell("%s, line %d skipped: %s", self.name, line, str(reason))
+        tell("%s, line %d skipped: %s", self.file, line, str(reason))
         self.judge(max(line, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
@@ -91,7 +91,7 @@ class LineAudit:
             return
         quoted = "\n  ".join(self._first + ["…"] * (self.bad > SHOWN))
         raise UserError(
-            f"{self.name}: {self.bad} of the first {self.lines} lines are bad, more than max_bad_lines="
+            f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than max_bad_lines="
             f"{self.limit:g} ({100 * self.limit:g}%) allows:\n  {quoted}\n"
             f"Repair the file, or raise max_bad_lines to skip them."
         )
@@ -99,7 +99,7 @@ class LineAudit:
 
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
     """The pairs of one file in its order, as `{"source": …, "target": …}`; arguments and errors as `read_tables`."""
-    for table in read_tables(file, LineAudit(str(file), max_bad_lines)):
+    for table in read_tables(file, LineAudit(file, max_bad_lines)):
         yield from table.drop_columns("line").to_pylist()
 
 

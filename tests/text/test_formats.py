@@ -19,7 +19,7 @@ Numbered = dict[int, tuple[str, str]]
 
 def numbered(file: BitextFile) -> Numbered:
     """Line -> pair, whatever the share of bad lines."""
-    tables = list(read_tables(file, LineAudit(str(file), 1.0)))
+    tables = list(read_tables(file, LineAudit(file, 1.0)))
     assert all(table.schema.equals(TABLE) and 0 < len(table) <= formats.BATCH for table in tables)
     return {row["line"]: (row["source"], row["target"]) for table in tables for row in table.to_pylist()}
 
@@ -186,7 +186,7 @@ def test_sides_of_different_length_are_found_before_the_first_pair(
             write(Path(path), text)
     message = rf"differ in length: {file.paths[0]} has {source} lines, {file.paths[1]} has {target};"
     with pytest.raises(ValueError, match=message):
-        next(read_tables(file, LineAudit(str(file), 0.0)))
+        next(read_tables(file, LineAudit(file, 0.0)))
 
 
 # Bad lines
