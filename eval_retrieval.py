@@ -297,7 +297,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     with guarded(outputs, inputs=map(disk_path, files), model=name):
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
         encoder = model_args.load()
-        print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
+        layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
+        print(f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
               f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
         token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
         copies = copies_of(pairs) if data_args.hard_negatives else None

@@ -161,6 +161,21 @@ def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
     assert evaluated(*keep)[1] == unique + 2
 
 
+def test_another_layer_is_another_encoder(
+    tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    keep = ["--embeddings_dir", str(tmp_path)]
+    last, first = (run([*argv, *keep, *more]) for more in ([], ["--layer", "0"]))
+    assert last["languages"] != first["languages"] == run([*argv, "--layer", "0"])["languages"]
+    assert "layer" not in last["settings"]
+    assert first["settings"]["layer"] == 0
+    assert "pooling mean of layer 0" in capsys.readouterr().out
+    for more in ("--layer=4", "--layer=-1"):
+        with pytest.raises(ValueError, match=r"^--model_name_or_path .*: layer=-?\d: choose one from 0 \(the embedd"):
+            run([*argv, more])
+
+
 @pytest.fixture
 def telling_dir(tmp_path: Path) -> Path:
     """Pairs in upper and in lower case whose English says something that can be changed; two of them cannot be."""
