@@ -6,8 +6,9 @@
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
 `--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that
 `dap.publishing.onnx_export` wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
+`--hard_negatives` also measures how often a source prefers a changed copy of an English sentence (xsim++).
 
-Legend: `N` pairs of a language, `D` hidden size.
+Legend: `N` sentences of all sides, `D` hidden size.
 """
 
 import hashlib
@@ -37,13 +38,15 @@ from dap.encoding import (
 from dap.errors import UserError
 from dap.files import write_json
 from dap.languages import base_language
-from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table
-from dap.search import group_averages, retrieval_accuracy
+from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table, text_table
+from dap.search import COPY_KINDS, Copy, group_averages, hard_negative_copies, hard_negative_errors, retrieval_accuracy
 from dap.text import disk_path, find_bitext, read_pairs
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
 
 Pairs = dict[str, list[tuple[str, str]]]
+Copies = dict[str, list[Copy]]
+Place = tuple[str, str]  # language code, and "source side", "English side" or "copies"
 
 
 @dataclass
@@ -57,6 +60,11 @@ class DataArguments:
     max_pairs: int | None = field(
         default=None, metadata={"help": "Only the first pairs of each language, for a quick look. Default: all."}
     )
+    hard_negatives: bool = field(
+        default=False,
+        metadata={"help": "Also the error where copies of the English sentences with another number, meaning or name "
+                  "are candidates (xsim++)."},
+    )  # fmt: skip
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
     embeddings_dir: str | None = field(
@@ -112,15 +120,38 @@ def read_languages(
 
 
 def evaluate(
+    encoder: SentenceEncoder | LibraryEncoder, pairs: Pairs, *arguments: Any, **options: Any
+) -> dict[str, tuple[float, float]]:
+    """Language code -> accuracy in percent, (xx→en, en→xx), with the vectors of `encode_sides`."""
+    return accuracies_of(encode_sides(encoder, sides_of(pairs), *arguments, **options))
+
+
+def copies_of(pairs: Pairs) -> Copies:
+    """Language code -> the hard negatives of its English side."""
+    return {code: hard_negative_copies([english for _, english in rows]) for code, rows in pairs.items()}
+
+
+def sides_of(pairs: Pairs, copies: Copies | None = None) -> dict[Place, list[str]]:
+    """The sentences to encode by their place: both sides of each language, and its hard negatives, if any."""
+    sides: dict[Place, list[str]] = {}
+    for code, rows in pairs.items():
+        source, english = zip(*rows, strict=True)
+        sides |= {(code, "source side"): list(source), (code, "English side"): list(english)}
+        if copies is not None:
+            sides[code, "copies"] = [copy.text for copy in copies[code]]
+    return sides
+
+
+def encode_sides(
     encoder: SentenceEncoder | LibraryEncoder,
-    pairs: Pairs,
+    sides: dict[Place, list[str]],
     token_budget: int = 4096,
     progress: bool = False,
     embeddings_dir: str | None = None,
     truncate_dim: int | None = None,
     precision: str = "float32",
-) -> dict[str, tuple[float, float]]:
-    """Language code -> accuracy in percent, (xx→en, en→xx). All languages are encoded in one go.
+) -> dict[Place, np.ndarray]:
+    """The vectors of each side's sentences, all encoded in one go.
 
     Args:
         embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
@@ -132,23 +163,19 @@ def evaluate(
     """
     if truncate_dim is not None or precision != "float32":
         require_reducible(encoder.encode([""]).shape[1], truncate_dim, precision)
-    sentences = [side for rows in pairs.values() for column in zip(*rows, strict=True) for side in column]
+    sentences = [sentence for side in sides.values() for sentence in side]
     if embeddings_dir is None:
-        embeds = encoder.encode(sentences, token_budget, progress)  # (2 · all pairs, D)
+        embeds = encoder.encode(sentences, token_budget, progress)  # (N, D)
     else:
-        embeds = _kept(encoder, sentences, Path(embeddings_dir), token_budget, progress, pairs)
+        embeds = _kept(encoder, sentences, Path(embeddings_dir), token_budget, progress, sides)
     bad = np.flatnonzero(~np.isfinite(embeds).all(1))
     if len(bad):
         text = f"NaN or infinity in the vector of {sentences[bad[0]][:60]!r} (one of {len(bad)} such vectors)"
-        raise UserError(f"{_place(pairs, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
+        raise UserError(f"{_place(sides, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
     if truncate_dim is not None or precision != "float32":
-        embeds = reduced(embeds, truncate_dim, precision)  # (2 · all pairs, dim)
-    accuracies, start = {}, 0
-    for code, rows in pairs.items():
-        middle, end = start + len(rows), start + 2 * len(rows)
-        accuracies[code] = retrieval_accuracy(embeds[start:middle], embeds[middle:end])
-        start = end
-    return accuracies
+        embeds = reduced(embeds, truncate_dim, precision)  # (N, dim)
+    ends = np.cumsum([len(side) for side in sides.values()])
+    return dict(zip(sides, np.split(embeds, ends[:-1]), strict=True))
 
 
 def _kept(
@@ -157,7 +184,7 @@ def _kept(
     folder: Path,
     token_budget: int,
     progress: bool,
-    pairs: Pairs,
+    sides: dict[Place, list[str]],
 ) -> np.ndarray:
     """`encoder.encode(sentences)` through the folder of this model and text; equal sentences are encoded once."""
     rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
@@ -170,24 +197,59 @@ def _kept(
             own,
             token_budget=token_budget,
             progress=progress,
-            where=lambda row: _place(pairs, sentences.index(distinct[row])),
+            where=lambda row: _place(sides, sentences.index(distinct[row])),
             fingerprint=fingerprint,
         )
-    return vectors[[rows[sentence] for sentence in sentences]]  # (2 · all pairs, D)
+    return vectors[[rows[sentence] for sentence in sentences]]  # (N, D)
 
 
-def _place(pairs: Pairs, number: int) -> str:
-    """Where a sentence is, counted over each language's source side and then its English side.
+def _place(sides: dict[Place, list[str]], number: int) -> str:
+    """Where a sentence is, counted over one side after the other.
 
-    >>> _place({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]}, 5)
+    >>> _place(sides_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]}), 5)
     'fr, pair 2, English side'
     """
-    for code, rows in pairs.items():
-        if number < 2 * len(rows):
-            side, row = divmod(number, len(rows))
-            return f"{code}, pair {row + 1}, {('source', 'English')[side]} side"
-        number -= 2 * len(rows)
+    for (code, side), sentences in sides.items():
+        if number < len(sentences):
+            return f"{code}, {'copy' if side == 'copies' else 'pair'} {number + 1}, {side}"
+        number -= len(sentences)
     raise IndexError(number)
+
+
+def accuracies_of(vectors: dict[Place, np.ndarray]) -> dict[str, tuple[float, float]]:
+    """Language code -> accuracy in percent, (xx→en, en→xx)."""
+    codes = dict.fromkeys(code for code, _ in vectors)
+    return {code: retrieval_accuracy(vectors[code, "source side"], vectors[code, "English side"]) for code in codes}
+
+
+def hard_negative_results(pairs: Pairs, copies: Copies, vectors: dict[Place, np.ndarray]) -> dict[str, Any]:
+    """What the JSON report says: the numbers of copies, errors in percent by language, and their means.
+
+    Returns:
+        Language code -> "pairs", "without_copies" (pairs whose English sentence has none), "copies" by kind, and
+        "error" in percent, by what won. "mean" -> the errors' means over the languages.
+    """
+    results: dict[str, Any] = {}
+    for code, made in copies.items():
+        kinds, sides = [copy.kind for copy in made], ("source side", "English side", "copies")
+        error = hard_negative_errors(*(vectors[code, side] for side in sides), kinds)
+        changed = {copy.sentence for copy in made}
+        without = sum(english not in changed for _, english in pairs[code])
+        counts = {kind: kinds.count(kind) for kind in COPY_KINDS}
+        results[code] = {"pairs": len(pairs[code]), "without_copies": without, "copies": counts}
+        results[code]["error"] = {won: round(share, 4) for won, share in error.items()}
+    errors = [numbers["error"] for numbers in results.values()]
+    return results | {"mean": {"error": {won: float(np.mean([each[won] for each in errors])) for won in errors[0]}}}
+
+
+def hard_negative_table(numbers: dict[str, Any]) -> str:
+    """`hard_negative_results` as a table: copies and errors by language, and the mean."""
+    header = ["hard negatives", "pairs", "without", *(f"{kind}s" for kind in COPY_KINDS), "error %"]
+    rows = []
+    for code, each in numbers.items():
+        counts = each.get("copies", dict.fromkeys(COPY_KINDS))
+        rows.append([code, each.get("pairs"), each.get("without_copies"), *counts.values(), *each["error"].values()])
+    return text_table([*header, *(f"by {won}" for won in (*COPY_KINDS, "other"))], rows)
 
 
 def _digest(text: Any) -> str:
@@ -235,16 +297,26 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     with guarded(outputs, inputs=map(disk_path, files), model=name):
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
         encoder = model_args.load()
-        print(f"{name}: pooling {encoder.pooling}, prefix {encoder.prefix!r}, "
+        layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
+        print(f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
               f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
         token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
-        accuracies = evaluate(encoder, pairs, token_budget, True, data_args.embeddings_dir, **vars(vector_args))
+        copies = copies_of(pairs) if data_args.hard_negatives else None
+        vectors = encode_sides(
+            encoder, sides_of(pairs, copies), token_budget, True, data_args.embeddings_dir, **vars(vector_args)
+        )
+        accuracies = accuracies_of(vectors)
         seconds = time.perf_counter() - started
         settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs}
         numbers = results(pairs, accuracies)
+        if copies is not None:
+            settings["hard_negatives"] = _digest(copies)
+            numbers["hard_negatives"] = hard_negative_results(pairs, copies, vectors)
         content = model_args.report(encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds)
         is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in files)  # such as tatoeba.deu-eng.deu
         print(summary(pairs, accuracies, Path(name).name, is_tatoeba, data_args.max_pairs is not None))
+        if copies is not None:
+            print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
         for path in outputs.values():
             write_json(content, path)
             print(f"written to {path}")

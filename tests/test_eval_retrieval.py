@@ -18,6 +18,7 @@ import eval_retrieval
 from dap.encoding.encoder import SentenceEncoder, length_batches
 from dap.encoding.precision import reduced
 from dap.reports.merge import run as merge_reports
+from dap.search.hard_negatives import COPY_KINDS, hard_negative_copies, hard_negative_errors
 from dap.search.retrieval import retrieval_accuracy
 from eval_retrieval import evaluate, main, read_languages, run
 from modeling_dap import DAPForPreTraining
@@ -158,6 +159,77 @@ def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
     with (near_dir / "de-en.tsv").open("a") as file:
         file.write("new\tnew text\n")
     assert evaluated(*keep)[1] == unique + 2
+
+
+def test_another_layer_is_another_encoder(
+    tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    keep = ["--embeddings_dir", str(tmp_path)]
+    last, first = (run([*argv, *keep, *more]) for more in ([], ["--layer", "0"]))
+    assert last["languages"] != first["languages"] == run([*argv, "--layer", "0"])["languages"]
+    assert "layer" not in last["settings"]
+    assert first["settings"]["layer"] == 0
+    assert "pooling mean of layer 0" in capsys.readouterr().out
+    for more in ("--layer=4", "--layer=-1"):
+        with pytest.raises(ValueError, match=r"^--model_name_or_path .*: layer=-?\d: choose one from 0 \(the embedd"):
+            run([*argv, more])
+
+
+@pytest.fixture
+def telling_dir(tmp_path: Path) -> Path:
+    """Pairs in upper and in lower case whose English says something that can be changed; two of them cannot be."""
+    folder = tmp_path / "telling"
+    folder.mkdir()
+    for side, change in (("deu", str.upper), ("eng", str)):
+        text = [f"Here {name} is {old} and has {count} cats." for name in ("Tom", "Ann") for old in ("old", "ill")
+                for count in (2, 30)]  # fmt: skip
+        (folder / f"tatoeba.deu-eng.{side}").write_text("\n".join(map(change, [*text, "ka lo", "mi ne"])) + "\n")
+    return folder
+
+
+def test_hard_negatives_are_candidates_of_the_english_side(
+    tiny_bert_dir: Path, telling_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(telling_dir), "--pooling", "mean"]
+    argv += ["--prefix", "ka "]
+    plain, made = run(argv), run([*argv, "--hard_negatives", "--embeddings_dir", str(tmp_path / "kept")])
+    assert all(made[name] == plain[name] for name in ("languages", "averages"))
+    assert "hard_negatives" not in plain
+    source, english = zip(*read_languages([str(telling_dir)])["de"], strict=True)
+    copies, encoder = hard_negative_copies(english), SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "ka ")
+    kinds, texts = [copy.kind for copy in copies], [copy.text for copy in copies]
+    error = hard_negative_errors(*map(encoder.encode, (source, english, texts)), kinds)
+    numbers = made["hard_negatives"]["de"]
+    assert (numbers["pairs"], numbers["without_copies"]) == (10, 2)
+    assert numbers["copies"] == {kind: kinds.count(kind) for kind in COPY_KINDS}
+    assert all(numbers["copies"].values())
+    assert numbers["error"] == pytest.approx(error)
+    assert numbers["error"]["error"] >= 100 - made["languages"]["de"]["xx-en"]
+    assert made["hard_negatives"]["mean"] == {"error": numbers["error"]}
+    assert "without" in capsys.readouterr().out
+    first = run([*argv, "--hard_negatives", "--max_pairs", "4"])
+    assert first["hard_negatives"]["de"]["pairs"] == 4
+    assert first["settings"]["hard_negatives"] != made["settings"]["hard_negatives"]
+
+
+def test_reports_with_hard_negatives_are_merged(tiny_bert_dir: Path, telling_dir: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        shutil.copytree(tiny_bert_dir, tmp_path / f"seed{seed}")
+        argv = ["--model_name_or_path", str(tmp_path / f"seed{seed}"), "--data_dir", str(telling_dir)]
+        made = run([*argv, "--hard_negatives", "--output_file", str(tmp_path / f"{seed}.json")])
+    merged = merge_reports([str(tmp_path / f"{seed}.json") for seed in (1, 2)])
+    error = made["hard_negatives"]["mean"]["error"]["error"]
+    assert merged["hard_negatives"]["mean"]["error"]["error"] == {"mean": pytest.approx(error), "sd": 0.0}
+
+
+def test_without_a_sentence_to_change_the_error_is_that_of_retrieval(tiny_bert_dir: Path, near_dir: Path) -> None:
+    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    made = run([*argv, "--hard_negatives"])
+    for code, numbers in made["hard_negatives"].items():
+        if code != "mean":
+            assert numbers["without_copies"] == numbers["pairs"]
+            assert numbers["error"]["other"] == pytest.approx(100 - made["languages"][code]["xx-en"], abs=1e-3)
 
 
 @pytest.mark.parametrize(("dim", "precision"), [(None, "int8"), (12, "float32"), (12, "binary")])

@@ -37,6 +37,10 @@ class EncoderArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
     bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
 
+    layer: int | None = field(
+        default=None, metadata={"help": "Hidden layer to pool, from 0 (embeddings). Default: the last."}
+    )
+
     def load(self) -> SentenceEncoder | LibraryEncoder:
         """The encoder.
 
@@ -49,8 +53,8 @@ class EncoderArguments:
             return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
 
     def _load_onnx(self) -> OnnxEncoder:
-        if self.pooling or self.bf16:
-            raise UserError("pooling and number format are fixed in the file: leave pooling and bf16 out")
+        if self.pooling or self.bf16 or self.layer is not None:
+            raise UserError("pooling, layer and number format are fixed in the file: leave pooling, bf16, layer out")
         return OnnxEncoder(self.model_name_or_path, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
     def report(
@@ -64,6 +68,8 @@ class EncoderArguments:
         """What `dap.reports.report` says of the loaded encoder: its own settings, seed and recipe are put in."""
         own = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
         own |= {"bf16": encoder.bf16} | dict(settings)
+        if encoder.layer is not None:
+            own["layer"] = encoder.layer
         seed, recipe = training_record(self.model_name_or_path)
         if recipe:
             own["recipe"] = recipe

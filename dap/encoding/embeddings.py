@@ -37,7 +37,7 @@ Encoder = SentenceEncoder | LibraryEncoder
 
 
 def model_fingerprint(encoder: Encoder) -> str:
-    """SHA-256 of all that shapes a vector: weights, config, tokenizer, pooling, prefix, length and bf16.
+    """SHA-256 of all that shapes a vector: weights, config, tokenizer, pooling, prefix, length, bf16 and layer.
 
     The path does not count: a copy of the model has its fingerprint. Nor does the pooler, which no vector comes from
     and which a checkpoint may lack, so that it is random at each loading.
@@ -45,6 +45,7 @@ def model_fingerprint(encoder: Encoder) -> str:
     model, digest = encoder.model, hashlib.sha256(FORMAT.encode())
     tokenizer = getattr(encoder, "tokenizer", None) or model.tokenizer
     settings = (encoder.pooling, encoder.prefix, encoder.max_seq_length, encoder.bf16, str(model))
+    settings += () if encoder.layer is None else (encoder.layer,)
     for part in (settings, _config(getattr(model, "config", None)), tokenizer_state(tokenizer)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):

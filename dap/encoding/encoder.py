@@ -62,9 +62,10 @@ class SentenceEncoder:
         max_seq_length: tokens, special ones included; longer sentences are cut. None: 128, or what the model holds.
         device: where to move the model; None leaves it where it is.
         bf16: run the encoder under bfloat16 autocast; pooling stays float32.
+        layer: the hidden layer whose states are pooled, from 0 (embeddings); None takes the last.
 
     Raises:
-        ValueError: an unknown pooling, or a length below 3 or above what the model's position table holds.
+        ValueError: an unknown pooling or layer, or a length below 3 or above what the model's position table holds.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class SentenceEncoder:
         max_seq_length: int | None = None,
         device: str | torch.device | None = None,
         bf16: bool = False,
+        layer: int | None = None,
     ) -> None:
         pooling = pooling or getattr(model.config, "pooling", None) or "cls"
         if pooling not in POOLINGS:
@@ -91,7 +93,10 @@ class SentenceEncoder:
         if device is not None:
             self.model.to(device)
         self.tokenizer, self.pooling, self.prefix = tokenizer, pooling, prefix
-        self.max_seq_length, self.bf16 = max_seq_length, bf16
+        self.max_seq_length, self.bf16, self.layer = max_seq_length, bf16, layer
+        if layer is not None and not 0 <= layer <= self.backbone.config.num_hidden_layers:
+            last = self.backbone.config.num_hidden_layers
+            raise UserError(f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)")
         self.revision: str | None = None  # the commit of the Hub that it came from
 
     @classmethod
@@ -105,6 +110,7 @@ class SentenceEncoder:
         revision: str | None = None,
         device: str | torch.device | None = None,
         bf16: bool = False,
+        layer: int | None = None,
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
@@ -129,7 +135,7 @@ class SentenceEncoder:
             max_seq_length = _library_length(settings.max_seq_length, model, tokenizer)
         prefix = settings.prefix if prefix is None else prefix
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        encoder = cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16)
+        encoder = cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16, layer)
         encoder.revision = hub_commit(name_or_path, revision)
         return encoder
 
@@ -153,7 +159,7 @@ class SentenceEncoder:
         return np.concatenate(parts)[[index[sentence] for sentence in sentences]]
 
     def encode_tokens(self, sentences: Sequence[str], token_budget: int = 4096) -> list[np.ndarray]:
-        """Each sentence's last-layer token states, (S_i, D) float32: no special tokens, no padding, no prefix.
+        """Each sentence's token states of the layer, (S_i, D) float32: no special tokens, no padding, no prefix.
 
         Raises:
             ValueError: the tokenizer is not a fast one, which is needed to tell the prefix's tokens.
@@ -210,7 +216,10 @@ class SentenceEncoder:
             for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
                 ids, mask = self._pad([input_ids[row] for row in rows])
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                    out = self.backbone(input_ids=ids, attention_mask=mask)
+                    every = {} if self.layer is None else {"output_hidden_states": True}
+                    out = self.backbone(input_ids=ids, attention_mask=mask, **every)
+                if self.layer is not None:
+                    out.last_hidden_state = out.hidden_states[self.layer]  # (B, S, D)
                 yield rows, out, mask
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -225,7 +234,7 @@ class LibraryEncoder:
     """The same `encode`, done by the sentence-transformers library: for folders with modules such as Dense."""
 
     pooling = "sentence-transformers modules"
-    bf16 = False
+    bf16, layer = False, None
 
     def __init__(self, model: Any, prefix: str | None = None) -> None:
         self.model, self._prompt = model, prefix
@@ -248,20 +257,21 @@ def load_encoder(
     trust_remote_code: bool = False,
     revision: str | None = None,
     bf16: bool = False,
+    layer: int | None = None,
 ) -> SentenceEncoder | LibraryEncoder:
     """`SentenceEncoder.from_pretrained`, or the sentence-transformers library for what that cannot express.
 
     Raises:
-        ValueError: the folder needs the library and it is not installed, or `pooling`/`bf16` is given, which
-            such a model does not take.
+        ValueError: the folder needs the library and it is not installed, or `pooling`, `bf16` or `layer` is given,
+            which such a model does not take.
     """
     try:
         return SentenceEncoder.from_pretrained(
-            name_or_path, pooling, prefix, max_seq_length, trust_remote_code, revision, bf16=bf16
+            name_or_path, pooling, prefix, max_seq_length, trust_remote_code, revision, bf16=bf16, layer=layer
         )
     except NeedsSentenceTransformers as reason:
-        if pooling or bf16:
-            raise UserError(f"{reason}; pooling and bf16 cannot be set for it: leave them out") from reason
+        if pooling or bf16 or layer is not None:
+            raise UserError(f"{reason}; pooling, layer and bf16 cannot be set for it: leave them out") from reason
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:

@@ -32,7 +32,8 @@ class MTEBEncoder:
         revision: branch, tag or commit of a Hub repository.
         device: where to run; None takes CUDA where there is one.
         token_budget: most tokens a batch; None: 4096, on CUDA 32768. The vectors do not depend on it.
-        options: `pooling`, `prefix`, `max_seq_length`, `trust_remote_code`, `bf16` as in `dap.encoding.load_encoder`.
+        options: `pooling`, `prefix`, `max_seq_length`, `trust_remote_code`, `bf16`, `layer` as in
+            `dap.encoding.load_encoder`.
 
     Raises:
         ValueError: the checkpoint or an option does not fit.

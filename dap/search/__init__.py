@@ -1,4 +1,4 @@
-"""Search over arrays of vectors: neighbours, retrieval accuracy, margin mining, BUCC and token alignment."""
+"""Search over arrays of vectors: neighbours, retrieval accuracy, hard negatives, mining, BUCC, token alignment."""
 
 from dap.search.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from dap.search.alignment_plots import TokenStates, plot_alignment, plot_token_states
@@ -12,6 +12,7 @@ from dap.search.bucc import (
     read_gold,
     read_text,
 )
+from dap.search.hard_negatives import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
 from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, select
 from dap.search.retrieval import group_averages, retrieval_accuracy
 from dap.search.similarity import Array, Neighbours, mutual_neighbours, unit_rows
@@ -19,6 +20,8 @@ from dap.search.texts import Side, Texts, score_splits, write_pairs
 
 __all__ = [
     "Array",
+    "COPY_KINDS",
+    "Copy",
     "DistinctSentences",
     "MARGINS",
     "MiningScore",
@@ -36,6 +39,8 @@ __all__ = [
     "default_protocol",
     "find_splits",
     "group_averages",
+    "hard_negative_copies",
+    "hard_negative_errors",
     "mine",
     "mutual_neighbours",
     "neighbourhoods",

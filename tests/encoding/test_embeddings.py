@@ -198,6 +198,7 @@ def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
         setting("prefix", "query: "),
         setting("max_seq_length", 9),
         setting("bf16", True),
+        setting("layer", 3),
     ],
 )
 def test_the_fingerprint_sees_what_shapes_a_vector(

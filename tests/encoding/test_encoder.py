@@ -1,6 +1,7 @@
 """SentenceEncoder against one sentence at a time, and the ways to load a checkpoint."""
 
 import copy
+import itertools
 import json
 import random
 import warnings
@@ -137,6 +138,26 @@ def test_other_encoder_classes(tiny_tokenizer: PreTrainedTokenizerFast, model_ty
     encoder = SentenceEncoder(model, tiny_tokenizer, "mean", max_seq_length=40)
     singles = np.concatenate([encoder.encode([sentence]) for sentence in SENTENCES])
     np.testing.assert_allclose(encoder.encode(SENTENCES), singles, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "deberta-v2", "modernbert", "distilbert", "dap"])
+def test_any_hidden_layer_is_pooled(tiny_tokenizer: PreTrainedTokenizerFast, model_type: str, pooling: str) -> None:
+    config = tiny_config("bert" if model_type == "dap" else model_type, len(tiny_tokenizer))
+    model = (DAPModel(DAPConfig(config)) if model_type == "dap" else AutoModel.from_config(config)).eval()
+    plain = model.encoder if model_type == "dap" else model
+    made = []
+    for layer in range(4):
+        encoder, expected = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40, layer=layer), []
+        for sentence in SENTENCES:
+            ids = tiny_tokenizer(sentence, truncation=True, max_length=40, return_tensors="pt")["input_ids"]
+            states = plain(input_ids=ids, output_hidden_states=True).hidden_states[layer][0].detach()  # (S, D)
+            expected.append((states[0] if pooling == "cls" else states.mean(0)).numpy())
+        made.append(encoder.encode(SENTENCES))
+        np.testing.assert_allclose(made[-1], np.stack(expected), atol=1e-5)
+    default = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(SENTENCES)
+    np.testing.assert_allclose(made[3], default, atol=1e-5)
+    assert all(np.abs(one - other).max() > 1e-4 for one, other in itertools.pairwise(made))
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -289,8 +310,10 @@ def test_folder_with_a_dense_module_goes_to_the_library(tmp_path: Path, tiny_ber
     model.save(str(tmp_path))
     with pytest.raises(NeedsSentenceTransformers, match="Transformer, Pooling, Dense"):
         SentenceEncoder.from_pretrained(str(tmp_path))
-    with pytest.raises(ValueError, match=r"Dense; pooling .* leave them out"):
+    with pytest.raises(ValueError, match=r"Dense; pooling, .* leave them out"):
         load_encoder(str(tmp_path), pooling="cls")
+    with pytest.raises(ValueError, match="pooling, layer and bf16 cannot be set"):
+        load_encoder(str(tmp_path), layer=0)
     vectors = load_encoder(str(tmp_path), prefix="query: ").encode(SENTENCES, token_budget=256)
     np.testing.assert_allclose(vectors, model.encode([f"query: {s}" for s in SENTENCES]), atol=1e-5)
 
@@ -346,6 +369,11 @@ def test_arguments_that_do_not_fit(tiny_bert_dir: Path) -> None:
         SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", max_seq_length=2)
     with pytest.raises(ValueError, match="max_seq_length=81 is above the model's 80 positions"):
         SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", max_seq_length=81)
+    for layer in (-1, 4):
+        with pytest.raises(
+            ValueError, match=rf"layer={layer}: choose one from 0 \(the embeddings\) to 3 \(the model's"
+        ):
+            SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", layer=layer)
 
 
 @pytest.mark.parametrize(("model_type", "limit"), [("bert", 80), ("xlm-roberta", 78), ("modernbert", None)])

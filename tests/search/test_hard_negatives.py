@@ -1,0 +1,204 @@
+"""Changed copies of English sentences, and the error of preferring one of them."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dap.search.hard_negatives import (
+    ANTONYMS,
+    COPY_KINDS,
+    MOST,
+    NAMES,
+    NUMBER_WORDS,
+    Copy,
+    hard_negative_copies,
+    hard_negative_errors,
+    name_rule,
+    negations,
+    numbers,
+)
+from dap.search.retrieval import retrieval_accuracy
+
+NEGATIONS = {
+    "He is here.": "He is not here.",
+    "It's well done.": "It's not well done.",
+    "They have already eaten.": "They have not already eaten.",
+    "We love fish.": "We never love fish.",
+    "Can I pay?": "Can I not pay?",
+    "Does Tom like it?": "Does Tom not like it?",
+    "He isn't here.": "He is here.",
+    "He won’t come.": "He will come.",
+    "Can't you see?": "Can you see?",
+    "You cannot go.": "You can go.",
+    "CAN'T STOP": "CAN STOP",
+    "There is no doubt.": "There is doubt.",
+    "Not now.": "Now.",
+    "I have never seen it.": "I have seen it.",
+    "Sit down.": "Sit up.",
+    "Good work": "Bad work",
+    "They agreed with it": "They never agreed with it",
+}
+TEXT = [
+    "Tom met Mary in New York on Monday, not in May.",
+    "The French president will visit Berlin.",
+    "It costs 1,500 dollars.",
+    "Three men bought the old house before 1998.",
+    "Ice melts in water.",
+]
+
+
+@pytest.mark.parametrize(("text", "changed"), NEGATIONS.items())
+def test_a_negation_goes_in_where_there_is_none_and_out_where_there_is_one(text: str, changed: str) -> None:
+    copies = list(negations(text))
+    assert copies[0] == changed
+    assert text not in copies
+
+
+def test_not_only_is_no_negation_and_a_last_word_is_not_negated() -> None:
+    assert list(negations("It is not only nice")) == ["It is not not only nice"]
+    assert list(negations("So it is")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [("In 1998", [6]), ("10,000 men", [0]), ("at 2:30", [3, 5]), ("5.75%", [0, 3]), ("0 or 000", [])],
+)
+def test_of_a_number_its_last_digit_but_zeros_changes(text: str, places: list[int]) -> None:
+    copies = list(numbers(text))
+    changed = [[i for i, (old, new) in enumerate(zip(text, copy, strict=True)) if old != new] for copy in copies]
+    assert changed == [[place] for place in places]
+    assert all(copy[each[0]] in "123456789" for copy, each in zip(copies, changed, strict=True))
+
+
+def test_ordinals_and_number_words_stay_what_they_are() -> None:
+    for text in ("the 1st of 22nd", "on the 3rd"):
+        assert all("th" in copy.replace("the", "") for copy in numbers(text))
+    (copy,) = numbers("Twenty men")
+    assert copy != "Twenty men"
+    assert copy.split()[0].lower() in NUMBER_WORDS.splitlines()[2].split()
+    assert copy[0].isupper()
+    assert list(numbers("often, no one, H2O, x86")) == []
+
+
+def test_names_are_swapped_within_their_class() -> None:
+    rule = name_rule(TEXT)
+    before = [
+        "Tom met ",
+        "Tom met Mary in ",
+        "Tom met Mary in New York on ",
+        "Tom met Mary in New York on Monday, not in ",
+    ]
+    after = [" in New York on Monday, not in May.", " on Monday, not in May.", ", not in May.", "."]
+    copies = [copy.removeprefix(x).removesuffix(y) for copy, x, y in zip(rule(TEXT[0]), before, after, strict=True)]
+    for name, kind in zip(copies, ("one word", "several words", "day", "month"), strict=True):
+        assert name in NAMES[kind].split(", ")
+        assert name not in TEXT[0]
+    assert len(list(name_rule([*TEXT, "I know Tom."])(TEXT[0]))) == 5  # now Tom is a name
+    assert list(rule("The house is old.")) == []
+    people = next(name_rule(TEXT)(TEXT[1]))
+    assert people.split()[1] in NAMES["people"].replace("French", "").split(", ")
+
+
+def test_copies_differ_from_every_sentence_and_say_otherwise_in_one_place() -> None:
+    copies = hard_negative_copies(TEXT)
+    assert {copy.kind for copy in copies} == set(COPY_KINDS)
+    assert max(Counter((copy.sentence, copy.kind) for copy in copies).values()) <= MOST
+    assert len(set(copies)) == len(copies)
+    assert not {copy.text for copy in copies} & set(TEXT)
+    assert "Ice melts in water." not in {copy.sentence for copy in copies}
+    for copy in copies:
+        same = len(set(copy.sentence.split()) & set(copy.text.split()))
+        assert len(set(copy.sentence.split())) - 2 <= same <= len(set(copy.text.split()))
+    assert hard_negative_copies(["He is here.", "he  is not Here."]) == []  # each would be the other
+
+
+def test_copies_depend_on_the_sentences_and_not_on_their_order() -> None:
+    copies = hard_negative_copies(TEXT)
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(TEXT, len(TEXT))
+        assert sorted(hard_negative_copies([*shuffled, *TEXT])) == sorted(copies)
+    alone = [
+        copy for text in TEXT[2:] for copy in hard_negative_copies([text])
+    ]  # no names of others, so nothing of others
+    assert alone == [copy for copy in copies if copy.sentence in TEXT[2:]]
+    assert copies[-1] == Copy(TEXT[3], "negation", "Three men bought the new house before 1998.")
+
+
+def test_every_word_of_the_lists_has_another() -> None:
+    for pair in ANTONYMS.split():
+        one, other = pair.split("/")
+        assert one != other
+        assert all(list(negations(f"x {word}")) for word in (one, other))
+    for line in NUMBER_WORDS.split():
+        assert next(numbers(line)) != line
+
+
+HOSTILE = [
+    "",
+    " ",
+    "\n",
+    "你好。",
+    "Не 12 человек",
+    "\ud800 not 7",
+    "e\u0301ta\u0301it 5 not A\u0301nna",
+    "٣ men",
+    "1" * 10_000,
+]
+HOSTILE += [
+    "It is not 7 Tom Anna. " * 500,
+    "A" * 10_000,
+    "Ab " * 3_500,
+    "not " * 2_500,
+    "n't",
+    "'s not",
+    "No",
+    "?" * 99,
+]
+
+
+def test_hostile_text_gives_copies_that_differ_or_none() -> None:
+    for text in (HOSTILE, [*HOSTILE, *TEXT]):
+        copies = hard_negative_copies(text)
+        assert all(copy.text != copy.sentence and copy.text not in text for copy in copies)
+    assert not {copy.sentence for copy in copies} & {"", " ", "\n", "你好。", "?" * 99, "n't"}
+
+
+def random_vectors(pairs: int, copies: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    rng = np.random.default_rng(5)
+    source = rng.normal(size=(pairs, 16))
+    target = source + noise * rng.normal(size=source.shape)
+    copied = target[rng.integers(pairs, size=copies)] + noise * rng.normal(size=(copies, 16))
+    return source, target, copied, list(rng.choice(COPY_KINDS, copies))
+
+
+def naive_errors(source: np.ndarray, target: np.ndarray, copies: np.ndarray, kinds: list[str]) -> dict[str, float]:
+    counts = dict.fromkeys(["error", *COPY_KINDS, "other"], 0)
+    for i, query in enumerate(source):
+        best, winner = -2.0, ""
+        for name, key in [*zip(kinds, copies, strict=True), *((str(j), row) for j, row in enumerate(target))]:
+            cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
+            if cosine > best:
+                best, winner = cosine, name
+        if winner != str(i):
+            counts["error"] += 1
+            counts[winner if winner in COPY_KINDS else "other"] += 1
+    return {name: 100 * count / len(source) for name, count in counts.items()}
+
+
+@pytest.mark.parametrize(("copies", "noise"), [(300, 0.5), (40, 0.9), (0, 0.9)])
+def test_errors_equal_the_naive_loop(copies: int, noise: float) -> None:
+    vectors = random_vectors(90, copies, noise)
+    errors = hard_negative_errors(*vectors)
+    assert errors == pytest.approx(naive_errors(*vectors))
+    assert 5 < errors["error"] < 95
+    assert errors["error"] == pytest.approx(sum(errors[won] for won in (*COPY_KINDS, "other")))
+    if not copies:
+        assert errors["error"] == errors["other"] == pytest.approx(100 - retrieval_accuracy(*vectors[:2])[0])
+
+
+def test_an_encoder_that_cannot_tell_a_copy_from_the_sentence_is_wrong() -> None:
+    eye = np.eye(6)
+    errors = hard_negative_errors(eye, eye, eye[:3], ["number", "name", "name"])
+    assert errors == pytest.approx({"error": 50, "number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0})
