@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from datasets import Dataset
-from tiny_models import ENCODERS, MASK, PAD, WITH_MLM, gradients, make_batch, tiny_model, tokens_of, widen
+from tiny_models import COMBINATIONS, ENCODERS, MASK, PAD, gradients, make_batch, tiny_model, tokens_of, widen
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -162,9 +162,9 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     out = model(**batch)
     assert len(kinds) == 3
     assert out.mlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
-    assert out.loss is out.mlm_loss
+    assert torch.equal(out.loss, out.mlm_loss)
     assert (out.tr_loss, out.accuracy, out.negatives) == (None, None, None)
-    assert out.source_embeds.shape == out.target_embeds.shape == (6, 32)
+    assert (out.source_embeds, out.target_embeds) == (None, None)  # nobody read the sentences as they are
 
 
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytes
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
     ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
     look_up, shown = model._look_up, []
-    monkeypatch.setattr(model, "_look_up", lambda own, *rest: shown.append(torch.cat(own)) or look_up(own, *rest))
+    monkeypatch.setattr(model, "_look_up", lambda texts, *rest: shown.extend(texts) or look_up(texts, *rest))
     for _ in range(20):
         model(**batch)
     assert len({tuple(step.flatten().tolist()) for step in shown}) == 20
@@ -203,7 +203,7 @@ def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_t
 # ----------------------------------------------------------------------------------------- what must not matter
 
 
-@pytest.mark.parametrize(("model_type", "objective"), itertools.product(ENCODERS, WITH_MLM))
+@pytest.mark.parametrize(("model_type", "objective"), itertools.product(ENCODERS, COMBINATIONS))
 def test_padding_and_order_change_nothing(model_type: str, objective: str) -> None:
     model = tiny_model(model_type, objective=objective, tlm_probability=0.5)
     batch = make_batch()
@@ -293,7 +293,7 @@ def test_projection_is_for_the_loss_only() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta", "modernbert"])
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
     model, batch = tiny_model(model_type, objective=objective), make_batch()
     losses = []
@@ -306,7 +306,7 @@ def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
     model, batch = tiny_model("xlm-roberta", objective=objective), make_batch()
     model(**batch).loss.backward()
@@ -317,7 +317,7 @@ def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
     torch.testing.assert_close(gradients(model), expected)
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
@@ -345,7 +345,7 @@ def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch:
     assert torch.isfinite(gradients(model)).all()
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_every_parameter_gets_a_gradient(objective: str) -> None:
     for model_type in ENCODERS:
         model = tiny_model(model_type, objective=objective)
@@ -376,7 +376,7 @@ def test_labels_are_counted_exactly_in_half_precision() -> None:
     assert model(**batch).ignored_tokens.item() == 0
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_vocabulary_can_be_resized(objective: str) -> None:
     model, batch = tiny_model("bert", objective=objective), make_batch()
     model.resize_token_embeddings(260)
