@@ -199,7 +199,7 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
     return 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id
 
 
-def position_ids(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
+def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
     """An encoder's argument for tokens in these columns (B, S), if it has absolute positions and any are given."""
     offset = position_offset(encoder)
     return {} if offset is None or columns is None else {"position_ids": columns + offset}

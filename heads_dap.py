@@ -17,12 +17,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import (
+        absolute_positions,
         attention_arguments,
         build_encoder,
         last_states,
         layer_stack,
         pack,
-        position_ids,
         takes_packed,
         use_packing,
     )
@@ -37,12 +37,12 @@ try:
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
+        absolute_positions,
         attention_arguments,
         build_encoder,
         last_states,
         layer_stack,
         pack,
-        position_ids,
         takes_packed,
         use_packing,
     )
@@ -127,7 +127,9 @@ class RTLHead(nn.Module):
     def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
         """Embeddings (B, S, D) of words (B, S, E) with the positions 0, 1, 2, ..., whatever the padding."""
         owner = self.blocks if self.reembeds else encoder
-        return owner.embeddings(input_ids=None, inputs_embeds=words, **position_ids(owner, columns_of(words[..., 0])))
+        return owner.embeddings(
+            input_ids=None, inputs_embeds=words, **absolute_positions(owner, columns_of(words[..., 0]))
+        )
 
     def forward(
         self, context: Tensor, context_mask: Tensor, queries: Tensor, query_mask: Tensor, languages: Tensor | None
@@ -145,7 +147,7 @@ class RTLHead(nn.Module):
         # positions where it embeds again: those of both sentences one after another, each with its CLS
         columns = columns_of(query_mask) + context_mask.sum(1, keepdim=True) + 2
         columns = torch.cat([columns_of(context_mask) + 1, columns], 1)  # (B, C+Q)
-        inputs = {"inputs_embeds": states, **position_ids(self.blocks, columns)}
+        inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
         if takes_packed(self.blocks) and self.blocks.config.model_type in LIKE_BERT:
             return self._packed_queries(inputs, mask, query_mask)
         order = real_tokens_first(mask)

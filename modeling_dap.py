@@ -29,6 +29,7 @@ from transformers.utils import can_return_tuple, logging
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import (
+        absolute_positions,
         build_encoder,
         encoder_named,
         find_mask_token_id,
@@ -36,7 +37,6 @@ try:
         load_masked_lm,
         packed_states,
         pool,
-        position_ids,
         require_encoder,
         takes_packed,
         use_packing,
@@ -47,6 +47,7 @@ try:
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
+        absolute_positions,
         build_encoder,
         encoder_named,
         find_mask_token_id,
@@ -54,7 +55,6 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         load_masked_lm,
         packed_states,
         pool,
-        position_ids,
         require_encoder,
         takes_packed,
         use_packing,
@@ -413,34 +413,28 @@ class DAPForPreTraining(DAPPreTrainedModel):
         ids, mask = stacked(batch)  # (2·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
-        texts = {"": Text(ids, mask)} if any(own.reads_pairs for own in objectives) else {}
-        texts |= {own.name: text for own in objectives if (text := own.text(batch)) is not None}
+        texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
+        if any(own.reads_pairs for own in objectives):
+            texts = {"pairs": Text(ids, mask)} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
         for (name, text), rows in zip(list(texts.items()), embedded):
-            inputs = {"inputs_embeds": rows, **position_ids(self.dap.encoder, text.columns)}
+            inputs = {"inputs_embeds": rows, **absolute_positions(self.dap.encoder, text.columns)}
             texts[name] = text._replace(states=last_states(self.dap.encoder, text.mask, **inputs))
-        if (pairs := texts.pop("", None)) is not None:
-            embeds = pool(pairs.states, mask, self.config.pooling)  # (2·B, D)
-            source, target = (
-                side._replace(states=states[:, : side.mask.shape[1]], embeds=own)
-                for side, states, own in zip(batch.sides, pairs.states.chunk(2), embeds.chunk(2))
-            )
-            batch = batch._replace(source=source, target=target)
-        return batch._replace(words=words), texts
+        batch = batch._replace(words=words)
+        return (batch.with_states(texts["pairs"].states, self.config.pooling) if "pairs" in texts else batch), texts
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
 
         By one lookup: each has a gradient of (V, E).
         """
-        table = whole(self.get_input_embeddings().weight)
-        wanted = list(texts)
+        table, wanted = whole(self.get_input_embeddings().weight), list(texts)
         if any(own.needs_mask_token for own in objectives):
             wanted.append(torch.tensor([self.config.mask_token_id], device=table.device))
             if self.prediction_head.looked_up is not None:
                 wanted.append(self.prediction_head.looked_up)
-        rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table)
-        found = [part.unflatten(0, ids.shape) for part, ids in zip(rows.split([i.numel() for i in wanted]), wanted)]
+        rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split([i.numel() for i in wanted])
+        found = [part.unflatten(0, ids.shape) for part, ids in zip(rows, wanted)]
         mask, predicted = [*found[len(texts) :], None, None][:2]
         return Words(table, mask, table if predicted is None else predicted), found[: len(texts)]
 

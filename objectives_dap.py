@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 try:
     from .configuration_dap import DAPConfig
+    from .encoder_dap import pool
     from .heads_dap import PredictionHead, Projection, RTLHead, Words
     from .losses_dap import (
-        RankingResult,
         columns_of,
         gather_columns,
         mask_tokens,
@@ -30,9 +30,9 @@ try:
     )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
+    from encoder_dap import pool
     from heads_dap import PredictionHead, Projection, RTLHead, Words
     from losses_dap import (
-        RankingResult,
         columns_of,
         gather_columns,
         mask_tokens,
@@ -82,6 +82,14 @@ class Batch(NamedTuple):
     @property
     def sides(self) -> tuple[Side, Side]:
         return self.source, self.target
+
+    def with_states(self, states: Tensor, pooling: str) -> "Batch":
+        """The batch with what the encoder made of `stacked`, (2·B, S, D)."""
+        sides = []
+        for side, own in zip(self.sides, states.chunk(2)):
+            own = own[:, : side.ids.shape[1]]  # (B, S, D)
+            sides.append(side._replace(states=own, embeds=pool(own, side.mask, pooling)))
+        return self._replace(source=sides[0], target=sides[1])
 
 
 @dataclass
@@ -185,18 +193,14 @@ class TranslationRanking(Comparison):
         return embeds if model.projection is None else tuple(map(model.projection, embeds))
 
     def compare(self, compared: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        texts = text_hash(batch.target.ids, batch.target.mask)  # (B,)
-        result = self._rank(*compared, texts)
-        if self.config.tr_bidirectional:
-            backward = self._rank(*compared[::-1], texts)
-            result = RankingResult(*((a + b) / 2 for a, b in zip(result, backward)))
-        return result.loss, {"tr_loss": result.loss, "accuracy": result.accuracy, "negatives": result.negatives}
-
-    def _rank(self, queries: Tensor, answers: Tensor, texts: Tensor) -> RankingResult:
-        """L_TR of this process's queries (B, D) over the answers of all; equal texts (B,) are no negatives."""
         config = self.config
-        hashes = texts if config.tr_mask_duplicates else None
-        return rank_in_blocks(queries, answers, hashes, config.tr_similarity, config.tr_temperature, config.tr_margin)
+        texts = text_hash(batch.target.ids, batch.target.mask) if config.tr_mask_duplicates else None  # (B,)
+        how = config.tr_similarity, config.tr_temperature, config.tr_margin
+        results = [rank_in_blocks(*compared, texts, *how)]
+        if config.tr_bidirectional:
+            results.append(rank_in_blocks(*compared[::-1], texts, *how))
+        loss, accuracy, negatives = (sum(values) / len(results) for values in zip(*results))
+        return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
 
 class RepresentationTranslation(Objective):
