@@ -18,15 +18,14 @@ AUTO_MAP = {
 }
 
 CHOICES: dict[str, tuple] = {
-    "objective": ("tr", "tr+tlm", "tr+rtl", "mlm"),
     "pooling": ("cls", "mean"),
     "projection": (None, "mlp"),
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
 SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability")
-WEIGHTS = ("tr_margin", "rtl_weight", "tlm_weight")
-FLAGS = ("tr_bidirectional", "tr_mask_duplicates")
+WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight")
+FLAGS = ("tr_bidirectional", "tr_mask_duplicates", "rtl_tied", "rtl_reembed")
 #: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
 SAVED_KEYS = {
     *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
@@ -43,9 +42,9 @@ class DAPConfig(PreTrainedConfig):
 
     Args:
         encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
-        objective: `"tr"`, `"tr+tlm"` or `"tr+rtl"` (= DAP, section 3.3), or `"mlm"`, masked language modelling of both
-            sides (Devlin et al. 2019), which makes an encoder that the others can start from. What an objective does
-            not use is not built.
+        objective: names of `objectives_dap.OBJECTIVES` joined by `"+"`, in any order: `"tr"`, `"tr+tlm"`, `"tr+rtl"`
+            (= DAP, section 3.3), `"tr+mlm"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
+            What none of them uses is not built.
         pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
@@ -53,12 +52,17 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: additive margin taken from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target, and take the mean of both losses.
         tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
+        tr_weight: factor of the TR loss.
         rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: which side is reconstructed from the other (Table 5); `"both"` takes even pairs source-to-target
             and odd pairs target-to-source, and the average of the two means.
         rtl_ratio: rho, the share of target tokens to reconstruct; of the others the head sees the encoder's states
             (section 5.2).
         rtl_weight: factor of the RTL loss.
+        rtl_tied: RTL predicts with the encoder's word embeddings. False gives it a matrix of its own, which starts as
+            their copy: freezing them does not freeze it, and its gradient does not reach them (the released code).
+        rtl_reembed: the RTL head puts states and [MASK] embeddings together through embeddings of its own, with
+            positions, token type and norm a second time (the released code; eq. g^0 has none of these).
         rtl_languages: source language codes, in the order of `language_ids`; wherever a source is reconstructed, the
             head gets an embedding of each side's language (section 5.1).
         target_vocab_size: number of token ids of the target side that RTL predicts; all of the vocabulary when absent.
@@ -67,8 +71,10 @@ class DAPConfig(PreTrainedConfig):
             RTL loss while training; the whole vocabulary when absent.
         tlm_probability: share of the tokens that TLM masks.
         tlm_weight: factor of the TLM loss.
-        mlm_probability: share of the tokens that `"mlm"` masks.
+        mlm_probability: share of the tokens that MLM masks.
+        mlm_weight: factor of the MLM loss.
         mask_token_id: the tokenizer's mask token; every objective but `"tr"` needs it.
+        kwargs: fields of `PreTrainedConfig`, and of a new objective, whose name they begin with (`mine_weight`).
 
     Raises:
         ValueError: an unknown field, or a value that is not allowed or contradicts another; it names the field, the
@@ -89,16 +95,20 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: float = 0.0,
         tr_bidirectional: bool = False,
         tr_mask_duplicates: bool = True,
+        tr_weight: float = 1.0,
         rtl_layers: int = 2,
         rtl_direction: str = "source-to-target",
         rtl_ratio: float = 1.0,
         rtl_weight: float = 1.0,
+        rtl_tied: bool = True,
+        rtl_reembed: bool = False,
         rtl_languages: list[str] | None = None,
         target_vocab_size: int | None = None,
         rtl_sampled_negatives: int | None = None,
         tlm_probability: float = 0.2,
         tlm_weight: float = 0.1,
         mlm_probability: float = 0.15,
+        mlm_weight: float = 1.0,
         mask_token_id: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -112,19 +122,23 @@ class DAPConfig(PreTrainedConfig):
         self.tr_margin = tr_margin
         self.tr_bidirectional = tr_bidirectional
         self.tr_mask_duplicates = tr_mask_duplicates
+        self.tr_weight = tr_weight
         self.rtl_layers = rtl_layers
         self.rtl_direction = rtl_direction
         self.rtl_ratio = rtl_ratio
         self.rtl_weight = rtl_weight
+        self.rtl_tied = rtl_tied
+        self.rtl_reembed = rtl_reembed
         self.rtl_languages = None if rtl_languages is None else list(rtl_languages)
         self.target_vocab_size = target_vocab_size
         self.rtl_sampled_negatives = rtl_sampled_negatives
         self.tlm_probability = tlm_probability
         self.tlm_weight = tlm_weight
         self.mlm_probability = mlm_probability
+        self.mlm_weight = mlm_weight
         self.mask_token_id = mask_token_id
         self.auto_map = kwargs.pop("auto_map", None) or dict(AUTO_MAP)
-        _refuse_unknown(kwargs)
+        _refuse_unknown(kwargs, objective)
         self.check()
         super().__init__(**kwargs)
 
@@ -137,7 +151,8 @@ class DAPConfig(PreTrainedConfig):
                 "DAPForPreTraining.from_encoder, or load it with AutoModel."
             )
         own = inspect.signature(cls.__init__).parameters
-        if dropped := [key for key in _unknown(config_dict) if key not in own]:
+        unknown = _unknown(config_dict, config_dict.get("objective", "tr+rtl"))
+        if dropped := [key for key in unknown if key not in own]:
             logger.warning(f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out.")
         return super().from_dict({key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs)
 
@@ -158,23 +173,15 @@ class DAPConfig(PreTrainedConfig):
         return self.encoder_config.num_hidden_layers
 
     @property
-    def uses_tr(self) -> bool:
-        return not self.uses_mlm
-
-    @property
-    def uses_rtl(self) -> bool:
-        return self.objective == "tr+rtl"
-
-    @property
-    def uses_tlm(self) -> bool:
-        return self.objective == "tr+tlm"
-
-    @property
-    def uses_mlm(self) -> bool:
-        return self.objective == "mlm"
+    def objectives(self) -> frozenset[str]:
+        """The names that `objective` joins."""
+        return frozenset(self.objective.split("+"))
 
     def check(self) -> None:
         """Raise `ValueError` for a value that is not allowed; models call it again, as attributes can be set later."""
+        names = self.objective.split("+") if isinstance(self.objective, str) else [""]
+        different = len(set(names)) == len(names) and all(map(str.isidentifier, names))
+        self._require("objective", different, "different names joined by '+', such as 'tr+rtl'")
         for name, allowed in CHOICES.items():
             self._require(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
         for name in SHARES:
@@ -186,7 +193,7 @@ class DAPConfig(PreTrainedConfig):
         for name in FLAGS:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         layers, vocabulary = self.encoder_config.num_hidden_layers, self.encoder_config.vocab_size
-        self._require_integer("rtl_layers", 1, layers if self.uses_rtl else 10**9, "the encoder's layers")
+        self._require_integer("rtl_layers", 1, layers if "rtl" in self.objectives else 10**9, "the encoder's layers")
         self._require_integer("target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True)
         predicted = self.target_vocab_size or vocabulary
         self._require_integer("rtl_sampled_negatives", 2, predicted, "the predicted vocabulary", optional=True)
@@ -203,7 +210,7 @@ class DAPConfig(PreTrainedConfig):
         self._require(name, fits or (optional and value is None), f"{'None or ' * optional}{low} to {high}, {what}")
 
     def _check_directions(self) -> None:
-        if self.rtl_direction == "source-to-target" or not self.uses_rtl:
+        if self.rtl_direction == "source-to-target" or "rtl" not in self.objectives:
             return
         known = bool(self.rtl_languages) and len(set(self.rtl_languages)) == len(self.rtl_languages)
         allowed = f"the different source languages, as rtl_direction is {self.rtl_direction!r}"
@@ -223,14 +230,16 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
     return AutoConfig.for_model(value["model_type"], **options)
 
 
-def _unknown(keys: dict[str, Any]) -> list[str]:
-    """Those that are neither fields of `PreTrainedConfig` nor what a saved config.json may carry beside them."""
+def _unknown(keys: dict[str, Any], objective: str) -> list[str]:
+    """Those that are neither fields of `PreTrainedConfig` or of a new objective, nor what a saved config.json has."""
     known = SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
-    return sorted(key for key in keys if key not in known and not key.startswith("_"))
+    ours = {name.split("_")[0] for name in inspect.signature(DAPConfig.__init__).parameters}
+    free = ("_", *(f"{name}_" for name in str(objective).split("+") if name not in ours))
+    return sorted(key for key in keys if key not in known and not key.startswith(free))
 
 
-def _refuse_unknown(kwargs: dict[str, Any]) -> None:
-    if unknown := _unknown(kwargs):
+def _refuse_unknown(kwargs: dict[str, Any], objective: str) -> None:
+    if unknown := _unknown(kwargs, objective):
         own = [name for name in inspect.signature(DAPConfig.__init__).parameters if name not in ("self", "kwargs")]
         listed = ", ".join(f"{key}={kwargs[key]!r}" for key in unknown)
         raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(own)}.")

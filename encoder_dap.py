@@ -83,7 +83,7 @@ def encoder_named(name: str, config: DAPConfig) -> Iterator[None]:
         if config.encoder_config.model_type in TESTED:
             raise
         reason = " ".join(str(error).split())
-        remedy = "give another encoder" if config.objective == "tr" else "use objective='tr', or another encoder"
+        remedy = "give another encoder" if config.objectives == {"tr"} else "use objective='tr', or another encoder"
         raise ValueError(
             f"{name}: objective {config.objective!r} does not work with an encoder of model_type "
             f"{config.encoder_config.model_type!r} ({reason}): {remedy}."
@@ -197,6 +197,12 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
     if table is None:
         return None
     return 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id
+
+
+def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
+    """An encoder's argument for tokens in these columns (B, S), if it has absolute positions and any are given."""
+    offset = position_offset(encoder)
+    return {} if offset is None or columns is None else {"position_ids": columns + offset}
 
 
 def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls") -> Tensor:

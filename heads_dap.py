@@ -5,7 +5,7 @@ word embeddings, `V` predicted vocabulary, `T` tokens with a label, `C` context 
 """
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import (
+        absolute_positions,
         attention_arguments,
         build_encoder,
         last_states,
@@ -25,10 +26,18 @@ try:
         takes_packed,
         use_packing,
     )
-    from .losses_dap import gather_columns, real_tokens_first, sampled_cross_entropy, vocabulary_cross_entropy
+    from .losses_dap import (
+        columns_of,
+        gather_columns,
+        real_tokens_first,
+        sampled_cross_entropy,
+        vocabulary_cross_entropy,
+        whole,
+    )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
+        absolute_positions,
         attention_arguments,
         build_encoder,
         last_states,
@@ -37,7 +46,14 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         takes_packed,
         use_packing,
     )
-    from losses_dap import gather_columns, real_tokens_first, sampled_cross_entropy, vocabulary_cross_entropy
+    from losses_dap import (
+        columns_of,
+        gather_columns,
+        real_tokens_first,
+        sampled_cross_entropy,
+        vocabulary_cross_entropy,
+        whole,
+    )
 
 
 #: Encoders whose layers are made like BERT's and are followed by nothing.
@@ -53,11 +69,23 @@ class _PassThrough(nn.Module):
         return inputs_embeds
 
 
+class Projection(nn.Sequential):
+    """Between the sentence vector and L_TR, in training only."""
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
+
+
 class RTLHead(nn.Module):
-    """g of section 3.2: K transformer blocks of the encoder's own class over (source states, [MASK] embeddings)."""
+    """g of section 3.2: K transformer blocks of the encoder's own class over (source states, [MASK] embeddings).
+
+    With `rtl_reembed` it is the released code's: its own embeddings, which start as the encoder's, take [MASK], and
+    then a second time the states and [MASK] embeddings together, with positions, token type and norm.
+    """
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__()
+        self.reembeds = config.rtl_reembed
         self.blocks = self._build_blocks(config)
         names = config.rtl_languages if config.rtl_direction != "source-to-target" else None
         # row 0 is the target language, row i + 1 is rtl_languages[i]
@@ -75,13 +103,16 @@ class RTLHead(nn.Module):
         blocks.config.num_hidden_layers = config.rtl_layers
         if not hasattr(blocks, "embeddings"):
             raise ValueError(f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none.")
-        blocks.embeddings = _PassThrough()
+        if config.rtl_reembed:
+            blocks.set_input_embeddings(None)  # words come embedded
+        else:
+            blocks.embeddings = _PassThrough()
         use_packing(blocks)
         return blocks
 
     @torch.no_grad()
     def copy_last_layers(self, encoder: PreTrainedModel) -> None:
-        """Start from the encoder's last K layers and whatever else stands outside its embeddings (section 4.2)."""
+        """Start from the encoder's last K layers and whatever else the head has of it (section 4.2)."""
         prefix, layers = layer_stack(encoder)
         dropped = len(layers) - self.blocks.config.num_hidden_layers
         state = {}
@@ -92,6 +123,13 @@ class RTLHead(nn.Module):
             state[key] = value
         wanted = self.blocks.state_dict()
         self.blocks.load_state_dict({key: value for key, value in state.items() if key in wanted}, strict=True)
+
+    def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
+        """Embeddings (B, S, D) of words (B, S, E) with the positions 0, 1, 2, ..., whatever the padding."""
+        owner = self.blocks if self.reembeds else encoder
+        return owner.embeddings(
+            input_ids=None, inputs_embeds=words, **absolute_positions(owner, columns_of(words[..., 0]))
+        )
 
     def forward(
         self, context: Tensor, context_mask: Tensor, queries: Tensor, query_mask: Tensor, languages: Tensor | None
@@ -106,19 +144,24 @@ class RTLHead(nn.Module):
             context, queries = context + vectors[:, :1], queries + vectors[:, 1:]
         states = torch.cat([context, queries], 1)  # (B, C+Q, D), eq. g^0
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
+        # positions where it embeds again: those of both sentences one after another, each with its CLS
+        columns = columns_of(query_mask) + context_mask.sum(1, keepdim=True) + 2
+        columns = torch.cat([columns_of(context_mask) + 1, columns], 1)  # (B, C+Q)
+        inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
         if takes_packed(self.blocks) and self.blocks.config.model_type in LIKE_BERT:
-            return self._packed_queries(states, mask, query_mask)
+            return self._packed_queries(inputs, mask, query_mask)
         order = real_tokens_first(mask)
-        states = gather_columns(states, order)
-        out = last_states(self.blocks, gather_columns(mask, order), inputs_embeds=states)
+        inputs = {name: gather_columns(value, order) for name, value in inputs.items()}
+        out = last_states(self.blocks, gather_columns(mask, order), **inputs)
         return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
 
-    def _packed_queries(self, states: Tensor, mask: Tensor, query_mask: Tensor) -> Tensor:
+    def _packed_queries(self, inputs: dict[str, Tensor], mask: Tensor, query_mask: Tensor) -> Tensor:
         """The same by one long row without padding; what the last layer makes of the context is not computed."""
         everything = pack(mask)
         queries = pack(query_mask, everything.rows)
         _, layers = layer_stack(self.blocks)
-        states = everything.take(states)  # (1, T, D)
+        packed = {name: everything.take(value) for name, value in inputs.items()}  # (1, T, ...)
+        states = self.blocks.embeddings(**packed)  # (1, T, D)
         arguments = attention_arguments(self.blocks, everything)
         for layer in layers[:-1]:
             states = layer(states, **arguments)
@@ -144,18 +187,19 @@ def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, argumen
     return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
 
 
-def check_predicted(config: DAPConfig, target_token_ids: list[int] | None, token_counts: Tensor | None) -> None:
-    """Raise `ValueError` for ids or counts that are given though a model of this objective has no use for them."""
-    if target_token_ids is not None and not config.uses_rtl:
-        raise ValueError(
-            f"target_token_ids are what RTL predicts, not objective={config.objective!r}: leave them out."
-        )
-    if token_counts is not None and config.objective == "tr":
-        raise ValueError("token_counts are for a prediction head, which objective='tr' has not: leave them out.")
+class Words(NamedTuple):
+    """Word embeddings beside those of the texts."""
+
+    table: Tensor  # (V, E), of all ids
+    mask: Tensor | None  # (1, E), of [MASK]
+    predicted: Tensor  # of the ids that RTL predicts, (V', E), or `table`
 
 
 class PredictionHead(nn.Module):
-    """Vocabulary prediction head: dense, activation, norm, then the encoder's word embeddings as W of section 3.2."""
+    """Vocabulary prediction head: dense, activation, norm, then W of section 3.2.
+
+    W are the encoder's word embeddings. RTL can have a matrix of its own (`rtl_tied=False`) and fewer ids, V'.
+    """
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__()
@@ -168,19 +212,26 @@ class PredictionHead(nn.Module):
         names = ("classifier_activation", "hidden_act", "activation")  # ModernBERT, most, DistilBERT
         activation = next((found for name in names if (found := getattr(encoder, name, None))), "gelu")
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
-        size = config.target_vocab_size if config.uses_rtl else None
-        self.bias = nn.Parameter(torch.zeros(size or config.vocab_size))  # (V,)
-        if size is not None:  # sorted token ids of the target side
-            self.register_buffer("token_ids", torch.arange(size))  # (V,)
+        reconstructs = "rtl" in config.objectives
+        size = config.target_vocab_size if reconstructs else None
         self.has_target_vocabulary = size is not None
+        if self.has_target_vocabulary:  # sorted token ids of the target side
+            self.register_buffer("token_ids", torch.arange(size))  # (V',)
+        self.is_narrow = self.has_target_vocabulary and config.objectives <= {"tr", "rtl"}  # others predict all ids
+        self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))  # (V') or (V)
+        untied = reconstructs and not config.rtl_tied
+        self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
         self.config = config
 
     @torch.no_grad()
-    def resize(self, size: int) -> None:
-        """Predict `size` ids, those that are new with bias 0, unless a target vocabulary says which."""
-        if not self.has_target_vocabulary:
-            kept = self.bias[:size]
-            self.bias = nn.Parameter(F.pad(kept, (0, size - len(kept))))
+    def resize(self, table: Tensor) -> None:
+        """Predict the ids of new word embeddings (V, E), those that are new with bias 0, unless their own are set."""
+        if not self.is_narrow:
+            kept = self.bias[: len(table)]
+            self.bias = nn.Parameter(F.pad(kept, (0, len(table) - len(kept))))
+        if self.decoder is not None and not self.has_target_vocabulary:
+            kept = self.decoder.weight[: len(table)]
+            self.decoder.weight = nn.Parameter(torch.cat([kept, table[len(kept) :]]))
 
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
         """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such.
@@ -209,7 +260,7 @@ class PredictionHead(nn.Module):
         self.dense.load_state_dict(dense.state_dict())
         self.norm.load_state_dict(norm.state_dict())
         if bias is not None:
-            self.bias.copy_(bias[self.token_ids] if self.has_target_vocabulary else bias)
+            self.bias.copy_(bias[self.token_ids] if self.is_narrow else bias)
 
     @torch.no_grad()
     def start_bias(self, counts: Tensor) -> None:
@@ -218,35 +269,56 @@ class PredictionHead(nn.Module):
         One is added to each count, so that an id that does not occur has a share, too.
         """
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
-        seen = (counts[self.token_ids] if self.has_target_vocabulary else counts).double() + 1  # (V,)
+        seen = (counts[self.token_ids] if self.is_narrow else counts).double() + 1  # those of the bias
         self.bias.copy_((seen / seen.sum()).log())
+
+    @torch.no_grad()
+    def start_decoder(self, table: Tensor) -> None:
+        """Set RTL's own matrix, if there is one, to the word embeddings (V, E) of what it predicts."""
+        if self.decoder is not None:
+            self.decoder.weight.copy_(table[self.token_ids] if self.has_target_vocabulary else table)
 
     @property
     def samples(self) -> bool:
-        """Whether drawn ids stand for the vocabulary: `rtl_sampled_negatives`, in training."""
-        return self.config.uses_rtl and self.config.rtl_sampled_negatives is not None and self.training
+        """Whether drawn ids stand for RTL's vocabulary: `rtl_sampled_negatives`, in training."""
+        return self.config.rtl_sampled_negatives is not None and self.training
 
-    def loss_sum(self, hidden: Tensor, labels: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed cross entropy and number of the labels (T,) that are in the vocabulary.
+    @property
+    def looked_up(self) -> Tensor | None:
+        """Ids (V',) whose word embeddings RTL predicts with; None where these are all, or its own, or drawn."""
+        tied = self.decoder is None
+        return self.token_ids if self.has_target_vocabulary and tied and not self.samples else None
 
-        `hidden` is (T, D), and `words` the word embeddings (V, E) of the vocabulary, or of all ids if it is sampled.
-        """
-        if self.has_target_vocabulary:
-            rows = torch.searchsorted(self.token_ids, labels).clamp(max=len(self.token_ids) - 1)  # (T,)
-            known = self.token_ids[rows] == labels
-            hidden, labels = hidden[known], rows[known]
-        states = self.norm(self.activation(self.dense(hidden)))  # (T, E)
-        count = torch.tensor(float(len(labels)), device=labels.device)  # not in the states' type, which may be coarse
-        if self.samples:
-            return self._sampled_loss_sum(states, labels, words), count
-        return vocabulary_cross_entropy(states, words, self.bias, labels), count
+    def knows(self, ids: Tensor) -> Tensor:
+        """Whether RTL can predict each id, bool."""
+        if not self.has_target_vocabulary:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return self.token_ids[self._rows(ids)] == ids
 
-    def _sampled_loss_sum(self, states: Tensor, labels: Tensor, words: Tensor) -> Tensor:
-        size = len(self.bias)
-        drawn = torch.randperm(size, device=labels.device)[: self.config.rtl_sampled_negatives]  # (N,)
+    def _rows(self, ids: Tensor) -> Tensor:
+        """Places of ids in the target vocabulary, if they are in it."""
+        return torch.searchsorted(self.token_ids, ids.contiguous()).clamp(max=len(self.token_ids) - 1)
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden)))  # (T, E)
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
+        """Summed cross entropy of labels (T,) among all ids, given states (T, D) and the word embeddings (V, E)."""
+        return vocabulary_cross_entropy(self._transform(hidden), table, self.bias, labels)
+
+    def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
+        """The same among the ids that RTL predicts, all labels being of these."""
+        states, restricted = self._transform(hidden), self.has_target_vocabulary
+        labels = self._rows(labels) if restricted else labels
+        bias = self.bias[self.token_ids] if restricted and not self.is_narrow else self.bias  # (V',)
+        weight = words.predicted if self.decoder is None else whole(self.decoder.weight)
+        if not self.samples:
+            return vocabulary_cross_entropy(states, weight, bias, labels)
+        drawn = torch.randperm(len(bias), device=labels.device)[: self.config.rtl_sampled_negatives]  # (N,)
         rows = torch.cat([labels, drawn])  # (T+N,)
-        weights = F.embedding(self.token_ids[rows] if self.has_target_vocabulary else rows, words)  # (T+N, E)
-        own_weight, weight = weights.split([len(labels), len(drawn)])
-        own_bias, bias = self.bias[rows].split([len(labels), len(drawn)])
+        sizes = [len(labels), len(drawn)]
+        ids = self.token_ids[rows] if restricted and self.decoder is None else rows
+        own_weight, weight = F.embedding(ids, weight).split(sizes)
+        own_bias, drawn_bias = bias[rows].split(sizes)
         own = labels[:, None] == drawn  # (T, N)
-        return sampled_cross_entropy(states, own_weight, own_bias, weight, bias, own, size)
+        return sampled_cross_entropy(states, own_weight, own_bias, weight, drawn_bias, own, len(bias))

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = 2**25  # float32 logits held at a time by the vocabulary loss: 128 MiB
+SIMILARITIES_PER_BLOCK = 2**21  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
 
 
 # ------------------------------------------------------------------------------------------- across processes
@@ -136,6 +138,32 @@ def translation_ranking_loss(
     negatives = torch.isfinite(logits).sum(-1).float().mean() - 1
     accuracy = (logits.argmax(-1) == rows + first).float().mean()
     return RankingResult(F.cross_entropy(logits, rows + first), accuracy, negatives)
+
+
+def rank_in_blocks(
+    queries: Tensor, answers: Tensor, texts: Tensor | None, similarity: str, temperature: float, margin: float
+) -> RankingResult:
+    """L_TR of this process's queries (B, D) over the answers (B, D) of all processes.
+
+    A block of queries at a time is compared, and in the backward pass compared again: nothing of size (B, W·B) is held
+    where that is large. Of a query, answers with the same hash in `texts` (B,) as its own are no negatives.
+    """
+    if similarity == "cosine":
+        queries, answers = (F.normalize(at_least_float32(side), dim=-1) for side in (queries, answers))
+    candidates, hashes = gather_rows(answers), None if texts is None else gather_rows(texts)  # (W·B, D), (W·B,)
+    first, size = first_row(len(queries)), max(1, SIMILARITIES_PER_BLOCK // len(candidates))
+
+    def rank(start: int, block: Tensor, candidates: Tensor) -> RankingResult:
+        excluded = None if texts is None else texts[start : start + size, None] == hashes  # (b, W·B)
+        return translation_ranking_loss(block, candidates, "dot", temperature, margin, first + start, excluded)
+
+    if size >= len(queries):
+        return rank(0, queries, candidates)
+    shares = []
+    for number, block in enumerate(queries.split(size)):
+        found = checkpoint(rank, number * size, block, candidates, use_reentrant=False, preserve_rng_state=False)
+        shares.append(torch.stack(found) * (len(block) / len(queries)))
+    return RankingResult(*torch.stack(shares).sum(0))
 
 
 def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:

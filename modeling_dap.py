@@ -6,10 +6,12 @@ tokens. Every sequence starts with its CLS token, ends with a separator, and is 
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -27,9 +29,11 @@ from transformers.utils import can_return_tuple, logging
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import (
+        absolute_positions,
         build_encoder,
         encoder_named,
         find_mask_token_id,
+        last_states,
         load_masked_lm,
         packed_states,
         pool,
@@ -37,15 +41,17 @@ try:
         takes_packed,
         use_packing,
     )
-    from .heads_dap import PredictionHead, RTLHead, check_predicted
-    from .losses_dap import first_row, text_hash
-    from .objectives_dap import Chunk, ObjectivesMixin, Side, Sides
+    from .heads_dap import PredictionHead, Words
+    from .losses_dap import first_row, whole
+    from .objectives_dap import Batch, Chunk, Comparison, Objective, Side, Text, objectives_of, stacked
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
+        absolute_positions,
         build_encoder,
         encoder_named,
         find_mask_token_id,
+        last_states,
         load_masked_lm,
         packed_states,
         pool,
@@ -53,9 +59,9 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         takes_packed,
         use_packing,
     )
-    from heads_dap import PredictionHead, RTLHead, check_predicted
-    from losses_dap import first_row, text_hash
-    from objectives_dap import Chunk, ObjectivesMixin, Side, Sides
+    from heads_dap import PredictionHead, Words
+    from losses_dap import first_row, whole
+    from objectives_dap import Batch, Chunk, Comparison, Objective, Side, Text, objectives_of, stacked
 
 logger = logging.get_logger(__name__)
 
@@ -73,7 +79,7 @@ class DAPPreTrainedModel(PreTrainedModel):
 class DAPModel(DAPPreTrainedModel):
     """The sentence encoder f: token states and, as `pooler_output`, the sentence embedding f_s(x) (section 3.2)."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^rtl_head\.", r"^prediction_head\.", r"^projection\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(?!dap\.|encoder\.)"]  # heads
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
@@ -136,35 +142,39 @@ class DAPModel(DAPPreTrainedModel):
 class DAPForPreTrainingOutput(ModelOutput):
     """Output of `DAPForPreTraining`.
 
-    Under several processes every loss is scaled such that the mean over the processes is the loss of the global batch.
+    What is in `measures` is an attribute, too (`tr_loss`), or None where the model's objectives do not give it. Under
+    several processes every loss is scaled such that the mean over the processes is the loss of the global batch.
 
     Args:
-        loss: scalar, float32: the sum of the objective's losses with their weights.
-        tr_loss: scalar: translation ranking, eq. L_TR, nats a pair.
-        rtl_loss: scalar: representation translation learning, eq. L_RTL, nats a token.
-        tlm_loss: scalar: translation language modelling, eq. L_TLM, nats a masked token.
-        mlm_loss: scalar: masked language modelling of each side by itself, nats a masked token.
-        source_embeds: (B, D) sentence embeddings, neither projected nor normalised; with `"mlm"` of the masked text.
+        loss: scalar, float32: the sum of the objectives' losses with their weights.
+        source_embeds: (B, D) sentence embeddings, neither projected nor normalised; None where no objective reads the
+            pairs as they are, such as MLM alone.
         target_embeds: (B, D) likewise.
-        accuracy: scalar: share of the pairs whose own target ranks first.
-        negatives: scalar: mean number of negatives a pair had, duplicates not counted.
-        ignored_tokens: scalar: tokens to reconstruct whose ids are not in the target vocabulary, on this process.
+        measures: scalars by name.
+            `tr_loss`: translation ranking, eq. L_TR, nats a pair.
+            `rtl_loss`: representation translation learning, eq. L_RTL, nats a token.
+            `tlm_loss`: translation language modelling, eq. L_TLM, nats a masked token.
+            `mlm_loss`: masked language modelling of each side by itself, nats a masked token.
+            `accuracy`: share of the pairs whose own target ranks first (TR).
+            `negatives`: mean number of negatives a pair had, duplicates not counted (TR).
+            `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
+        compared: what each comparison compares, alone in the first pass of GradCache.
     """
 
     loss: Tensor | None = None
-    tr_loss: Tensor | None = None
-    rtl_loss: Tensor | None = None
-    tlm_loss: Tensor | None = None
-    mlm_loss: Tensor | None = None
     source_embeds: Tensor | None = None
     target_embeds: Tensor | None = None
-    accuracy: Tensor | None = None
-    negatives: Tensor | None = None
-    ignored_tokens: Tensor | None = None
+    measures: dict[str, Tensor] | None = None
+    compared: dict[str, tuple[Tensor, ...]] | None = None
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        if name.endswith("_loss") or name in ("accuracy", "negatives", "ignored_tokens"):
+            return (self.measures or {}).get(name)
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
-class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
-    """Encoder with the objectives of section 3.3: translation ranking, alone or with RTL (= DAP) or TLM; or MLM."""
+class DAPForPreTraining(DAPPreTrainedModel):
+    """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, MLM, ..."""
 
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
@@ -172,17 +182,16 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        predicts = config.objective != "tr"
-        if predicts and config.mask_token_id is None:
-            raise ValueError(
-                f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
-                "give the tokenizer's mask_token_id."
-            )
-        width = config.hidden_size
-        projected = config.projection and config.uses_tr
-        self.projection = nn.Sequential(nn.Linear(width, width), nn.Tanh()) if projected else None
-        self.rtl_head = RTLHead(config) if config.uses_rtl else None
-        self.prediction_head = PredictionHead(config) if predicts else None
+        self.projection = self.rtl_head = self.prediction_head = None
+        for objective in self.objectives:
+            if objective.needs_mask_token and config.mask_token_id is None:
+                raise ValueError(
+                    f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
+                    "give the tokenizer's mask_token_id."
+                )
+            for name, head in objective.heads.items():
+                if getattr(self, name, None) is None:
+                    setattr(self, name, head(config))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -191,6 +200,11 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
             init.zeros_(module.bias)
             if module.has_target_vocabulary:
                 init.copy_(module.token_ids, torch.arange(len(module.token_ids)))
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """What the model is trained for; they follow `config`."""
+        return objectives_of(self.config)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.dap.get_input_embeddings()
@@ -230,11 +244,8 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
             saved, encoder_config, kind = encoder_config, encoder_config.encoder_config, cls
             config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
         require_encoder(encoder_config, name_or_path)
-        if target_token_ids is not None:
-            config["target_vocab_size"] = len(set(target_token_ids))
-        dap_config = DAPConfig(encoder_config, **config)
-        check_predicted(dap_config, target_token_ids, token_counts)
-        if dap_config.objective != "tr" and dap_config.mask_token_id is None:
+        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
+        if dap_config.mask_token_id is None and any(own.needs_mask_token for own in objectives_of(dap_config)):
             dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
         options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
         pretrained, missing = load_masked_lm(name_or_path, kind, **options)
@@ -261,17 +272,34 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
         require_encoder(encoder_config, name)
         encoder_config = copy.deepcopy(encoder_config)
         encoder_config.dtype, attention = dtype, attn_implementation or encoder_config._attn_implementation
-        if target_token_ids is not None:
-            config["target_vocab_size"] = len(set(target_token_ids))
-        dap_config = DAPConfig(encoder_config, **config)
-        check_predicted(dap_config, target_token_ids, token_counts)
+        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
         dap_config.encoder_config._attn_implementation = attention
         with encoder_named(name, dap_config):
             model = cls._new(dap_config, dtype, target_token_ids)
             if token_counts is not None:
                 model.prediction_head.start_bias(token_counts)
+            if model.prediction_head is not None:
+                model.prediction_head.start_decoder(model.get_input_embeddings().weight)
             model._try_out()
         return model
+
+    @staticmethod
+    def _configure(
+        encoder_config: PreTrainedConfig,
+        target_token_ids: list[int] | None,
+        token_counts: Tensor | None,
+        fields: dict[str, Any],
+    ) -> DAPConfig:
+        """The configuration; raises `ValueError` for ids or counts that its objectives have no use for."""
+        if target_token_ids is not None:
+            fields = {**fields, "target_vocab_size": len(set(target_token_ids))}
+        config = DAPConfig(encoder_config, **fields)
+        given = f"objective={config.objective!r}"
+        if target_token_ids is not None and "rtl" not in config.objectives:
+            raise ValueError(f"target_token_ids are what RTL predicts, not {given}: leave them out.")
+        if token_counts is not None and not any("prediction_head" in own.heads for own in objectives_of(config)):
+            raise ValueError(f"token_counts are for a prediction head, which {given} has not: leave them out.")
+        return config
 
     @classmethod
     def _new(cls, config: DAPConfig, dtype: torch.dtype, target_token_ids: list[int] | None) -> "DAPForPreTraining":
@@ -298,23 +326,24 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
                 self.prediction_head.start_bias(token_counts)
         elif token_counts is not None:
             logger.warning(f"{name} has a masked-LM head: its bias is taken, not one from token frequencies.")
+        self.prediction_head.start_decoder(self.get_input_embeddings().weight)
 
     @torch.no_grad()
     def _try_out(self) -> None:
         """Take two pairs of uneven lengths through encoder and heads, but through no other process."""
         ids = torch.arange(16).view(2, 8) % self.config.vocab_size  # (2, 8)
-        masks = tuple((torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8]))
+        masks = ((torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8]))
         with torch.random.fork_rng(devices=[]):
-            words = self._look_up((ids, ids))
-            source, target = self._encode(tuple(Side(ids, mask, self.draw_noise(ids)) for mask in masks), words)
-            for hidden, labels in self._predictions(source, target, words, torch.zeros(2, dtype=torch.long), 0):
-                self.prediction_head.loss_sum(hidden, labels, words.predicted)
+            sides = (Side(ids, mask, self.draw_noise(ids)) for mask in masks)
+            batch = Batch(*sides, torch.zeros(2, dtype=torch.long))
+            labels = {own.name: torch.ones(1) for own in self.objectives}
+            self._losses(batch, Chunk(0, (None, None), self._compared(batch).compared, labels))
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As in Transformers; the prediction head's bias grows with the vocabulary, a target vocabulary stays."""
         table = super().resize_token_embeddings(*args, **kwargs)
         if self.prediction_head is not None:
-            self.prediction_head.resize(len(table.weight))
+            self.prediction_head.resize(table.weight)
         return table
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
@@ -325,6 +354,11 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
             allowed = f"{size} different ids from 0 to {self.config.vocab_size - 1} (target_vocab_size={size})"
             raise ValueError(f"target vocabulary of {len(ids)} ids from {ids[0]} to {ids[-1]}: give {allowed}.")
         self.prediction_head.token_ids.copy_(ids)
+
+    def draw_noise(self, ids: Tensor) -> Tensor | None:
+        """(B, S) float64, uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
+        masks_some = any(own.masks for own in self.objectives)
+        return torch.rand(ids.shape, dtype=torch.float64, device=ids.device) if masks_some else None
 
     def forward(
         self,
@@ -351,40 +385,58 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
         ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
         drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
-        sides = tuple(map(Side, ids, masks, drawn))
+        first = first_row(len(source_input_ids)) if chunk is None else chunk.first
+        batch = Batch(*map(Side, ids, masks, drawn), language_ids, first)
         if chunk is not None and chunk.gradients is None:
-            return self._embed(sides)
-        return self._losses(sides, language_ids, chunk)
+            return self._compared(batch)
+        return self._losses(batch, chunk)
 
-    def _embed(self, sides: Sides) -> DAPForPreTrainingOutput:
-        """What ranking compares, and nothing else: the first pass of GradCache."""
-        source, target = self._encode(sides, self._look_up(self._shown(sides), only_texts=True))
-        return DAPForPreTrainingOutput(source_embeds=self._compared(source), target_embeds=self._compared(target))
+    def _losses(self, batch: Batch, chunk: Chunk | None) -> DAPForPreTrainingOutput:
+        """The losses of these pairs, or of a chunk its shares of the batch's."""
+        objectives = self.objectives
+        batch, texts = self._read(batch, objectives)
+        loss, measures = 0.0, {}
+        for objective in objectives:
+            own, found = objective.loss(batch._replace(text=texts.get(objective.name)), self, chunk)
+            loss, measures = loss + objective.weight * own, measures | found
+        return DAPForPreTrainingOutput(loss, batch.source.embeds, batch.target.embeds, measures)
 
-    def _losses(self, sides: Sides, language_ids: Tensor | None, chunk: Chunk | None) -> DAPForPreTrainingOutput:
-        """The objective's losses of these pairs, or of a chunk its share of the batch's."""
-        words = self._look_up(self._shown(sides))
-        source, target = self._encode(sides, words)
-        compared = self._compared(source), self._compared(target)  # (B, D) each
-        out = DAPForPreTrainingOutput(source_embeds=source.embeds, target_embeds=target.embeds)
-        if chunk is not None:
-            out.loss = sum((embeds * gradient).sum() for embeds, gradient in zip(compared, chunk.gradients))
-        elif self.config.uses_tr:
-            ranking = self._translation_ranking(*compared, text_hash(target.ids, target.mask))
-            out.loss = out.tr_loss = ranking.loss
-            out.accuracy, out.negatives = ranking.accuracy, ranking.negatives
-        first = first_row(len(source.ids)) if chunk is None else chunk.first
-        predictions = self._predictions(source, target, words, language_ids, first)
-        everywhere = None if chunk is None else chunk.labels
-        if self.config.uses_rtl:
-            out.rtl_loss, out.ignored_tokens = self._predict(predictions, words, everywhere)
-            out.loss = out.loss + self.config.rtl_weight * out.rtl_loss
-        if self.config.uses_tlm:
-            out.tlm_loss, _ = self._predict(predictions, words, everywhere)
-            out.loss = out.loss + self.config.tlm_weight * out.tlm_loss
-        if self.config.uses_mlm:
-            out.loss = out.mlm_loss = self._predict(predictions, words, everywhere)[0]
-        return out
+    def _compared(self, batch: Batch) -> DAPForPreTrainingOutput:
+        """What comparisons compare, and nothing else: the first pass of GradCache."""
+        comparisons = [objective for objective in self.objectives if isinstance(objective, Comparison)]
+        if comparisons:
+            batch, _ = self._read(batch, comparisons)
+        return DAPForPreTrainingOutput(compared={own.name: own.compared(batch, self) for own in comparisons})
+
+    def _read(self, batch: Batch, objectives: Sequence[Objective]) -> tuple[Batch, dict[str, Text]]:
+        """The batch with all that these objectives need of the encoder, and their own texts with states, by name."""
+        ids, mask = stacked(batch)  # (2·B, S)
+        if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
+            raise ValueError("an attention mask has padding before a real token: pad on the right.")
+        texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
+        if any(own.reads_pairs for own in objectives):
+            texts = {"pairs": Text(ids, mask)} | texts
+        words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
+        for (name, text), rows in zip(list(texts.items()), embedded):
+            inputs = {"inputs_embeds": rows, **absolute_positions(self.dap.encoder, text.columns)}
+            texts[name] = text._replace(states=last_states(self.dap.encoder, text.mask, **inputs))
+        batch = batch._replace(words=words)
+        return (batch.with_states(texts["pairs"].states, self.config.pooling) if "pairs" in texts else batch), texts
+
+    def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
+        """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
+
+        By one lookup: each has a gradient of (V, E).
+        """
+        table, wanted = whole(self.get_input_embeddings().weight), list(texts)
+        if any(own.needs_mask_token for own in objectives):
+            wanted.append(torch.tensor([self.config.mask_token_id], device=table.device))
+            if self.prediction_head.looked_up is not None:
+                wanted.append(self.prediction_head.looked_up)
+        rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split([i.numel() for i in wanted])
+        found = [part.unflatten(0, ids.shape) for part, ids in zip(rows, wanted)]
+        mask, predicted = [*found[len(texts) :], None, None][:2]
+        return Words(table, mask, table if predicted is None else predicted), found[: len(texts)]
 
 
 # ------------------------------------------------------------------------------------------- classification
@@ -393,7 +445,7 @@ class DAPForPreTraining(ObjectivesMixin, DAPPreTrainedModel):
 class DAPForSequenceClassification(DAPPreTrainedModel):
     """Encoder with dense + tanh and a classifier on its sentence embedding, for XNLI (section 4.6)."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^rtl_head\.", r"^prediction_head\.", r"^projection\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(?!dap\.|classifier\.)"]  # heads of pre-training
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
     def __init__(self, config: DAPConfig) -> None:

@@ -100,7 +100,7 @@ def check_run(
 ) -> None:
     """Raise `ValueError` where pairs cannot be ranked, nothing can be evaluated, or sentences have too many tokens."""
     pairs = training.per_device_train_batch_size * training.world_size
-    if pairs < 2 and model.config.uses_tr:
+    if pairs < 2 and "tr" in model.config.objectives:
         raise UserError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
     if not dev and training.eval_strategy != "no":
         raise UserError(
@@ -152,7 +152,7 @@ def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrai
     streamed = not all(hasattr(part, "__len__") for part in train.values())
     pairs = "streamed" if streamed else sum(map(len, train.values()))
     total = training.per_device_train_batch_size * training.world_size
-    ranked = " and as many candidates for each (accumulation adds none)" if model.config.uses_tr else ""
+    ranked = " and as many candidates for each (accumulation adds none)" if "tr" in model.config.objectives else ""
     chunks = f" in chunks of {training.mini_batch_size}" if training.mini_batch_size else ""
     languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
     return (

@@ -5,7 +5,8 @@
 Every other argument is one of `train_dap.py`, and so is what is written: the checkpoint is a `DAPForPreTraining`. Only
 the gather and the mean of the RTL loss are the released ones; similarity, negatives and heads are as configured.
 
-Shapes in the comments: `B` pairs of a batch, `W` processes that share it, `Q` query tokens.
+Shapes in the comments: `B` pairs of a batch, `W` processes that share it, `Q` query tokens,
+`G` groups of labels.
 """
 
 import argparse
@@ -20,8 +21,36 @@ import train_dap
 from dap.commands import command
 from dap.errors import UserError
 from dap.training import DAPTrainingArguments, parse_arguments
-from losses_dap import RankingResult
-from modeling_dap import DAPForPreTraining
+from modeling_dap import DAPConfig, DAPForPreTraining
+from objectives_dap import Batch, Objective, RepresentationTranslation, TranslationRanking
+
+
+class ReleasedRanking(TranslationRanking):
+    """TR with 1/W of its gradient."""
+
+    def __init__(self, config: DAPConfig, processes: int) -> None:
+        super().__init__(config)
+        self.processes = processes
+
+    def compare(self, compared: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, measures = super().compare(compared, batch)
+        share = loss / self.processes
+        return share + (loss - share).detach(), measures
+
+
+class ReleasedTranslation(RepresentationTranslation):
+    """RTL as a mean of the processes' means."""
+
+    def __init__(self, config: DAPConfig, processes: int) -> None:
+        super().__init__(config)
+        self.processes = processes
+
+    def groups(self, labels: Tensor, first: int) -> Tensor:
+        """The labels (B, Q) of each process and direction apart, (G, B, Q)."""
+        rows = torch.arange(len(labels), device=labels.device)  # (B,)
+        process = (rows * self.processes // len(labels)).unsqueeze(-1)  # (B, 1)
+        whole = super().groups(labels, first)
+        return torch.cat([whole & (process == number) for number in range(self.processes)])
 
 
 class ReleasedDAP(DAPForPreTraining):
@@ -37,17 +66,11 @@ class ReleasedDAP(DAPForPreTraining):
 
     processes = 8  # W; those of the released training scripts
 
-    def _translation_ranking(self, queries: Tensor, answers: Tensor, texts: Tensor) -> RankingResult:
-        ranking = super()._translation_ranking(queries, answers, texts)
-        share = ranking.loss / self.processes
-        return ranking._replace(loss=share + (ranking.loss - share).detach())  # the whole value, 1/W of the gradient
-
-    def _directions(self, chosen: Tensor, first: int) -> list[Tensor]:
-        """Tokens (B, Q) of each process and direction apart: the loss is the mean of their means."""
-        rows = torch.arange(len(chosen), device=chosen.device)  # (B,)
-        process = (rows * self.processes // len(chosen)).unsqueeze(-1)  # (B, 1)
-        whole = super()._directions(chosen, first)
-        return [part & (process == number) for part in whole for number in range(self.processes)]
+    @property
+    def objectives(self) -> list[Objective]:
+        own = {"tr": ReleasedRanking, "rtl": ReleasedTranslation}
+        usual = super().objectives
+        return [own[o.name](self.config, self.processes) if o.name in own else o for o in usual]
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Saves what any `DAPForPreTraining` does: neither this class's name nor its file belongs to a checkpoint."""

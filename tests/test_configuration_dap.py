@@ -36,6 +36,12 @@ def test_a_saved_field_that_is_not_known_is_left_out_with_a_warning(
     assert not hasattr(config, "of_a_later_version")
 
 
+def test_fields_of_a_new_objective_are_kept(tmp_path: Path) -> None:
+    DAPConfig(tiny_config("bert"), objective="tr+mine", mine_weight=0.5).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.objectives, config.mine_weight) == ({"tr", "mine"}, 0.5)
+
+
 def test_defaults_are_the_papers() -> None:
     config = DAPConfig()
     assert isinstance(config.encoder_config, BertConfig)
@@ -48,7 +54,13 @@ def test_defaults_are_the_papers() -> None:
 
 
 WRONG = [
-    ({"objective": "tr+mlm"}, r"objective='tr\+mlm'.*'tr', 'tr\+tlm', 'tr\+rtl'"),
+    ({"objective": "tr+tr"}, r"objective='tr\+tr'.*different names joined by '\+'"),
+    ({"objective": "tr+"}, r"objective='tr\+' is not"),
+    ({"objective": None}, "objective=None is not"),
+    ({"objective": "tr+mine", "rtl_wieght": 1}, "no field for rtl_wieght=1"),
+    ({"mine_weight": 1}, "no field for mine_weight=1"),
+    ({"tr_weight": -1}, r"tr_weight=-1.*\[0, inf\)"),
+    ({"rtl_tied": None}, "rtl_tied=None.*True or False"),
     ({"pooling": "max"}, "pooling='max'.*'cls', 'mean'"),
     ({"projection": "linear"}, "projection='linear'.*None, 'mlp'"),
     ({"tr_similarity": "l2"}, "tr_similarity='l2'"),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from datasets import Dataset
-from tiny_models import ENCODERS, MASK, PAD, WITH_MLM, gradients, make_batch, tiny_model, tokens_of, widen
+from tiny_models import COMBINATIONS, ENCODERS, MASK, PAD, gradients, make_batch, tiny_model, tokens_of, widen
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -61,9 +61,14 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
     return losses, labels
 
 
-@pytest.mark.parametrize("size", [None, 60])
-def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(size: int | None) -> None:
-    model, batch = tiny_model("bert", target_vocab_size=size), make_batch()
+@pytest.mark.parametrize("objective", ["tr+rtl", "rtl+tlm"])
+@pytest.mark.parametrize(("size", "untied"), [(None, False), (60, False), (60, True)])
+def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(
+    size: int | None, untied: bool, objective: str
+) -> None:
+    model, batch = tiny_model("bert", objective=objective, target_vocab_size=size, rtl_tied=not untied), make_batch()
+    if size:
+        model.set_target_vocabulary([2, *range(150, 149 + size)])
     model(**batch).loss.backward()
     expected, full = gradients(model), model(**batch).rtl_loss
     model.config.rtl_sampled_negatives = size or model.config.vocab_size
@@ -106,6 +111,50 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
     assert 0 < len(kept) < len(losses)
     assert out.rtl_loss.item() == pytest.approx(torch.stack(kept).mean().item(), rel=1e-5)
     assert out.ignored_tokens.item() == len(losses) - len(kept)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta", "distilbert"])
+def test_the_released_head_embeds_again_and_has_a_matrix_of_its_own(model_type: str) -> None:
+    """Pair by pair as in the released code: the first tokens stand in the sequence, which nothing attends to."""
+    model, batch = tiny_model(model_type, **RELEASED).double(), make_batch()
+    decoder, prediction, losses = model.rtl_head.blocks, model.prediction_head, []
+    offset = position_offset(decoder)
+    for row in range(6):
+        source, target = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
+        states = model.dap.encoder(source[None]).last_hidden_state  # (1, S_x, D)
+        masks = model.get_input_embeddings()(torch.full_like(target, MASK))[None]  # (1, S_y, E)
+        positions = torch.arange(len(source) + len(target))[None] + offset
+        masks = decoder.embeddings(input_ids=None, inputs_embeds=masks, position_ids=positions[:, : len(target)])
+        seen = torch.ones_like(positions)
+        seen[0, [0, len(source)]] = 0
+        joined = torch.cat([states, masks], 1)
+        out = decoder(inputs_embeds=joined, attention_mask=seen, position_ids=positions).last_hidden_state[0]
+        hidden = prediction.norm(prediction.activation(prediction.dense(out[len(source) + 1 :])))
+        logits = hidden @ prediction.decoder.weight.T + prediction.bias
+        losses.append(F.cross_entropy(logits, target[1:], reduction="none"))
+    assert model(**batch).rtl_loss.item() == pytest.approx(torch.cat(losses).mean().item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("ids", [None, [2, *range(150, 250)]])
+def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(ids: list[int] | None) -> None:
+    options = {"objective": "rtl", "mask_token_id": MASK, "target_token_ids": ids}
+    model, batch = DAPForPreTraining.from_scratch(tiny_config("bert"), rtl_tied=False, **options).eval(), make_batch()
+    tied = DAPForPreTraining.from_scratch(tiny_config("bert"), **options).eval()
+    tied.load_state_dict({key: value for key, value in model.state_dict().items() if "decoder" not in key})
+    loss = model(**batch).rtl_loss
+    torch.testing.assert_close(loss, tied(**batch).rtl_loss)
+    table, matrix = model.get_input_embeddings().weight, model.prediction_head.decoder.weight
+    assert torch.equal(matrix, table if ids is None else table[ids])
+    loss.backward()
+    read = torch.cat([batch["source_input_ids"].flatten(), torch.tensor([MASK])])
+    unread = ~torch.isin(torch.arange(250), read)
+    assert not table.grad[unread].any()  # no gradient of the softmax
+    table.requires_grad_(False)
+    assert matrix.requires_grad
+    if ids is None:
+        model.resize_token_embeddings(260)
+        assert model.prediction_head.decoder.weight.shape == (260, 32)
+        assert torch.isfinite(model(**batch).rtl_loss)
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
@@ -162,9 +211,9 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     out = model(**batch)
     assert len(kinds) == 3
     assert out.mlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
-    assert out.loss is out.mlm_loss
+    assert torch.equal(out.loss, out.mlm_loss)
     assert (out.tr_loss, out.accuracy, out.negatives) == (None, None, None)
-    assert out.source_embeds.shape == out.target_embeds.shape == (6, 32)
+    assert (out.source_embeds, out.target_embeds) == (None, None)  # nobody read the sentences as they are
 
 
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +221,7 @@ def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytes
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
     ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
     look_up, shown = model._look_up, []
-    monkeypatch.setattr(model, "_look_up", lambda own, *rest: shown.append(torch.cat(own)) or look_up(own, *rest))
+    monkeypatch.setattr(model, "_look_up", lambda texts, *rest: shown.extend(texts) or look_up(texts, *rest))
     for _ in range(20):
         model(**batch)
     assert len({tuple(step.flatten().tolist()) for step in shown}) == 20
@@ -203,9 +252,15 @@ def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_t
 # ----------------------------------------------------------------------------------------- what must not matter
 
 
-@pytest.mark.parametrize(("model_type", "objective"), itertools.product(ENCODERS, WITH_MLM))
-def test_padding_and_order_change_nothing(model_type: str, objective: str) -> None:
-    model = tiny_model(model_type, objective=objective, tlm_probability=0.5)
+RELEASED = {"rtl_tied": False, "rtl_reembed": True}
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize(
+    "options", [*({"objective": name} for name in COMBINATIONS), RELEASED, RELEASED | {"rtl_ratio": 0.5}], ids=str
+)
+def test_padding_and_order_change_nothing(model_type: str, options: dict) -> None:
+    model = tiny_model(model_type, tlm_probability=0.5, mlm_probability=0.5, **options)
     batch = make_batch()
     model(**batch).loss.backward()
     expected_loss, expected = model(**batch).loss.item(), gradients(model)
@@ -293,7 +348,7 @@ def test_projection_is_for_the_loss_only() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta", "modernbert"])
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
     model, batch = tiny_model(model_type, objective=objective), make_batch()
     losses = []
@@ -306,7 +361,7 @@ def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
     model, batch = tiny_model("xlm-roberta", objective=objective), make_batch()
     model(**batch).loss.backward()
@@ -317,7 +372,7 @@ def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
     torch.testing.assert_close(gradients(model), expected)
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
@@ -345,7 +400,7 @@ def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch:
     assert torch.isfinite(gradients(model)).all()
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_every_parameter_gets_a_gradient(objective: str) -> None:
     for model_type in ENCODERS:
         model = tiny_model(model_type, objective=objective)
@@ -376,7 +431,7 @@ def test_labels_are_counted_exactly_in_half_precision() -> None:
     assert model(**batch).ignored_tokens.item() == 0
 
 
-@pytest.mark.parametrize("objective", WITH_MLM)
+@pytest.mark.parametrize("objective", COMBINATIONS)
 def test_vocabulary_can_be_resized(objective: str) -> None:
     model, batch = tiny_model("bert", objective=objective), make_batch()
     model.resize_token_embeddings(260)

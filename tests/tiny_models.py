@@ -6,10 +6,11 @@ from conftest import tiny_config
 from torch import Tensor
 
 from modeling_dap import DAPConfig, DAPForPreTraining
+from objectives_dap import OBJECTIVES
 
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
-OBJECTIVES = ("tr", "tr+tlm", "tr+rtl")
-WITH_MLM = (*OBJECTIVES, "mlm")
+#: Every objective by itself, and some together: a new one is tested by being registered.
+COMBINATIONS = (*OBJECTIVES, "tr+rtl", "tr+tlm", "tr+mlm", "tr+rtl+tlm", "tr+rtl+tlm+mlm")
 MASK, PAD = 4, 1
 
 

@@ -19,8 +19,6 @@ from transformers import (
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
 
-LOGGED = ("tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "accuracy", "negatives", "ignored_tokens")
-
 
 class StepMeter:
     """Means of the model's outputs and the pace since the last reading; the first one counts from `start` on."""
@@ -44,10 +42,8 @@ class StepMeter:
             self.started += seconds
 
     def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        for name in LOGGED:
-            value = getattr(out, name)
-            if value is not None:
-                self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
+        for name, value in out.measures.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
         self.steps += 1
         self.pairs += pairs
 

@@ -193,7 +193,8 @@ def frequencies_of_text(args: ModelArguments, start: Start, train: Mapping[str, 
     if start.goes_on:
         logger.warning("%s has its prediction head already: its bias stays", start.name)
         return {}
-    one_side = {"source-to-target": ("target",), "target-to-source": ("source",)} if "rtl" in start.predicts else {}
+    only_rtl = start.predicts == {"rtl"}
+    one_side = {"source-to-target": ("target",), "target-to-source": ("source",)} if only_rtl else {}
     sides = one_side.get(start.settings["rtl_direction"], ("source", "target"))
     counts = torch.from_numpy(token_counts(train, start.tokenizer, sides))  # (V,)
     if "rtl" not in start.predicts:  # which alone predicts the token that ends a sentence

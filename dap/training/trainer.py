@@ -153,8 +153,8 @@ class DAPTrainer(Trainer):
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
         """Raise `FloatingPointError` for a loss that is not finite; count a step of so many pairs, if any."""
         if not torch.isfinite(out.loss):
-            losses = {name: getattr(out, name) for name in ("tr_loss", "rtl_loss", "tlm_loss", "mlm_loss")}
-            listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items() if value is not None)
+            losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
+            listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items())
             raise FloatingPointError(self._describe_failure("loss", listed))
         if pairs:
             self.meter.add(out, pairs)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from conftest import free_port
 from forked import run_two
-from tiny_models import gradients, make_batch, tiny_model
+from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,15 +19,15 @@ import losses_dap
 from dap.training.grad_cache import CachedBatch
 from modeling_dap import DAPForPreTraining
 
+MASKING = {"tlm_probability": 0.5, "mlm_probability": 0.5}
 CASES = [
-    {"objective": "tr", "tr_bidirectional": True},
-    {"objective": "tr+tlm", "tlm_probability": 0.5},
-    {"objective": "tr+rtl"},
+    *({"objective": objective, **MASKING} for objective in COMBINATIONS),
+    {"objective": "tr", "tr_bidirectional": True, "tr_weight": 0.3},
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
-    {"objective": "tr+rtl", "target_vocab_size": 140},
+    {"objective": "tr+rtl", "target_vocab_size": 140, "rtl_tied": False, "rtl_reembed": True},
+    {"objective": "tr+rtl+tlm", "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
     {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
     {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
-    {"objective": "mlm", "mlm_probability": 0.5},
 ]
 # accumulation steps, activation checkpointing, pairs of a chunk (GradCache)
 VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]

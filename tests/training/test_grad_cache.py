@@ -3,19 +3,19 @@ from pathlib import Path
 import pytest
 import torch
 from test_distributed import CASES, PAIRS, micro_batch, step_gradients
-from tiny_models import gradients, make_batch, tiny_model
+from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 
-from dap.training import grad_cache
+import losses_dap
 from dap.training.arguments import DAPTrainingArguments
 from dap.training.grad_cache import CachedBatch, seeded
-from losses_dap import text_hash
 from modeling_dap import DAPForPreTraining
+from objectives_dap import Batch, Side, TranslationRanking
 
 
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
 def test_chunks_give_the_gradients_of_the_batch(case: dict, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grad_cache, "SIMILARITIES_AT_A_TIME", 2 * PAIRS)  # blocks of two queries
+    monkeypatch.setattr(losses_dap, "SIMILARITIES_PER_BLOCK", 2 * PAIRS)  # blocks of two queries
     expected, found = (step_gradients(case, 2, False, chunk) for chunk in (None, size))
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
@@ -27,8 +27,8 @@ def test_losses_are_those_of_the_batch() -> None:
         for part in cached.parts:
             cached.run(part)
         found = cached.output()
-        for name in ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "accuracy", "negatives", "ignored_tokens"):
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), msg=f"{name} of {case}")
+        torch.testing.assert_close(found.loss, expected.loss, msg=f"loss of {case}")
+        torch.testing.assert_close(dict(sorted(found.measures.items())), dict(sorted(expected.measures.items())))
 
 
 def with_dropout(**config: object) -> DAPForPreTraining:
@@ -39,17 +39,18 @@ def with_dropout(**config: object) -> DAPForPreTraining:
     return model
 
 
-@pytest.mark.parametrize("objective", ["tr+tlm", "tr+rtl"])
+@pytest.mark.parametrize("objective", [name for name in COMBINATIONS if name.startswith("tr+")])
 def test_dropout_is_the_same_in_both_passes(objective: str) -> None:
     """The gradients are those of all chunks' graphs held at once, each with its own dropout."""
-    model, batch = with_dropout(objective=objective, tlm_probability=0.5), make_batch(PAIRS)
+    model, batch = with_dropout(objective=objective, tlm_probability=0.5, mlm_probability=0.5), make_batch(PAIRS)
     cached = CachedBatch(model, model, batch, 5)
     outs = [cached._forward(part) for part in cached.parts]
-    queries, answers = (torch.cat([out[f"{side}_embeds"] for out in outs]) for side in ("source", "target"))
-    texts = text_hash(batch["target_input_ids"], batch["target_attention_mask"])
-    ranking = model._translation_ranking(queries, answers, texts)
-    predicted = sum(out.tlm_loss * model.config.tlm_weight if out.rtl_loss is None else out.rtl_loss for out in outs)
-    (ranking.loss + predicted).backward()
+    compared = tuple(torch.cat([out[f"{side}_embeds"] for out in outs]) for side in ("source", "target"))
+    sides = (Side(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]) for side in ("source", "target"))
+    total, _ = TranslationRanking(model.config).compare(compared, Batch(*sides))
+    for own in model.objectives[1:]:
+        total = total + own.weight * sum(out.measures[f"{own.name}_loss"] for out in outs)
+    total.backward()
     expected = gradients(model)
     model.zero_grad()
     for part in cached.parts:
@@ -60,7 +61,8 @@ def test_dropout_is_the_same_in_both_passes(objective: str) -> None:
 def test_dropout_differs_between_chunks_and_steps() -> None:
     model, batch = with_dropout(objective="tr"), make_batch(2)
     batch = {name: value[:1].repeat(4, 1) for name, value in batch.items()}
-    drawn = [CachedBatch(model, model, batch, 2)._embed()[0] for _ in range(2)]  # (4, D) each
+    steps = [CachedBatch(model, model, batch, 2) for _ in range(2)]
+    drawn = [step._forward(part).source_embeds for step in steps for part in step.parts]  # (2, D) each
     assert len(torch.cat(drawn).unique(dim=0)) == 8
 
 
