@@ -38,6 +38,7 @@ from dap.training import (
     describe_run,
     drop_targets,
     find_resumable,
+    freeze_encoder,
     freeze_word_embeddings,
     has_ended,
     interleave_languages,
@@ -127,6 +128,8 @@ def build_trainer(
     check_run(data, training, dev, model)
     if training.freeze_word_embeddings:
         freeze_word_embeddings(model)
+    if training.freeze_encoder:
+        freeze_encoder(model)
     logger.info("%s", describe(model, train, dev, training))
     dataset, sampler = mix_languages(train, data, training)
     callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]

@@ -75,6 +75,32 @@ def test_a_run_stopped_in_the_warmup_of_its_heads_resumes_to_the_same_weights(
     assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("more", [[], ["--mini_batch_size", "6", "--gradient_accumulation_steps", "2"]])
+def test_heads_learn_alone_and_the_encoder_stays_what_it_was(
+    more: list[str], flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    options = ["--freeze_encoder", "--prediction_bias", "frequencies", "--max_steps", "4", "--rtl_ratio", "0.7", *more]
+    run([*flags, *options, "--save_strategy", "steps", "--save_steps", "2", "--output_dir", str(tmp_path)])
+    learned, start = load_file(tmp_path / "model.safetensors"), load_file(tiny_bert_dir / "model.safetensors")
+    encoder = {name.removeprefix("dap.encoder."): value for name, value in learned.items() if name.startswith("dap.")}
+    assert encoder.keys() == start.keys()
+    assert all(torch.equal(encoder[name], start[name]) for name in start)
+    heads = {name for name in learned if not name.startswith("dap.")} - {"prediction_head.token_ids"}
+    first = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert not [name for name in heads if torch.equal(first[name], learned[name])]
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == len(AutoTokenizer.from_pretrained(tiny_bert_dir))
+    (tmp_path / FINISHED).unlink()
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    run([*flags, *options, "--save_strategy", "steps", "--save_steps", "2", "--output_dir", str(tmp_path)])
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(resumed[name], learned[name]) for name in learned)
+
+
+def test_a_frozen_encoder_without_heads_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--freeze_encoder leaves nothing to learn, as objective 'tr' has no heads"):
+        run([*flags, "--freeze_encoder", "--objective", "tr", "--output_dir", str(tmp_path)])
+
+
 def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
     streamed = ["--streaming", "--language_mix", "temperature", "--max_steps", "6"]
     run([*flags, *streamed, "--output_dir", str(tmp_path / "out")])

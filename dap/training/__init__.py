@@ -26,7 +26,7 @@ from dap.training.resuming import (
     keep_record,
     load_ended,
 )
-from dap.training.trainer import DAPTrainer, freeze_word_embeddings, leave_together
+from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings, leave_together
 
 __all__ = [
     "BitextCollator",
@@ -46,6 +46,7 @@ __all__ = [
     "differences",
     "drop_targets",
     "find_resumable",
+    "freeze_encoder",
     "freeze_word_embeddings",
     "has_ended",
     "interleave_languages",

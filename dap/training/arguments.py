@@ -133,6 +133,7 @@ class DAPTrainingArguments(TrainingArguments):
         None, "Stop after this many evaluations without a better metric_for_best_model."
     )
     freeze_word_embeddings: bool = arg(False, "Do not train the word embeddings: less memory, faster steps.")
+    freeze_encoder: bool = arg(False, "Train only the heads, on what the encoder gives without dropout.")
     head_warmup_steps: int = arg(0, "First steps in which the heads learn alone; the encoder's schedule begins then.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
     max_steps: int = arg(100_000, "Number of optimizer steps.")

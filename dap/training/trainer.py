@@ -19,6 +19,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
 
 from dap.encoding import SentenceEncoder
+from dap.errors import UserError
 from dap.publishing import explained
 from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
@@ -146,6 +147,8 @@ class DAPTrainer(Trainer):
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The model's arguments of a batch; its pairs are remembered, and the time runs."""
         self.meter.start()
+        if self.args.freeze_encoder:
+            self.model.dap.eval()  # without dropout: `Trainer` puts the whole model into training mode at each step
         inputs = dict(inputs)
         self.step_pairs += inputs.pop("pair_ids", [])
         return inputs
@@ -252,6 +255,20 @@ class DAPTrainer(Trainer):
 def freeze_word_embeddings(model: DAPForPreTraining) -> None:
     """Take the word embeddings, which are the prediction head's output embeddings too, out of the training."""
     model.get_input_embeddings().weight.requires_grad_(False)
+
+
+def freeze_encoder(model: DAPForPreTraining) -> None:
+    """Take the encoder out of the training, so that only the heads learn; nothing is then differentiated in it.
+
+    Raises:
+        ValueError: the model has no heads.
+    """
+    model.dap.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(
+            f"--freeze_encoder leaves nothing to learn, as objective {model.config.objective!r} has no heads: leave "
+            "it out, or give an objective with 'rtl'."
+        )
 
 
 def leave_together() -> None:

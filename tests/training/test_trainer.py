@@ -20,7 +20,7 @@ from dap.text.corpus import load_bitext
 from dap.training.arguments import DAPTrainingArguments, share_of_batch
 from dap.training.callbacks import StepMeter
 from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
-from dap.training.trainer import DAPTrainer, freeze_word_embeddings
+from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings
 from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
 
@@ -212,6 +212,22 @@ def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None: 
     trainer.train()
     changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
     assert set(before) - changed == {"dap.encoder.embeddings.word_embeddings.weight"}
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(size: int | None, make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(freeze_encoder=True, mini_batch_size=size, max_steps=2)
+    for module in trainer.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    freeze_encoder(trainer.model)
+    seen = []
+    layers = trainer.model.dap.encoder.encoder.layer, trainer.model.rtl_head.blocks.encoder.layer
+    for part in layers:
+        part[0].register_forward_hook(lambda module, _, out: seen.append((module.training, out.requires_grad)))
+    trainer.train()
+    encoder, head = (False, False), (True, True)
+    assert set(seen) == {encoder, head}
 
 
 @pytest.mark.parametrize("size", [None, 3])
