@@ -101,6 +101,98 @@ def test_a_frozen_encoder_without_heads_is_refused(flags: list[str], tmp_path: P
         run([*flags, "--freeze_encoder", "--objective", "tr", "--output_dir", str(tmp_path)])
 
 
+@pytest.fixture(scope="module")
+def trained_heads(tiny_bert_dir: Path, bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `configs/head.yaml` makes, of two languages of three."""
+    folder, text = tmp_path_factory.mktemp("heads"), [str(bitext_dir / f"{name}-en.tsv") for name in ("de", "fr")]
+    steps = ["--max_steps", "2", "--total_train_batch_size", "16", "--warmup_steps", "0", "--report_to", "none"]
+    recipe = [str(REPOSITORY / "configs" / "head.yaml"), "--model_name_or_path", str(tiny_bert_dir)]
+    run([*recipe, "--train_data", *text, *steps, "--dev_pairs", "5", "--use_cpu", "--output_dir", str(folder)])
+    return folder
+
+
+@pytest.mark.parametrize("objective", ["tr+rtl", "tr+rtl --restrict_target_vocabulary true --freeze_encoder"])
+def test_heads_are_taken_from_another_training(
+    objective: str, trained_heads: Path, flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    flags += ["--init_heads_from", str(trained_heads), "--output_dir", str(tmp_path)]
+    trainer, record = build_trainer(*parse_arguments([*flags, "--objective", *objective.split(), "--max_steps", "1"]))
+    found, made = trainer.model.state_dict(), load_file(trained_heads / "model.safetensors")
+    assert found.keys() == made.keys()  # of which the target vocabulary is one
+    assert all(torch.equal(found[name], made[name]) for name in made)
+    assert f"rtl_head and prediction_head taken from {trained_heads}" in caplog.text
+    assert "not the one that the heads were trained around" not in caplog.text
+    assert record["init_heads_from"] == str(trained_heads)
+
+
+def test_of_other_objectives_those_heads_are_taken_that_both_have(
+    flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    other, heads = tmp_path / "other", tmp_path / "heads"
+    run([*flags, "--objective", "tr+tlm", "--projection", "mlp", "--max_steps", "1", "--output_dir", str(heads)])
+    options = ["--init_heads_from", str(heads), "--restrict_target_vocabulary", "false", "--output_dir", str(other)]
+    made = load_file(heads / "model.safetensors")
+    for more, taken in (
+        (["--objective", "tr+rtl", "--prediction_bias", "frequencies"], {"prediction_head"}),
+        (["--objective", "tr", "--projection", "mlp"], {"projection"}),
+        (["--objective", "tr+tlm", "--projection", "mlp"], {"prediction_head", "projection"}),
+    ):
+        trainer, _ = build_trainer(*parse_arguments([*flags, *options, *more]))
+        found = trainer.model.state_dict()
+        parts = {name: name.split(".")[0] for name in found if not name.startswith("dap.")}
+        assert taken <= {*parts.values()}
+        assert all(torch.equal(found[name], made[name]) for name, part in parts.items() if part in taken)
+
+
+def test_both_directions_take_over_the_languages_of_the_heads(
+    flags: list[str], trained_heads: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    both = [*flags, "--rtl_direction", "both", "--max_steps", "1"]
+    run([*both, "--output_dir", str(tmp_path / "heads")])
+    one = [*both[:3], str(bitext_dir / "fr-en.tsv"), *both[4:], "--init_heads_from", str(tmp_path / "heads")]
+    trainer, _ = build_trainer(*parse_arguments([*one, "--output_dir", str(tmp_path / "one")]))
+    assert trainer.model.config.rtl_languages == trainer.data_collator.languages == ["de", "fr", "sw"]
+
+
+def test_heads_that_do_not_fit_are_refused(
+    flags: list[str], trained_heads: Path, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    file, small, run_of = tmp_path / "ids.json", tmp_path / "small", f"--init_heads_from {trained_heads}: "
+    size = len(AutoTokenizer.from_pretrained(tiny_bert_dir))
+    file.write_text(json.dumps({"tokenizer": "tiny", "vocab_size": size, "target_token_ids": [2, 7, 9]}))
+    BertModel(BertConfig(**{**tiny_config("bert", size).to_dict(), "intermediate_size": 20})).save_pretrained(small)
+    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(small)
+    theirs = len(load_file(trained_heads / "model.safetensors")["prediction_head.token_ids"])
+    for more, message in (
+        (["--rtl_layers", "1"], run_of + "rtl_layers=2 there, but 1 here: give --rtl_layers 2"),
+        (["--rtl_direction", "both"], run_of + "rtl_direction='source-to-target' there, but 'both' here"),
+        (["--objective", "tr"], run_of + r"objective 'tr\+rtl' there has no head that objective 'tr' here has"),
+        (["--target_vocabulary_file", str(file)], f"{theirs}, these target_vocab_size=3: leave --target_vocabulary"),
+        (["--restrict_target_vocabulary", "false"], f"target_vocab_size={theirs}, these the whole vocabulary: leave"),
+        (
+            ["--model_name_or_path", str(small)],
+            r"has shape \(\d+,.* there, \(20,.* here: give the encoder",
+        ),
+        (["--init_heads_from", str(tiny_bert_dir)], "a plain 'bert' checkpoint: train heads around it with configs/"),
+        (["--init_heads_from", "nowhere"], "^--init_heads_from nowhere: "),
+    ):
+        given = [*flags, "--init_heads_from", str(trained_heads), *more, "--output_dir", str(tmp_path / "out")]
+        with pytest.raises(UserError, match=message):
+            build_trainer(*parse_arguments(given))
+
+
+def test_heads_of_another_encoder_come_with_a_warning(
+    flags: list[str], trained_heads: Path, tiny_bert_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = BertModel(tiny_config("bert", len(AutoTokenizer.from_pretrained(tiny_bert_dir))))
+    other.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(tmp_path / "other")
+    flags += ["--init_heads_from", str(trained_heads), "--model_name_or_path", str(tmp_path / "other")]
+    build_trainer(*parse_arguments([*flags, "--output_dir", str(tmp_path / "out")]))
+    assert "the encoder is not the one that the heads were trained around" in caplog.text
+
+
 def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
     streamed = ["--streaming", "--language_mix", "temperature", "--max_steps", "6"]
     run([*flags, *streamed, "--output_dir", str(tmp_path / "out")])

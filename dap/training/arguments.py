@@ -70,6 +70,9 @@ class StartArguments:
     config_name: str | None = arg(
         None, "In its place: a configuration (file, folder or Hub id) of an encoder of random weights."
     )
+    init_heads_from: str | None = arg(
+        None, "DAP checkpoint, made around the same encoder with configs/head.yaml, whose heads to start from."
+    )
     tokenizer_name: str | None = arg(None, "Tokenizer, if it is not where the model or the configuration is.")
     revision: str | None = arg(None, "Commit, tag or branch of the checkpoint.")
     trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")
