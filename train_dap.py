@@ -15,7 +15,7 @@ from typing import Any
 
 from datasets import concatenate_datasets
 from torch.utils.data import Dataset, Sampler
-from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.commands import command, guarded
@@ -34,7 +34,6 @@ from dap.training import (
     LanguageMixSampler,
     ModelArguments,
     RecordInCheckpoints,
-    StopEarlyAfterWarmup,
     describe_run,
     drop_targets,
     find_resumable,
@@ -134,7 +133,7 @@ def build_trainer(
     dataset, sampler = mix_languages(train, data, training)
     callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
     if training.early_stopping_patience is not None:
-        callbacks.append(StopEarlyAfterWarmup(training.early_stopping_patience))
+        callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
     trainer = DAPTrainer(
         model=model,
         args=training,

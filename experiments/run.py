@@ -78,6 +78,8 @@ class Workspace:
 
     def jobs(self, run: Run) -> Iterator[Job]:
         """The trainings of a run that can be named by now: the search's, then those of the chosen rate by seed."""
+        if run.is_past:
+            return
         if run.is_searched:
             for rate in self.recipe.learning_rates:
                 yield Job(run, run.seeds[0], rate, ())

@@ -58,23 +58,6 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 
 
-def test_a_run_stopped_in_the_warmup_of_its_heads_resumes_to_the_same_weights(
-    flags: list[str], tmp_path: Path
-) -> None:
-    schedule = ["--max_steps", "8", "--save_strategy", "steps", "--save_steps", "3", "--head_warmup_steps", "5"]
-    out = [*flags, *schedule, "--rtl_ratio", "0.7", "--warmup_steps", "2", "--output_dir", str(tmp_path)]
-    run(out)
-    expected = load_file(tmp_path / "model.safetensors")
-    (tmp_path / FINISHED).unlink()
-    for step in (6, 8):
-        shutil.rmtree(tmp_path / f"checkpoint-{step}")
-    with pytest.raises(ValueError, match="head_warmup_steps=5, now 4"):
-        run([*out, "--head_warmup_steps", "4"])
-    run(out)
-    resumed = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
-
-
 @pytest.mark.parametrize("more", [[], ["--mini_batch_size", "6", "--gradient_accumulation_steps", "2"]])
 def test_heads_learn_alone_and_the_encoder_stays_what_it_was(
     more: list[str], flags: list[str], tiny_bert_dir: Path, tmp_path: Path
@@ -205,9 +188,6 @@ def test_early_stopping_ends_a_run_that_does_not_improve(flags: list[str], tmp_p
     more = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--objective", "tr"]
     run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "out")])
     assert state(tmp_path / "out")["global_step"] == 3
-    more = [*more[:-1], "tr+rtl", "--head_warmup_steps", "4"]  # in which nothing can become better
-    run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "warmed")])
-    assert state(tmp_path / "warmed")["global_step"] == 6
 
 
 def test_dap_checkpoints_can_be_trained_on(flags: list[str], tmp_path: Path) -> None:

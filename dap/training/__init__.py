@@ -12,7 +12,6 @@ from dap.training.data import (
     tokenize_bitext,
 )
 from dap.training.grad_cache import CachedBatch
-from dap.training.head_warmup import StopEarlyAfterWarmup
 from dap.training.model import load_model, read_start, token_counts
 from dap.training.resuming import (
     FINISHED,
@@ -40,7 +39,6 @@ __all__ = [
     "LanguageMixSampler",
     "ModelArguments",
     "RecordInCheckpoints",
-    "StopEarlyAfterWarmup",
     "changes_weights",
     "describe_run",
     "differences",

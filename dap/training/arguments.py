@@ -137,7 +137,6 @@ class DAPTrainingArguments(TrainingArguments):
     )
     freeze_word_embeddings: bool = arg(False, "Do not train the word embeddings: less memory, faster steps.")
     freeze_encoder: bool = arg(False, "Train only the heads, on what the encoder gives without dropout.")
-    head_warmup_steps: int = arg(0, "First steps in which the heads learn alone; the encoder's schedule begins then.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
     max_steps: int = arg(100_000, "Number of optimizer steps.")
     per_device_train_batch_size: int = arg(128, "Pairs a process in one step.")
@@ -167,7 +166,6 @@ class DAPTrainingArguments(TrainingArguments):
             self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
         self._check_processes()
         self._check_values()
-        self.check_head_warmup(self.max_steps)
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
 
@@ -176,25 +174,12 @@ class DAPTrainingArguments(TrainingArguments):
         """The seed of everything that chooses or orders text."""
         return self.seed if self.data_seed is None else self.data_seed
 
-    def check_head_warmup(self, total: int) -> None:
-        """Raise `ValueError` for a warm-up that leaves the encoder none of `total` steps (-1: not known yet)."""
-        steps = self.head_warmup_steps
-        if steps < 0 or 0 < total <= steps:
-            allowed = "0 or more" if total <= 0 else f"0 to {total - 1}, as the training has {total} steps"
-            raise UserError(f"head_warmup_steps={steps}: give {allowed}.")
-
     def _check_deepspeed(self) -> None:
-        if not self.deepspeed and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-            return
-        for name, reason in (
-            ("mini_batch_size", "takes a step at each backward pass"),
-            ("head_warmup_steps", "makes a schedule of its own"),
-        ):
-            if value := getattr(self, name):
-                raise UserError(
-                    f"{name}={value} does not go with DeepSpeed, which {reason}: use configs/accelerate/ddp.yaml or "
-                    "fsdp2.yaml, or leave it out."
-                )
+        if self.mini_batch_size and (self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
+            raise UserError(
+                f"mini_batch_size={self.mini_batch_size} does not go with DeepSpeed, which takes a step at each "
+                "backward pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
+            )
 
     def _check_processes(self) -> None:
         """Raise `ValueError` unless each process trains on one device and all of them know of each other."""

@@ -12,8 +12,6 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
@@ -26,7 +24,6 @@ from dap.training.arguments import DAPTrainingArguments
 from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
 from dap.training.fsdp import own_class, prepare_sharding, whole_encoder
 from dap.training.grad_cache import CachedBatch
-from dap.training.head_warmup import put_heads_first, warmup_schedule
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
@@ -78,22 +75,6 @@ class DAPTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """The stock optimizer, with the heads' groups before the encoder's where the heads are warmed up."""
-        optimizer = super().create_optimizer(model)
-        if self.args.head_warmup_steps:
-            whole = self.accelerator.unwrap_model(self.model if model is None else model, keep_torch_compile=False)
-            self.head_groups = put_heads_first(optimizer, whole, self.args)
-        return optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """The stock schedule; where the heads are warmed up, the encoder follows it later."""
-        if self.lr_scheduler is None and self.args.head_warmup_steps:
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = warmup_schedule(optimizer, self.args, num_training_steps, self.head_groups)
-            self._created_lr_scheduler = True  # `Trainer.train` makes a new one when it is called again
-        return super().create_scheduler(num_training_steps, optimizer)
 
     def compute_loss(
         self,

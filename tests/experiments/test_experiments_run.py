@@ -165,6 +165,13 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(tell: Tell, t
     assert run.command == "own.py"
 
 
+def test_a_run_of_the_past_is_read_and_not_trained(tell: Tell, tmp_path: Path) -> None:
+    runs = {"tr": None, "old": {"past": True, "an_argument_that_is_gone": 3, "learning_rate": 0.5}}
+    recipe = read_recipe(tell(train={"learning_rate": 0.5}, runs=runs), {})
+    assert recipe.runs["old"].arguments["an_argument_that_is_gone"] == 3
+    assert {job.run.name for job in runner.in_order(workspace_of(recipe, tmp_path), None)} == {"tr"}
+
+
 def test_only_runs_that_share_their_batches_are_timed(tell: Tell) -> None:
     train = {"learning_rate": 0.5, "max_steps": 100, "train_data": "d"}
     same = {"like": "tr", "same_time_as": "dap"}
@@ -375,6 +382,8 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():
+        if run.is_past:
+            continue
         own = {key: value for key, value in run.arguments.items() if key != "released_processes"}
         model, _, _ = parse_arguments(flags(own | {"output_dir": str(tmp_path)}))
         fields = given_fields(model) | {"mask_token_id": 4}

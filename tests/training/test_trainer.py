@@ -1,4 +1,3 @@
-import itertools
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs
 from datasets import concatenate_datasets
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast
 
 import dap.training.callbacks
 import dap.training.trainer
@@ -228,67 +227,6 @@ def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(size: int | No
     trainer.train()
     encoder, head = (False, False), (True, True)
     assert set(seen) == {encoder, head}
-
-
-@pytest.mark.parametrize("size", [None, 3])
-def test_the_encoder_waits_for_the_heads(size: int | None, make_trainer) -> None:  # noqa: ANN001
-    trainer = make_trainer(head_warmup_steps=3, max_steps=5, weight_decay=0.1, mini_batch_size=size)
-    states = [{name: value.clone() for name, value in trainer.model.state_dict().items()}]
-
-    class Keep(TrainerCallback):
-        def on_step_end(self, *_: object, **__: object) -> None:
-            states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
-
-    trainer.add_callback(Keep())
-    trainer.train()
-    learning = [name for name, value in trainer.model.named_parameters() if value.requires_grad]
-    for step, (before, after) in enumerate(itertools.pairwise(states)):
-        moved = {name for name in learning if not torch.equal(before[name], after[name])}
-        assert moved == {name for name in learning if step >= 3 or not name.startswith("dap.")}
-    moves = [(states[4][name] - states[3][name]).abs().max().item() for name in learning if name.startswith("dap.")]
-    assert max(moves) < 4 * 5e-5  # no step is larger than Adam's ever is
-    rates = [line["learning_rate"] for line in lines_with("learning_rate", trainer)]
-    assert rates == pytest.approx([5e-5 * (5 - step) / 5 for step in range(5)])  # those of the heads
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_encoder_follows_the_schedule_of_the_steps_that_are_left(schedule: str, make_trainer) -> None:  # noqa: ANN001
-    options = {"lr_scheduler_type": schedule, "warmup_steps": 4, "learning_rate": 1e-3}
-    warmed, plain = make_trainer(head_warmup_steps=10, max_steps=30, **options), make_trainer(max_steps=20, **options)
-    rates = []
-    for trainer, steps in ((warmed, 30), (plain, 20)):
-        trainer.create_optimizer_and_scheduler(steps)
-        rates.append([])
-        for _ in range(steps):
-            rates[-1].append([group["lr"] for group in trainer.optimizer.param_groups])
-            trainer.optimizer.step()
-            trainer.lr_scheduler.step()
-    encoder = [rate[-1] for rate in rates[0]]
-    assert encoder[:10] == [0.0] * 10
-    assert encoder[10:] == pytest.approx([rate[0] for rate in rates[1]])
-    heads = [rate[0] for rate in rates[0]]
-    assert heads[4] == max(heads) == 1e-3
-    assert min(heads[1:]) > 0
-    parts = {name.split(".")[0]: id(value) for name, value in warmed.model.named_parameters()}
-    groups = [{id(value) for value in group["params"]} for group in warmed.optimizer.param_groups]
-    assert [parts["dap"] in group for group in groups].index(True) >= warmed.head_groups
-    assert sum(map(len, groups)) == len(list(warmed.model.parameters()))
-
-
-def test_head_warmups_that_cannot_be_are_refused(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
-    for steps, allowed in ((4, "give 0 to 3, as the training has 4 steps"), (-1, "give 0 to 3")):
-        with pytest.raises(ValueError, match=f"head_warmup_steps={steps}: {allowed}"):
-            DAPTrainingArguments(output_dir=str(tmp_path), head_warmup_steps=steps, max_steps=4)
-    epochs = make_trainer(head_warmup_steps=75, max_steps=-1, num_train_epochs=1)
-    with pytest.raises(ValueError, match="head_warmup_steps=75: give 0 to 74, as the training has 75 steps"):
-        epochs.train()
-    with pytest.raises(ValueError, match="head_warmup_steps=2, but objective 'tr' has no heads: leave it out"):
-        make_trainer("tr", head_warmup_steps=2).train()
-    plateau = make_trainer(
-        head_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
-    )
-    with pytest.raises(ValueError, match="head_warmup_steps=2 does not go with lr_scheduler_type='reduce_lr_on_pla"):
-        plateau.train()
 
 
 @pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
