@@ -63,6 +63,7 @@ def test_heads_learn_alone_and_the_encoder_stays_what_it_was(
     more: list[str], flags: list[str], tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     options = ["--freeze_encoder", "--prediction_bias", "frequencies", "--max_steps", "4", "--rtl_ratio", "0.7", *more]
+    options += ["--head_learning_rate", "1e-2"]
     run([*flags, *options, "--save_strategy", "steps", "--save_steps", "2", "--output_dir", str(tmp_path)])
     learned, start = load_file(tmp_path / "model.safetensors"), load_file(tiny_bert_dir / "model.safetensors")
     encoder = {name.removeprefix("dap.encoder."): value for name, value in learned.items() if name.startswith("dap.")}
@@ -80,7 +81,7 @@ def test_heads_learn_alone_and_the_encoder_stays_what_it_was(
 
 
 def test_a_frozen_encoder_without_heads_is_refused(flags: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--freeze_encoder leaves nothing to learn, as objective 'tr' has no heads"):
+    with pytest.raises(UserError, match="--freeze_encoder is for heads, but objective 'tr' has none: leave it out"):
         run([*flags, "--freeze_encoder", "--objective", "tr", "--output_dir", str(tmp_path)])
 
 

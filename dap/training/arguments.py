@@ -138,6 +138,7 @@ class DAPTrainingArguments(TrainingArguments):
     freeze_word_embeddings: bool = arg(False, "Do not train the word embeddings: less memory, faster steps.")
     freeze_encoder: bool = arg(False, "Train only the heads, on what the encoder gives without dropout.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
+    head_learning_rate: float | None = arg(None, "That of the heads, where it differs; the schedule is the same.")
     max_steps: int = arg(100_000, "Number of optimizer steps.")
     per_device_train_batch_size: int = arg(128, "Pairs a process in one step.")
     dataloader_drop_last: bool = arg(True, "The gather needs equal batches: keep it.")
@@ -198,6 +199,7 @@ class DAPTrainingArguments(TrainingArguments):
         allowed = {
             "mini_batch_size": (size is None or size >= 1, "1 or more, or leave it out"),
             "early_stopping_patience": (patience is None or patience >= 1, "1 or more, or leave it out"),
+            "head_learning_rate": (self.head_learning_rate is None or self.head_learning_rate >= 0, "0 or more"),
             "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
             "dataloader_drop_last": (self.dataloader_drop_last, "true: negatives are gathered from equal batches"),
             "remove_unused_columns": (not self.remove_unused_columns, "false: the collator uses all columns"),

@@ -12,6 +12,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
@@ -75,6 +76,31 @@ class DAPTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """The stock optimizer; with `head_learning_rate`, the heads have groups of their own at the end.
+
+        Raises:
+            ValueError: a learning rate for heads that the model does not have.
+        """
+        optimizer, rate = super().create_optimizer(model), self.args.head_learning_rate
+        if rate is None:
+            return optimizer
+        whole = self.accelerator.unwrap_model(self.model if model is None else model, keep_torch_compile=False)
+        require_heads(whole, f"--head_learning_rate {rate}")
+        encoder = {id(parameter) for parameter in whole.dap.parameters()}
+        groups: dict[bool, list[dict]] = {True: [], False: []}
+        for group in optimizer.param_groups:
+            for is_encoder, found in groups.items():
+                own = [parameter for parameter in group["params"] if (id(parameter) in encoder) is is_encoder]
+                found.append({**group, "params": own, "lr": group["lr"] if is_encoder else rate})
+        optimizer.param_groups[:] = [group for group in groups[True] + groups[False] if group["params"]]
+        return optimizer
+
+    def _get_learning_rate(self) -> float:
+        """The encoder's, before the step; that of the heads is remembered for the log."""
+        self.head_rate = self.optimizer.param_groups[-1]["lr"]
+        return super()._get_learning_rate()
 
     def compute_loss(
         self,
@@ -168,7 +194,8 @@ class DAPTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the means since the last log to a line that has the training loss."""
         if "loss" in logs:
-            logs = {**logs, **self.meter.read(world_size())}
+            rate = {} if self.args.head_learning_rate is None else {"head_learning_rate": self.head_rate}
+            logs = {**logs, **rate, **self.meter.read(world_size())}
         super().log(logs, start_time)
 
     def evaluate(
@@ -244,12 +271,15 @@ def freeze_encoder(model: DAPForPreTraining) -> None:
     Raises:
         ValueError: the model has no heads.
     """
+    require_heads(model, "--freeze_encoder")
     model.dap.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(
-            f"--freeze_encoder leaves nothing to learn, as objective {model.config.objective!r} has no heads: leave "
-            "it out, or give an objective with 'rtl'."
-        )
+
+
+def require_heads(model: DAPForPreTraining, argument: str) -> None:
+    """Raise `ValueError` for an argument about heads where the model has none."""
+    if all(name.startswith("dap.") for name, _ in model.named_parameters()):
+        objective = model.config.objective
+        raise UserError(f"{argument} is for heads, but objective {objective!r} has none: leave it out.")
 
 
 def leave_together() -> None:

@@ -229,6 +229,46 @@ def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(size: int | No
     assert set(seen) == {encoder, head}
 
 
+def test_heads_have_a_learning_rate_of_their_own(make_trainer) -> None:  # noqa: ANN001
+    options = {"learning_rate": 1e-4, "warmup_steps": 2, "max_steps": 6, "weight_decay": 0.1}
+    trainer, plain = make_trainer(head_learning_rate=1e-3, **options), make_trainer(**options)
+    names = {id(value): name for name, value in trainer.model.named_parameters()}
+    plain.create_optimizer()
+    decayed = {len(group["params"]) for group in plain.optimizer.param_groups if group["weight_decay"]}
+    trainer.train()
+    rates, decays = {}, set()
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            rates[names[id(parameter)]] = group["initial_lr"]
+            decays |= {names[id(parameter)]} if group["weight_decay"] else set()
+    assert rates.keys() == {*names.values()}
+    assert {rate: {name.startswith("dap.") for name in rates if rates[name] == rate} for rate in rates.values()} == {
+        1e-4: {True},
+        1e-3: {False},
+    }
+    assert {len(decays)} == decayed
+    lines = lines_with("head_learning_rate", trainer)
+    assert len(lines) == 6
+    assert [line["head_learning_rate"] for line in lines] == pytest.approx([10 * li["learning_rate"] for li in lines])
+    assert max(line["head_learning_rate"] for line in lines) == 1e-3
+
+
+def test_with_a_rate_of_zero_for_either_the_other_learns_alone(make_trainer) -> None:  # noqa: ANN001
+    for rates in ((0.0, 1e-3), (1e-3, 0.0)):
+        trainer = make_trainer(learning_rate=rates[0], head_learning_rate=rates[1], mini_batch_size=3)
+        before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+        trainer.train()
+        moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+        assert {name.startswith("dap.") for name in moved} == {rates[0] > 0}
+
+
+def test_a_learning_rate_for_heads_that_are_not_there_is_refused(make_trainer) -> None:  # noqa: ANN001
+    with pytest.raises(ValueError, match="--head_learning_rate 0.1 is for heads, but objective 'tr' has none: leave"):
+        make_trainer("tr", head_learning_rate=0.1).train()
+    with pytest.raises(ValueError, match="head_learning_rate=-1.0: give 0 or more"):
+        make_trainer(head_learning_rate=-1.0)
+
+
 @pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
 def test_batches_that_processes_cannot_share_are_refused(total: int, processes: int, better: int) -> None:
     with pytest.raises(ValueError, match=f"total_train_batch_size={total} .* {processes} processes; give {better}"):
