@@ -26,6 +26,7 @@ from dap.publishing import Options, publish
 from dap.text import count_pairs, find_bitext, load_bitext
 from dap.training import (
     FINISHED,
+    HARDLY,
     BitextCollator,
     DAPTrainer,
     DAPTrainingArguments,
@@ -172,7 +173,14 @@ def save(trainer: DAPTrainer, metrics: dict[str, float], model_args: ModelArgume
         Path(training.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
     trainer.save_state()
     if trainer.dev_bitext:
-        trainer.save_metrics("eval", trainer.evaluate(), combined=False)
+        found = trainer.evaluate()
+        trainer.save_metrics("eval", found, combined=False)
+        if (nats := found.get("eval_rtl_source_nats", HARDLY)) < HARDLY:
+            logger.warning(
+                "the RTL head hardly reads the source (%.2f nats a token), so it teaches the encoder little: train "
+                "the head first (configs/head.yaml), or longer, or raise --head_learning_rate",
+                nats,
+            )
     best = training.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step
     made = {"model_step": best or state.global_step}  # the step that the saved weights are of
     base = model_args.model_name_or_path

@@ -177,6 +177,21 @@ def test_heads_of_another_encoder_come_with_a_warning(
     assert "the encoder is not the one that the heads were trained around" in caplog.text
 
 
+def test_a_run_whose_head_hardly_reads_the_source_says_so_once(
+    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = ["--max_steps", "2", "--eval_strategy", "steps", "--eval_steps", "1"]
+    run([*flags, *steps, "--output_dir", str(tmp_path / "out")])
+    nats = results(tmp_path / "out")["eval_rtl_source_nats"]
+    (said,) = (line for line in caplog.messages if "hardly reads the source" in line)
+    assert f"({nats:.2f} nats a token)" in said
+    assert len([line for line in state(tmp_path / "out")["log_history"] if "eval_rtl_source_nats_rho25" in line]) == 2
+    caplog.clear()
+    run([*flags, *steps, "--objective", "tr", "--output_dir", str(tmp_path / "tr")])
+    assert "hardly reads" not in caplog.text
+    assert not [name for name in results(tmp_path / "tr") if "rtl" in name]
+
+
 def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
     streamed = ["--streaming", "--language_mix", "temperature", "--max_steps", "6"]
     run([*flags, *streamed, "--output_dir", str(tmp_path / "out")])

@@ -31,7 +31,7 @@ RECIPE = (
 )  # fmt: skip
 #: What a field's name begins with -> the part of an objective that has a use for it.
 OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": "rtl", "tlm_": "tlm", "mlm_": "mlm"}
-CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "eval_mean_accuracy")
+CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "eval_rtl_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
 

@@ -25,6 +25,7 @@ from dap.training.resuming import (
     keep_record,
     load_ended,
 )
+from dap.training.source_reading import HARDLY
 from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings, leave_together
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "EpochOfSampler",
     "FINISHED",
     "FindBestAgain",
+    "HARDLY",
     "LanguageMixSampler",
     "ModelArguments",
     "RecordInCheckpoints",

@@ -25,6 +25,7 @@ from dap.training.arguments import DAPTrainingArguments
 from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
 from dap.training.fsdp import own_class, prepare_sharding, whole_encoder
 from dap.training.grad_cache import CachedBatch
+from dap.training.source_reading import source_reading
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
@@ -36,7 +37,8 @@ class DAPTrainer(Trainer):
 
     Args:
         dev_bitext: source and target sentences by language. Evaluation measures retrieval in both directions:
-            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent.
+            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent. With an RTL head
+            also how much that reads the source: `eval_rtl_source_nats` and the others of `source_reading`.
         target_language: code of the targets' language, for the metrics' names.
         max_seq_length: tokens a dev sentence is cut to.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
@@ -204,7 +206,7 @@ class DAPTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Retrieval accuracy on every language's dev pairs, shared among the processes.
+        """Retrieval accuracy on every language's dev pairs, shared among the processes; and `source_reading`.
 
         Args:
             eval_dataset: sources and targets by language; the dev pairs when absent.
@@ -231,6 +233,10 @@ class DAPTrainer(Trainer):
             metrics[f"{metric_key_prefix}_{language}-{self.target_language}_accuracy"] = forward
             metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
+        if model.rtl_head is not None:
+            with self.compute_loss_context_manager():
+                reading = source_reading(self.model, self.processing_class, bitext, self.max_seq_length)
+            metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -100,7 +100,10 @@ def test_a_study_is_carried_out_once(
     assert content["record"]["seed"] == content["record"]["data_seed"] == content["seed"] == 3
     assert [line["step"] for line in content["curve"]] == [1, 2]
     assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
-    assert content["dev"] == {DEV: results(tmp_path / "study" / "dap-lr0.001" / "seed-3")[DEV]}
+    dev = results(tmp_path / "study" / "dap-lr0.001" / "seed-3")
+    reading = {f"eval_rtl_{name}" for name in ("loss", "loss_shuffled", "source_nats")}
+    reading |= {f"eval_rtl_source_nats_rho{share}" for share in (25, 50, 75)}
+    assert content["dev"] == {name: dev[name] for name in (DEV, *reading)}
     assert content["config"]["objective"] == "tr+rtl"
     assert content["command"][0] == "train_dap.py"
     trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))

@@ -114,6 +114,10 @@ def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
         assert ends[1][key] == pytest.approx(ends[0][key], abs=5.01), key  # one of 20 sentences
         assert lines[-1][key] == pytest.approx(ends[0][key], abs=5.01), key
         assert lines[1][key] == lines[2][key], key
+    for key in (key for key in ends[0] if key.startswith("eval_rtl_")):
+        assert ends[1][key] == pytest.approx(ends[0][key], abs=1e-3), key
+        assert lines[-1][key] == pytest.approx(ends[0][key], abs=1e-3), key
+    assert "eval_rtl_source_nats_rho75" in ends[0]
 
 
 def test_checkpoints_of_shards_load_anywhere(runs: Path) -> None:
