@@ -108,9 +108,27 @@ def check_run(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
             "give --validation_data, or --eval_strategy no --load_best_model_at_end false."
         )
+    check_metric(data, training, dev, model)
     longest = longest_input(model.dap)
     if longest is not None and data.max_seq_length > longest:
         raise UserError(f"max_seq_length={data.max_seq_length} is above the encoder's {longest} positions; lower it.")
+
+
+def check_metric(
+    data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
+) -> None:
+    """Raise `ValueError` where no evaluation gives the metric that chooses the best model, or it cannot change."""
+    name, chooses = training.metric_for_best_model, training.load_best_model_at_end or training.early_stopping_patience
+    known = ["eval_rtl_loss", "eval_rtl_source_nats"] if model.rtl_head is not None else []
+    directions = [way for code in dev for way in (f"{code}-{data.target_language}", f"{data.target_language}-{code}")]
+    known = ["eval_mean_accuracy", *known, *(f"eval_{way}_accuracy" for way in directions)]
+    if chooses and f"eval_{name.removeprefix('eval_')}" not in known:
+        raise UserError(f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ...")
+    if chooses and training.freeze_encoder and name.endswith("accuracy"):
+        raise UserError(
+            f"metric_for_best_model={name!r} stays as it is under --freeze_encoder: give eval_rtl_loss, or leave "
+            "--load_best_model_at_end and --early_stopping_patience out."
+        )
 
 
 def build_trainer(

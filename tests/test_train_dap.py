@@ -525,6 +525,33 @@ def test_languages_that_a_checkpoint_does_not_know_are_refused(flags: list[str],
         run([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "second")])
 
 
+def test_what_is_not_there_is_named_with_its_argument(flags: list[str], tmp_path: Path) -> None:
+    for name in ("--model_name_or_path", "--tokenizer_name"):
+        with pytest.raises(UserError, match=f"^{name} nowhere: "):
+            run([*flags, name, "nowhere", "--output_dir", str(tmp_path / "out")])
+    with pytest.raises(UserError, match="^--config_name nowhere: "):
+        run([*flags[2:], "--config_name", "nowhere", "--output_dir", str(tmp_path / "out")])
+
+
+def test_metrics_that_cannot_choose_the_best_model_are_refused(flags: list[str], tmp_path: Path) -> None:
+    best = ["--eval_strategy", "steps", "--save_strategy", "steps", "--load_best_model_at_end", "--max_steps", "2"]
+    flags = [*flags, *best, "--save_steps", "1", "--eval_steps", "1", "--output_dir", str(tmp_path / "out")]
+    metric = "--metric_for_best_model"
+    for more, message in (
+        (
+            [metric, "nope"],
+            "metric_for_best_model='nope' is in no evaluation: give eval_mean_accuracy, eval_rtl_loss, ",
+        ),
+        ([metric, "eval_rtl_loss", "--objective", "tr"], "metric_for_best_model='eval_rtl_loss' is in no evaluation"),
+        (["--freeze_encoder"], "'eval_mean_accuracy' stays as it is under --freeze_encoder: give eval_rtl_loss"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run([*flags, *more])
+    run([*flags, "--freeze_encoder", metric, "eval_rtl_loss", "--head_learning_rate", "1e-2"])
+    losses = [line["eval_rtl_loss"] for line in state(tmp_path / "out")["log_history"] if "eval_rtl_loss" in line]
+    assert state(tmp_path / "out")["best_metric"] == min(losses)
+
+
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:
     flags[3] = str(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -1,6 +1,12 @@
 """Training on parallel text: arguments, text to batches, the model to start from, the trainer, and resuming."""
 
-from dap.training.arguments import DAPTrainingArguments, DataArguments, ModelArguments, parse_arguments
+from dap.training.arguments import (
+    DAPTrainingArguments,
+    DataArguments,
+    ModelArguments,
+    check_launched,
+    parse_arguments,
+)
 from dap.training.callbacks import EpochOfSampler
 from dap.training.data import (
     BitextCollator,
@@ -42,6 +48,7 @@ __all__ = [
     "ModelArguments",
     "RecordInCheckpoints",
     "changes_weights",
+    "check_launched",
     "describe_run",
     "differences",
     "drop_targets",

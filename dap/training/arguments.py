@@ -165,7 +165,9 @@ class DAPTrainingArguments(TrainingArguments):
             self.dataloader_pin_memory = self.device.type == "cuda"
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
-        self._check_processes()
+        if self.n_gpu > 1:
+            raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
+        check_launched(self.world_size)
         self._check_values()
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
@@ -182,17 +184,6 @@ class DAPTrainingArguments(TrainingArguments):
                 "backward pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
             )
 
-    def _check_processes(self) -> None:
-        """Raise `ValueError` unless each process trains on one device and all of them know of each other."""
-        if self.n_gpu > 1:
-            raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
-        launched = int(os.environ.get("WORLD_SIZE", 1))
-        if launched != self.world_size:
-            raise UserError(
-                f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
-                "CPU, put ACCELERATE_USE_CPU=true before the command."
-            )
-
     def _check_values(self) -> None:
         """Raise `ValueError` for values that are out of range, would break the gather, or do nothing."""
         size, patience, hub = self.mini_batch_size, self.early_stopping_patience, self.hub_strategy
@@ -200,6 +191,10 @@ class DAPTrainingArguments(TrainingArguments):
             "mini_batch_size": (size is None or size >= 1, "1 or more, or leave it out"),
             "early_stopping_patience": (patience is None or patience >= 1, "1 or more, or leave it out"),
             "head_learning_rate": (self.head_learning_rate is None or self.head_learning_rate >= 0, "0 or more"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "max_grad_norm": (self.max_grad_norm >= 0, "0 (no clipping) or more"),
+            "max_steps": (self.max_steps > 0 or self.max_steps == -1, "1 or more, or --num_train_epochs"),
+            "save_steps": (self.save_steps > 0, "1 or more, or --save_strategy no"),
             "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
             "dataloader_drop_last": (self.dataloader_drop_last, "true: negatives are gathered from equal batches"),
             "remove_unused_columns": (not self.remove_unused_columns, "false: the collator uses all columns"),
@@ -220,6 +215,16 @@ class DAPTrainingArguments(TrainingArguments):
                 f"early_stopping_patience={patience} needs evaluations: give --eval_strategy steps --save_strategy "
                 "steps --load_best_model_at_end."
             )
+
+
+def check_launched(world_size: int) -> None:
+    """Raise `ValueError` unless all launched processes know of each other."""
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != world_size:
+        raise UserError(
+            f"{launched} processes were launched, but world_size={world_size}: each would train alone. On CPU, put "
+            "ACCELERATE_USE_CPU=true before the command."
+        )
 
 
 def share_of_batch(total: int, processes: int) -> int:

@@ -60,8 +60,11 @@ def read_start(args: ModelArguments) -> Start:
     source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     name = args.model_name_or_path or args.config_name
     tokenizer_name = args.tokenizer_name or (str(Path(name).parent) if Path(name).is_file() else name)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **source)
-    config, given = AutoConfig.from_pretrained(name, **source), given_fields(args)
+    argument = "--config_name" if args.model_name_or_path is None else "--model_name_or_path"
+    with refusals(f"{argument} {name}"):
+        config, given = AutoConfig.from_pretrained(name, **source), given_fields(args)
+    with refusals(f"--tokenizer_name {tokenizer_name}" if args.tokenizer_name else f"{argument} {name}"):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **source)
     is_dap = config.model_type == DAPConfig.model_type and args.config_name is None
     goes_on = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
     saved = {name: getattr(config, name) for name in CONFIG_DEFAULTS} if goes_on else {}

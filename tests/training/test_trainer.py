@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import dap.training.callbacks
 import dap.training.trainer
 from dap.text.corpus import load_bitext
-from dap.training.arguments import DAPTrainingArguments, share_of_batch
+from dap.training.arguments import DAPTrainingArguments, check_launched, share_of_batch
 from dap.training.callbacks import StepMeter
 from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
 from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings
@@ -284,6 +284,10 @@ def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
     ("argument", "value", "message"),
     [
         ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0: give 1 or more"),
+        ("weight_decay", -1.0, "weight_decay=-1.0: give 0 or more"),
+        ("max_grad_norm", -1.0, "max_grad_norm=-1.0: give 0"),
+        ("max_steps", 0, "max_steps=0: give 1 or more"),
+        ("save_steps", 0, "save_steps=0: give 1 or more"),
         ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
         ("train_sampling_strategy", "group_by_length", "train_sampling_strategy='group_by_length'.*--language_mix"),
         ("accelerator_config", {"split_batches": True}, "accelerator_config.split_batches=True"),
@@ -351,10 +355,10 @@ def test_batches_are_pinned_only_for_cuda(tmp_path: Path) -> None:
 
 
 def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    world_size = DAPTrainingArguments(output_dir=str(tmp_path)).world_size
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="2 processes were launched, but world_size=1.*ACCELERATE_USE_CPU"):
-        args._check_processes()
+        check_launched(world_size)
 
 
 def test_patience_below_one_is_refused(tmp_path: Path) -> None:
