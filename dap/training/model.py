@@ -121,18 +121,6 @@ def load_model(
     Raises:
         ValueError: an argument, or the text, that contradicts the weights of a DAP checkpoint or does nothing.
     """
-    model = load_own(args, start, train, model_class)
-    if start.heads is not None:
-        with refusals(f"--init_heads_from {args.init_heads_from}"):
-            taken = take_heads(model, start.heads)
-        logger.info("%s taken from %s", " and ".join(taken), args.init_heads_from)
-    return model
-
-
-def load_own(
-    args: ModelArguments, start: Start, train: Mapping[str, Any], model_class: type[DAPForPreTraining]
-) -> DAPForPreTraining:
-    """The model with the heads that it has without `--init_heads_from`; else as `load_model`."""
     given, attention = given_fields(args), {"attn_implementation": args.attn_implementation}
     source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     fields = vocabulary_of_text(args, start, train) | frequencies_of_text(args, start, train)
@@ -142,13 +130,19 @@ def load_own(
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.check()
-        return model
-    mask = start.tokenizer.mask_token_id if start.predicts else None
-    given = {"mask_token_id": mask, **given, **fields, **attention}
-    if args.config_name is None:
-        return model_class.from_encoder(start.name, **given, **source)
-    start.config.pad_token_id = start.tokenizer.pad_token_id
-    return model_class.from_scratch(start.config, **given)
+    else:
+        mask = start.tokenizer.mask_token_id if start.predicts else None
+        given = {"mask_token_id": mask, **given, **fields, **attention}
+        if args.config_name is None:
+            model = model_class.from_encoder(start.name, **given, **source)
+        else:
+            start.config.pad_token_id = start.tokenizer.pad_token_id
+            model = model_class.from_scratch(start.config, **given)
+    if start.heads is not None:
+        with refusals(f"--init_heads_from {args.init_heads_from}"):
+            taken = take_heads(model, start.heads)
+        logger.info("%s taken from %s", " and ".join(taken), args.init_heads_from)
+    return model
 
 
 def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, Any]) -> None:
@@ -257,11 +251,10 @@ def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, A
         )
     if start.goes_on or "rtl" not in start.predicts:
         return {}
-    if not forward and heads is not None:
-        check_languages(args.init_heads_from, heads.config, train)
-        return {"rtl_languages": heads.config.rtl_languages or sorted(train)}
     if not forward:
-        return {"rtl_languages": sorted(train)}
+        if heads is not None:
+            check_languages(args.init_heads_from, heads.config, train)
+        return {"rtl_languages": (heads and heads.config.rtl_languages) or sorted(train)}
     if file is not None:
         return {"target_token_ids": read_target_vocabulary(file, start.tokenizer)}
     if heads is not None and args.restrict_target_vocabulary:
