@@ -15,7 +15,7 @@ from typing import Any
 
 from datasets import concatenate_datasets
 from torch.utils.data import Dataset, Sampler
-from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.commands import command, guarded
@@ -26,6 +26,7 @@ from dap.publishing import Options, publish
 from dap.text import count_pairs, find_bitext, load_bitext
 from dap.training import (
     FINISHED,
+    HARDLY,
     BitextCollator,
     DAPTrainer,
     DAPTrainingArguments,
@@ -34,10 +35,10 @@ from dap.training import (
     LanguageMixSampler,
     ModelArguments,
     RecordInCheckpoints,
-    StopEarlyAfterWarmup,
     describe_run,
     drop_targets,
     find_resumable,
+    freeze_encoder,
     freeze_word_embeddings,
     has_ended,
     interleave_languages,
@@ -107,9 +108,27 @@ def check_run(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
             "give --validation_data, or --eval_strategy no --load_best_model_at_end false."
         )
+    check_metric(data, training, dev, model)
     longest = longest_input(model.dap)
     if longest is not None and data.max_seq_length > longest:
         raise UserError(f"max_seq_length={data.max_seq_length} is above the encoder's {longest} positions; lower it.")
+
+
+def check_metric(
+    data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
+) -> None:
+    """Raise `ValueError` where no evaluation gives the metric that chooses the best model, or it cannot change."""
+    name, chooses = training.metric_for_best_model, training.load_best_model_at_end or training.early_stopping_patience
+    known = ["eval_rtl_loss", "eval_rtl_source_nats"] if model.rtl_head is not None else []
+    directions = [way for code in dev for way in (f"{code}-{data.target_language}", f"{data.target_language}-{code}")]
+    known = ["eval_mean_accuracy", *known, *(f"eval_{way}_accuracy" for way in directions)]
+    if chooses and f"eval_{name.removeprefix('eval_')}" not in known:
+        raise UserError(f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ...")
+    if chooses and training.freeze_encoder and name.endswith("accuracy"):
+        raise UserError(
+            f"metric_for_best_model={name!r} stays as it is under --freeze_encoder: give eval_rtl_loss, or leave "
+            "--load_best_model_at_end and --early_stopping_patience out."
+        )
 
 
 def build_trainer(
@@ -127,11 +146,13 @@ def build_trainer(
     check_run(data, training, dev, model)
     if training.freeze_word_embeddings:
         freeze_word_embeddings(model)
+    if training.freeze_encoder:
+        freeze_encoder(model)
     logger.info("%s", describe(model, train, dev, training))
     dataset, sampler = mix_languages(train, data, training)
     callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
     if training.early_stopping_patience is not None:
-        callbacks.append(StopEarlyAfterWarmup(training.early_stopping_patience))
+        callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -170,7 +191,14 @@ def save(trainer: DAPTrainer, metrics: dict[str, float], model_args: ModelArgume
         Path(training.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
     trainer.save_state()
     if trainer.dev_bitext:
-        trainer.save_metrics("eval", trainer.evaluate(), combined=False)
+        found = trainer.evaluate()
+        trainer.save_metrics("eval", found, combined=False)
+        if (nats := found.get("eval_rtl_source_nats", HARDLY)) < HARDLY:
+            logger.warning(
+                "the RTL head hardly reads the source (%.2f nats a token), so it teaches the encoder little: train "
+                "the head first (configs/head.yaml), or longer, or raise --head_learning_rate",
+                nats,
+            )
     best = training.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step
     made = {"model_step": best or state.global_step}  # the step that the saved weights are of
     base = model_args.model_name_or_path

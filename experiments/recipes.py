@@ -12,7 +12,8 @@
       released: {command: experiments.release, released_processes: 8, objective: tr+rtl}
 
 `like` takes over another run's arguments and its chosen learning rate; `command` names a script or module that trains
-in place of train_dap.py and takes its arguments. Words in braces are places that the command line gives (`--places
+in place of train_dap.py and takes its arguments. A run that is `past` has an argument that is gone: its results are
+read, and it is not trained. Words in braces are places that the command line gives (`--places
 data=... encoder=...`), or in an evaluation `{model}`, `{result}` and `{folder}` of the run itself.
 """
 
@@ -29,7 +30,14 @@ from dap.errors import UserError
 
 OWN = ("model", "result", "folder")  # places of an evaluation that a run fills in itself
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
-SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command")  # of a run; the rest are the command's arguments
+SPECIAL = (
+    "like",
+    "same_time_as",
+    "seeds",
+    "evaluate",
+    "command",
+    "past",
+)  # of a run; the rest are the command's arguments
 TRAIN = "train_dap.py"
 
 
@@ -44,6 +52,7 @@ class Run:
     like: str | None = None
     same_time_as: str | None = None
     command: str = TRAIN
+    is_past: bool = False
 
     @property
     def is_searched(self) -> bool:
@@ -123,7 +132,16 @@ def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Map
         raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
     seeds = tuple(own.get("seeds", content.get("seeds", [0])))
     command = own.get("command", model.command if model else TRAIN)
-    return Run(name, arguments, seeds, tuple(evaluate), own.get("like"), own.get("same_time_as"), command)
+    return Run(
+        name,
+        arguments,
+        seeds,
+        tuple(evaluate),
+        own.get("like"),
+        own.get("same_time_as"),
+        command,
+        own.get("past", False),
+    )
 
 
 def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:

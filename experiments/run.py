@@ -78,6 +78,8 @@ class Workspace:
 
     def jobs(self, run: Run) -> Iterator[Job]:
         """The trainings of a run that can be named by now: the search's, then those of the chosen rate by seed."""
+        if run.is_past:
+            return
         if run.is_searched:
             for rate in self.recipe.learning_rates:
                 yield Job(run, run.seeds[0], rate, ())
@@ -186,11 +188,12 @@ class Workspace:
         folder = self.folder(job)
         found = {name: evaluation(folder, name) for name in self.recipe.evaluate}
         dev = folder / "eval_results.json"
+        told = read_object(dev) if dev.is_file() else {}
         return {
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
-            "dev": {DEV: read_object(dev)[DEV]} if dev.is_file() else {},
+            "dev": {name: told[name] for name in told if name == DEV or name.startswith("eval_rtl_")},
             "curve": [line for line in read_object(folder / "trainer_state.json")["log_history"] if "loss" in line],
             "evaluations": {name: read_object(path) for name, path in found.items() if path.is_file()},
         }

@@ -58,21 +58,138 @@ def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 
 
-def test_a_run_stopped_in_the_warmup_of_its_heads_resumes_to_the_same_weights(
-    flags: list[str], tmp_path: Path
+@pytest.mark.parametrize("more", [[], ["--mini_batch_size", "6", "--gradient_accumulation_steps", "2"]])
+def test_heads_learn_alone_and_the_encoder_stays_what_it_was(
+    more: list[str], flags: list[str], tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
-    schedule = ["--max_steps", "8", "--save_strategy", "steps", "--save_steps", "3", "--head_warmup_steps", "5"]
-    out = [*flags, *schedule, "--rtl_ratio", "0.7", "--warmup_steps", "2", "--output_dir", str(tmp_path)]
-    run(out)
-    expected = load_file(tmp_path / "model.safetensors")
+    options = ["--freeze_encoder", "--prediction_bias", "frequencies", "--max_steps", "4", "--rtl_ratio", "0.7", *more]
+    options += ["--head_learning_rate", "1e-2"]
+    run([*flags, *options, "--save_strategy", "steps", "--save_steps", "2", "--output_dir", str(tmp_path)])
+    learned, start = load_file(tmp_path / "model.safetensors"), load_file(tiny_bert_dir / "model.safetensors")
+    encoder = {name.removeprefix("dap.encoder."): value for name, value in learned.items() if name.startswith("dap.")}
+    assert encoder.keys() == start.keys()
+    assert all(torch.equal(encoder[name], start[name]) for name in start)
+    heads = {name for name in learned if not name.startswith("dap.")} - {"prediction_head.token_ids"}
+    first = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert not [name for name in heads if torch.equal(first[name], learned[name])]
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == len(AutoTokenizer.from_pretrained(tiny_bert_dir))
     (tmp_path / FINISHED).unlink()
-    for step in (6, 8):
-        shutil.rmtree(tmp_path / f"checkpoint-{step}")
-    with pytest.raises(ValueError, match="head_warmup_steps=5, now 4"):
-        run([*out, "--head_warmup_steps", "4"])
-    run(out)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    run([*flags, *options, "--save_strategy", "steps", "--save_steps", "2", "--output_dir", str(tmp_path)])
     resumed = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+    assert all(torch.equal(resumed[name], learned[name]) for name in learned)
+
+
+def test_a_frozen_encoder_without_heads_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--freeze_encoder is for heads, but objective 'tr' has none: leave it out"):
+        run([*flags, "--freeze_encoder", "--objective", "tr", "--output_dir", str(tmp_path)])
+
+
+@pytest.fixture(scope="module")
+def trained_heads(tiny_bert_dir: Path, bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `configs/head.yaml` makes, of two languages of three."""
+    folder, text = tmp_path_factory.mktemp("heads"), [str(bitext_dir / f"{name}-en.tsv") for name in ("de", "fr")]
+    steps = ["--max_steps", "2", "--total_train_batch_size", "16", "--warmup_steps", "0", "--report_to", "none"]
+    recipe = [str(REPOSITORY / "configs" / "head.yaml"), "--model_name_or_path", str(tiny_bert_dir)]
+    run([*recipe, "--train_data", *text, *steps, "--dev_pairs", "5", "--use_cpu", "--output_dir", str(folder)])
+    return folder
+
+
+@pytest.mark.parametrize("objective", ["tr+rtl", "tr+rtl --restrict_target_vocabulary true --freeze_encoder"])
+def test_heads_are_taken_from_another_training(
+    objective: str, trained_heads: Path, flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    flags += ["--init_heads_from", str(trained_heads), "--output_dir", str(tmp_path)]
+    trainer, record = build_trainer(*parse_arguments([*flags, "--objective", *objective.split(), "--max_steps", "1"]))
+    found, made = trainer.model.state_dict(), load_file(trained_heads / "model.safetensors")
+    assert found.keys() == made.keys()  # of which the target vocabulary is one
+    assert all(torch.equal(found[name], made[name]) for name in made)
+    assert f"rtl_head and prediction_head taken from {trained_heads}" in caplog.text
+    assert "not the one that the heads were trained around" not in caplog.text
+    assert record["init_heads_from"] == str(trained_heads)
+
+
+def test_of_other_objectives_those_heads_are_taken_that_both_have(
+    flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    other, heads = tmp_path / "other", tmp_path / "heads"
+    run([*flags, "--objective", "tr+tlm", "--projection", "mlp", "--max_steps", "1", "--output_dir", str(heads)])
+    options = ["--init_heads_from", str(heads), "--restrict_target_vocabulary", "false", "--output_dir", str(other)]
+    made = load_file(heads / "model.safetensors")
+    for more, taken in (
+        (["--objective", "tr+rtl", "--prediction_bias", "frequencies"], {"prediction_head"}),
+        (["--objective", "tr", "--projection", "mlp"], {"projection"}),
+        (["--objective", "tr+tlm", "--projection", "mlp"], {"prediction_head", "projection"}),
+    ):
+        trainer, _ = build_trainer(*parse_arguments([*flags, *options, *more]))
+        found = trainer.model.state_dict()
+        parts = {name: name.split(".")[0] for name in found if not name.startswith("dap.")}
+        assert taken <= {*parts.values()}
+        assert all(torch.equal(found[name], made[name]) for name, part in parts.items() if part in taken)
+
+
+def test_both_directions_take_over_the_languages_of_the_heads(
+    flags: list[str], trained_heads: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    both = [*flags, "--rtl_direction", "both", "--max_steps", "1"]
+    run([*both, "--output_dir", str(tmp_path / "heads")])
+    one = [*both[:3], str(bitext_dir / "fr-en.tsv"), *both[4:], "--init_heads_from", str(tmp_path / "heads")]
+    trainer, _ = build_trainer(*parse_arguments([*one, "--output_dir", str(tmp_path / "one")]))
+    assert trainer.model.config.rtl_languages == trainer.data_collator.languages == ["de", "fr", "sw"]
+
+
+def test_heads_that_do_not_fit_are_refused(
+    flags: list[str], trained_heads: Path, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    file, small, run_of = tmp_path / "ids.json", tmp_path / "small", f"--init_heads_from {trained_heads}: "
+    size = len(AutoTokenizer.from_pretrained(tiny_bert_dir))
+    file.write_text(json.dumps({"tokenizer": "tiny", "vocab_size": size, "target_token_ids": [2, 7, 9]}))
+    BertModel(BertConfig(**{**tiny_config("bert", size).to_dict(), "intermediate_size": 20})).save_pretrained(small)
+    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(small)
+    theirs = len(load_file(trained_heads / "model.safetensors")["prediction_head.token_ids"])
+    for more, message in (
+        (["--rtl_layers", "1"], run_of + "rtl_layers=2 there, but 1 here: give --rtl_layers 2"),
+        (["--rtl_direction", "both"], run_of + "rtl_direction='source-to-target' there, but 'both' here"),
+        (["--objective", "tr"], run_of + r"objective 'tr\+rtl' there has no head that objective 'tr' here has"),
+        (["--target_vocabulary_file", str(file)], f"{theirs}, these target_vocab_size=3: leave --target_vocabulary"),
+        (["--restrict_target_vocabulary", "false"], f"target_vocab_size={theirs}, these the whole vocabulary: leave"),
+        (
+            ["--model_name_or_path", str(small)],
+            r"has shape \(\d+,.* there, \(20,.* here: give the encoder",
+        ),
+        (["--init_heads_from", str(tiny_bert_dir)], "a plain 'bert' checkpoint: train heads around it with configs/"),
+        (["--init_heads_from", "nowhere"], "^--init_heads_from nowhere: "),
+    ):
+        given = [*flags, "--init_heads_from", str(trained_heads), *more, "--output_dir", str(tmp_path / "out")]
+        with pytest.raises(UserError, match=message):
+            build_trainer(*parse_arguments(given))
+
+
+def test_heads_of_another_encoder_come_with_a_warning(
+    flags: list[str], trained_heads: Path, tiny_bert_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = BertModel(tiny_config("bert", len(AutoTokenizer.from_pretrained(tiny_bert_dir))))
+    other.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(tmp_path / "other")
+    flags += ["--init_heads_from", str(trained_heads), "--model_name_or_path", str(tmp_path / "other")]
+    build_trainer(*parse_arguments([*flags, "--output_dir", str(tmp_path / "out")]))
+    assert "the encoder is not the one that the heads were trained around" in caplog.text
+
+
+def test_a_run_whose_head_hardly_reads_the_source_says_so_once(
+    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = ["--max_steps", "2", "--eval_strategy", "steps", "--eval_steps", "1"]
+    run([*flags, *steps, "--output_dir", str(tmp_path / "out")])
+    nats = results(tmp_path / "out")["eval_rtl_source_nats"]
+    (said,) = (line for line in caplog.messages if "hardly reads the source" in line)
+    assert f"({nats:.2f} nats a token)" in said
+    assert len([line for line in state(tmp_path / "out")["log_history"] if "eval_rtl_source_nats_rho25" in line]) == 2
+    caplog.clear()
+    run([*flags, *steps, "--objective", "tr", "--output_dir", str(tmp_path / "tr")])
+    assert "hardly reads" not in caplog.text
+    assert not [name for name in results(tmp_path / "tr") if "rtl" in name]
 
 
 def test_streams_train_and_are_evaluated(flags: list[str], tmp_path: Path) -> None:
@@ -87,9 +204,6 @@ def test_early_stopping_ends_a_run_that_does_not_improve(flags: list[str], tmp_p
     more = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--objective", "tr"]
     run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "out")])
     assert state(tmp_path / "out")["global_step"] == 3
-    more = [*more[:-1], "tr+rtl", "--head_warmup_steps", "4"]  # in which nothing can become better
-    run([*flags, *schedule, *more, "--learning_rate", "0", "--output_dir", str(tmp_path / "warmed")])
-    assert state(tmp_path / "warmed")["global_step"] == 6
 
 
 def test_dap_checkpoints_can_be_trained_on(flags: list[str], tmp_path: Path) -> None:
@@ -409,6 +523,33 @@ def test_languages_that_a_checkpoint_does_not_know_are_refused(flags: list[str],
     flags[1] = str(tmp_path / "first")
     with pytest.raises(ValueError, match="rtl_direction='both' on de, the text has fr sw too"):
         run([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "second")])
+
+
+def test_what_is_not_there_is_named_with_its_argument(flags: list[str], tmp_path: Path) -> None:
+    for name in ("--model_name_or_path", "--tokenizer_name"):
+        with pytest.raises(UserError, match=f"^{name} nowhere: "):
+            run([*flags, name, "nowhere", "--output_dir", str(tmp_path / "out")])
+    with pytest.raises(UserError, match="^--config_name nowhere: "):
+        run([*flags[2:], "--config_name", "nowhere", "--output_dir", str(tmp_path / "out")])
+
+
+def test_metrics_that_cannot_choose_the_best_model_are_refused(flags: list[str], tmp_path: Path) -> None:
+    best = ["--eval_strategy", "steps", "--save_strategy", "steps", "--load_best_model_at_end", "--max_steps", "2"]
+    flags = [*flags, *best, "--save_steps", "1", "--eval_steps", "1", "--output_dir", str(tmp_path / "out")]
+    metric = "--metric_for_best_model"
+    for more, message in (
+        (
+            [metric, "nope"],
+            "metric_for_best_model='nope' is in no evaluation: give eval_mean_accuracy, eval_rtl_loss, ",
+        ),
+        ([metric, "eval_rtl_loss", "--objective", "tr"], "metric_for_best_model='eval_rtl_loss' is in no evaluation"),
+        (["--freeze_encoder"], "'eval_mean_accuracy' stays as it is under --freeze_encoder: give eval_rtl_loss"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run([*flags, *more])
+    run([*flags, "--freeze_encoder", metric, "eval_rtl_loss", "--head_learning_rate", "1e-2"])
+    losses = [line["eval_rtl_loss"] for line in state(tmp_path / "out")["log_history"] if "eval_rtl_loss" in line]
+    assert state(tmp_path / "out")["best_metric"] == min(losses)
 
 
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:

@@ -1,6 +1,12 @@
 """Training on parallel text: arguments, text to batches, the model to start from, the trainer, and resuming."""
 
-from dap.training.arguments import DAPTrainingArguments, DataArguments, ModelArguments, parse_arguments
+from dap.training.arguments import (
+    DAPTrainingArguments,
+    DataArguments,
+    ModelArguments,
+    check_launched,
+    parse_arguments,
+)
 from dap.training.callbacks import EpochOfSampler
 from dap.training.data import (
     BitextCollator,
@@ -12,7 +18,6 @@ from dap.training.data import (
     tokenize_bitext,
 )
 from dap.training.grad_cache import CachedBatch
-from dap.training.head_warmup import StopEarlyAfterWarmup
 from dap.training.model import load_model, read_start, token_counts
 from dap.training.resuming import (
     FINISHED,
@@ -26,7 +31,8 @@ from dap.training.resuming import (
     keep_record,
     load_ended,
 )
-from dap.training.trainer import DAPTrainer, freeze_word_embeddings, leave_together
+from dap.training.source_reading import HARDLY
+from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings, leave_together
 
 __all__ = [
     "BitextCollator",
@@ -37,15 +43,17 @@ __all__ = [
     "EpochOfSampler",
     "FINISHED",
     "FindBestAgain",
+    "HARDLY",
     "LanguageMixSampler",
     "ModelArguments",
     "RecordInCheckpoints",
-    "StopEarlyAfterWarmup",
     "changes_weights",
+    "check_launched",
     "describe_run",
     "differences",
     "drop_targets",
     "find_resumable",
+    "freeze_encoder",
     "freeze_word_embeddings",
     "has_ended",
     "interleave_languages",

@@ -71,6 +71,9 @@ class StartArguments:
     config_name: str | None = arg(
         None, "In its place: a configuration (file, folder or Hub id) of an encoder of random weights."
     )
+    init_heads_from: str | None = arg(
+        None, "DAP checkpoint, made around the same encoder with configs/head.yaml, whose heads to start from."
+    )
     tokenizer_name: str | None = arg(None, "Tokenizer, if it is not where the model or the configuration is.")
     revision: str | None = arg(None, "Commit, tag or branch of the checkpoint.")
     trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")
@@ -134,8 +137,9 @@ class DAPTrainingArguments(TrainingArguments):
         None, "Stop after this many evaluations without a better metric_for_best_model."
     )
     freeze_word_embeddings: bool = arg(False, "Do not train the word embeddings: less memory, faster steps.")
-    head_warmup_steps: int = arg(0, "First steps in which the heads learn alone; the encoder's schedule begins then.")
+    freeze_encoder: bool = arg(False, "Train only the heads, on what the encoder gives without dropout.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
+    head_learning_rate: float | None = arg(None, "That of the heads, where it differs; the schedule is the same.")
     max_steps: int = arg(100_000, "Number of optimizer steps.")
     per_device_train_batch_size: int = arg(128, "Pairs a process in one step.")
     dataloader_drop_last: bool = arg(True, "The gather needs equal batches: keep it.")
@@ -162,9 +166,10 @@ class DAPTrainingArguments(TrainingArguments):
             self.dataloader_pin_memory = self.device.type == "cuda"
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
-        self._check_processes()
+        if self.n_gpu > 1:
+            raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
+        check_launched(self.world_size)
         self._check_values()
-        self.check_head_warmup(self.max_steps)
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
 
@@ -173,35 +178,11 @@ class DAPTrainingArguments(TrainingArguments):
         """The seed of everything that chooses or orders text."""
         return self.seed if self.data_seed is None else self.data_seed
 
-    def check_head_warmup(self, total: int) -> None:
-        """Raise `ValueError` for a warm-up that leaves the encoder none of `total` steps (-1: not known yet)."""
-        steps = self.head_warmup_steps
-        if steps < 0 or 0 < total <= steps:
-            allowed = "0 or more" if total <= 0 else f"0 to {total - 1}, as the training has {total} steps"
-            raise UserError(f"head_warmup_steps={steps}: give {allowed}.")
-
     def _check_deepspeed(self) -> None:
-        if not self.deepspeed and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-            return
-        for name, reason in (
-            ("mini_batch_size", "takes a step at each backward pass"),
-            ("head_warmup_steps", "makes a schedule of its own"),
-        ):
-            if value := getattr(self, name):
-                raise UserError(
-                    f"{name}={value} does not go with DeepSpeed, which {reason}: use configs/accelerate/ddp.yaml or "
-                    "fsdp2.yaml, or leave it out."
-                )
-
-    def _check_processes(self) -> None:
-        """Raise `ValueError` unless each process trains on one device and all of them know of each other."""
-        if self.n_gpu > 1:
-            raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
-        launched = int(os.environ.get("WORLD_SIZE", 1))
-        if launched != self.world_size:
+        if self.mini_batch_size and (self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
             raise UserError(
-                f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
-                "CPU, put ACCELERATE_USE_CPU=true before the command."
+                f"mini_batch_size={self.mini_batch_size} does not go with DeepSpeed, which takes a step at each "
+                "backward pass: use configs/accelerate/ddp.yaml or fsdp2.yaml, or leave it out."
             )
 
     def _check_values(self) -> None:
@@ -210,6 +191,11 @@ class DAPTrainingArguments(TrainingArguments):
         allowed = {
             "mini_batch_size": (size is None or size >= 1, "1 or more, or leave it out"),
             "early_stopping_patience": (patience is None or patience >= 1, "1 or more, or leave it out"),
+            "head_learning_rate": (self.head_learning_rate is None or self.head_learning_rate >= 0, "0 or more"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "max_grad_norm": (self.max_grad_norm >= 0, "0 (no clipping) or more"),
+            "max_steps": (self.max_steps > 0 or self.max_steps == -1, "1 or more, or --num_train_epochs"),
+            "save_steps": (self.save_steps > 0, "1 or more, or --save_strategy no"),
             "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
             "dataloader_drop_last": (self.dataloader_drop_last, "true: negatives are gathered from equal batches"),
             "remove_unused_columns": (not self.remove_unused_columns, "false: the collator uses all columns"),
@@ -230,6 +216,16 @@ class DAPTrainingArguments(TrainingArguments):
                 f"early_stopping_patience={patience} needs evaluations: give --eval_strategy steps --save_strategy "
                 "steps --load_best_model_at_end."
             )
+
+
+def check_launched(world_size: int) -> None:
+    """Raise `ValueError` unless all launched processes know of each other."""
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != world_size:
+        raise UserError(
+            f"{launched} processes were launched, but world_size={world_size}: each would train alone. On CPU, put "
+            "ACCELERATE_USE_CPU=true before the command."
+        )
 
 
 def share_of_batch(total: int, processes: int) -> int:

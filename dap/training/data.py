@@ -269,6 +269,19 @@ class _Tokenise:
         return order + (rng.permutation(len(seen)) + len(order)).tolist()
 
 
+def tokenize_pairs(
+    sources: Sequence[str],
+    targets: Sequence[str],
+    language: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+) -> list[dict[str, Any]]:
+    """A few pairs as rows of `tokenize_bitext`."""
+    encode = _Tokenise(_backend(tokenizer, max_seq_length), language)
+    columns = encode({"source": list(sources), "target": list(targets)}, [*range(len(sources))])
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
 # ------------------------------------------------------------------------------------------------ mix
 
 

@@ -19,6 +19,8 @@ from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)
 
+HEADS = ("rtl_head", "prediction_head", "projection")  # attributes of `DAPForPreTraining`, None where not used
+
 
 @dataclass
 class Start:
@@ -30,6 +32,7 @@ class Start:
         goes_on: whether training goes on from a DAP checkpoint with its heads; one of "mlm" is an encoder to the
             other objectives.
         settings: every field of `DAPConfig`: what is given, over the checkpoint's where it goes on, over the defaults.
+        heads: the model of `--init_heads_from`, if given.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Start:
     config: PreTrainedConfig
     goes_on: bool
     settings: dict[str, Any]
+    heads: DAPForPreTraining | None
 
     @property
     def predicts(self) -> set[str]:
@@ -56,14 +60,18 @@ def read_start(args: ModelArguments) -> Start:
     source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     name = args.model_name_or_path or args.config_name
     tokenizer_name = args.tokenizer_name or (str(Path(name).parent) if Path(name).is_file() else name)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **source)
-    config, given = AutoConfig.from_pretrained(name, **source), given_fields(args)
+    argument = "--config_name" if args.model_name_or_path is None else "--model_name_or_path"
+    with refusals(f"{argument} {name}"):
+        config, given = AutoConfig.from_pretrained(name, **source), given_fields(args)
+    with refusals(f"--tokenizer_name {tokenizer_name}" if args.tokenizer_name else f"{argument} {name}"):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **source)
     is_dap = config.model_type == DAPConfig.model_type and args.config_name is None
     goes_on = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
     saved = {name: getattr(config, name) for name in CONFIG_DEFAULTS} if goes_on else {}
     if config.model_type == DAPConfig.model_type and not is_dap:
         config = config.encoder_config  # another encoder of this shape
-    start = Start(name, tokenizer, tokenizer_name, config, goes_on, CONFIG_DEFAULTS | saved | given)
+    heads = None if args.init_heads_from is None else read_heads(args.init_heads_from)
+    start = Start(name, tokenizer, tokenizer_name, config, goes_on, CONFIG_DEFAULTS | saved | given, heads)
     check_tokenizer(start, is_own=args.config_name is None and args.tokenizer_name is None)
     return start
 
@@ -105,11 +113,13 @@ def load_model(
 ) -> DAPForPreTraining:
     """A DAP checkpoint to go on with, or a new model around an encoder, or around one from scratch.
 
+    Its heads are those of `--init_heads_from`, where that is given.
+
     Args:
         train: tokenised pairs by language.
 
     Raises:
-        ValueError: an argument, or the text, that contradicts the weights of the DAP checkpoint or does nothing.
+        ValueError: an argument, or the text, that contradicts the weights of a DAP checkpoint or does nothing.
     """
     given, attention = given_fields(args), {"attn_implementation": args.attn_implementation}
     source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
@@ -120,13 +130,19 @@ def load_model(
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.check()
-        return model
-    mask = start.tokenizer.mask_token_id if start.predicts else None
-    given = {"mask_token_id": mask, **given, **fields, **attention}
-    if args.config_name is None:
-        return model_class.from_encoder(start.name, **given, **source)
-    start.config.pad_token_id = start.tokenizer.pad_token_id
-    return model_class.from_scratch(start.config, **given)
+    else:
+        mask = start.tokenizer.mask_token_id if start.predicts else None
+        given = {"mask_token_id": mask, **given, **fields, **attention}
+        if args.config_name is None:
+            model = model_class.from_encoder(start.name, **given, **source)
+        else:
+            start.config.pad_token_id = start.tokenizer.pad_token_id
+            model = model_class.from_scratch(start.config, **given)
+    if start.heads is not None:
+        with refusals(f"--init_heads_from {args.init_heads_from}"):
+            taken = take_heads(model, start.heads)
+        logger.info("%s taken from %s", " and ".join(taken), args.init_heads_from)
+    return model
 
 
 def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, Any]) -> None:
@@ -138,11 +154,76 @@ def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, An
                 f"{start.name} was trained with {key}={saved!r}, not {value!r}: leave --{key} out (of the recipe, "
                 "too), or start from a plain encoder."
             )
-    known = start.config.rtl_languages
+    check_languages(start.name, start.config, train)
+
+
+def check_languages(name: str, config: DAPConfig, train: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for text in a language for which the heads of a DAP checkpoint have no embedding."""
+    known = config.rtl_languages
     if known is not None and (new := sorted(set(train) - set(known))):
         raise UserError(
-            f"{start.name} was trained with rtl_direction={start.config.rtl_direction!r} on {' '.join(known)}, the "
+            f"{name} was trained with rtl_direction={config.rtl_direction!r} on {' '.join(known)}, the "
             f"text has {' '.join(new)} too: leave it out, or start from a plain encoder."
+        )
+
+
+# ------------------------------------------------------------------------ heads of another training
+
+
+def read_heads(name: str) -> DAPForPreTraining:
+    """The DAP checkpoint, a folder or a Hub id, whose heads a new model is to have.
+
+    Raises:
+        ValueError: no DAP checkpoint, or one without the weights of its heads.
+    """
+    with refusals(f"--init_heads_from {name}"):
+        config = AutoConfig.from_pretrained(name)
+        if config.model_type != DAPConfig.model_type:
+            raise UserError(f"a plain {config.model_type!r} checkpoint: train heads around it with configs/head.yaml.")
+        model, report = DAPForPreTraining.from_pretrained(name, dtype="float32", output_loading_info=True)
+        if report["missing_keys"]:
+            raise UserError("the weights of its heads are not there: give a checkpoint that train_dap.py has saved.")
+    return model
+
+
+def take_heads(model: DAPForPreTraining, source: DAPForPreTraining) -> list[str]:
+    """Give a model the weights of those heads that both models have; their names.
+
+    Raises:
+        ValueError: no such head, or one that was made for another K, direction, target vocabulary or encoder.
+    """
+    taken = [head for head in HEADS if None not in (getattr(model, head), getattr(source, head))]
+    if not taken:
+        theirs, own = source.config.objective, model.config.objective
+        raise UserError(f"objective {theirs!r} there has no head that objective {own!r} here has: leave it out.")
+    check_same_tasks(model, source, taken)
+    for head in taken:
+        weights, own = getattr(source, head).state_dict(), getattr(model, head).state_dict()
+        for name in {**weights, **own}:
+            there, here = (tuple(each[name].shape) if name in each else None for each in (weights, own))
+            if there != here:
+                raise UserError(f"{head}.{name} has shape {there} there, {here} here: give the encoder of that run.")
+        getattr(model, head).load_state_dict(weights)
+    if not torch.equal(source.get_input_embeddings().weight, model.get_input_embeddings().weight):
+        logger.warning("the encoder is not the one that the heads were trained around: they may have to learn anew")
+    return taken
+
+
+def check_same_tasks(model: DAPForPreTraining, source: DAPForPreTraining, taken: Sequence[str]) -> None:
+    """Raise `ValueError` where the heads to take and the model's own are of another shape or predict other ids."""
+    for field in CONFIG_DEFAULTS if "rtl_head" in taken else ():
+        theirs, own = getattr(source.config, field), getattr(model.config, field)
+        if field.startswith("rtl_") and field not in CHANGEABLE and theirs != own:
+            raise UserError(f"{field}={theirs!r} there, but {own!r} here: give --{field} {theirs}.")
+    if "prediction_head" not in taken:
+        return
+    sizes = [each.config.target_vocab_size for each in (source, model)]
+    theirs, own = (each.prediction_head.token_ids if size else None for each, size in zip((source, model), sizes))
+    if sizes[0] != sizes[1] or (theirs is not None and not torch.equal(theirs, own)):
+        there, here = (f"target_vocab_size={size}" if size else "the whole vocabulary" for size in sizes)
+        raise UserError(
+            f"its heads predict {there}, these {here}{' of other ids' * (there == here)}: leave "
+            "--target_vocabulary_file and --restrict_target_vocabulary out, or train its heads with the same."
         )
 
 
@@ -155,6 +236,7 @@ def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, A
     Raises:
         ValueError: a target vocabulary for a model that has one, or has no use for it.
     """
+    heads = None if start.heads is None or start.heads.rtl_head is None else start.heads
     direction, file = start.settings["rtl_direction"], args.target_vocabulary_file
     forward = "rtl" in start.predicts and direction == "source-to-target"
     if file is not None and start.goes_on:
@@ -170,9 +252,13 @@ def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, A
     if start.goes_on or "rtl" not in start.predicts:
         return {}
     if not forward:
-        return {"rtl_languages": sorted(train)}
+        if heads is not None:
+            check_languages(args.init_heads_from, heads.config, train)
+        return {"rtl_languages": (heads and heads.config.rtl_languages) or sorted(train)}
     if file is not None:
         return {"target_token_ids": read_target_vocabulary(file, start.tokenizer)}
+    if heads is not None and args.restrict_target_vocabulary:
+        return {"target_token_ids": heads.prediction_head.token_ids.tolist()} if heads.config.target_vocab_size else {}
     restricted = args.restrict_target_vocabulary and not streams(train)
     return {"target_token_ids": target_vocabulary(train, start.tokenizer)} if restricted else {}
 
@@ -190,8 +276,9 @@ def frequencies_of_text(args: ModelArguments, start: Start, train: Mapping[str, 
     if streams(train) or not start.predicts:
         why = "a stream cannot be counted" if streams(train) else "objective 'tr' predicts no tokens"
         raise UserError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
-    if start.goes_on:
-        logger.warning("%s has its prediction head already: its bias stays", start.name)
+    if start.goes_on or (start.heads is not None and start.heads.prediction_head is not None):
+        has = start.name if start.heads is None else args.init_heads_from
+        logger.warning("%s has its prediction head already: its bias stays", has)
         return {}
     only_rtl = start.predicts == {"rtl"}
     one_side = {"source-to-target": ("target",), "target-to-source": ("source",)} if only_rtl else {}

@@ -13,19 +13,19 @@ from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
 
 from dap.encoding import SentenceEncoder
+from dap.errors import UserError
 from dap.publishing import explained
 from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
 from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
 from dap.training.fsdp import own_class, prepare_sharding, whole_encoder
 from dap.training.grad_cache import CachedBatch
-from dap.training.head_warmup import put_heads_first, warmup_schedule
+from dap.training.source_reading import source_reading
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
@@ -37,7 +37,8 @@ class DAPTrainer(Trainer):
 
     Args:
         dev_bitext: source and target sentences by language. Evaluation measures retrieval in both directions:
-            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent.
+            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent. With an RTL head
+            also how much that reads the source: `eval_rtl_source_nats` and the others of `source_reading`.
         target_language: code of the targets' language, for the metrics' names.
         max_seq_length: tokens a dev sentence is cut to.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
@@ -79,20 +80,29 @@ class DAPTrainer(Trainer):
         return self.train_sampler or super()._get_train_sampler(train_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """The stock optimizer, with the heads' groups before the encoder's where the heads are warmed up."""
-        optimizer = super().create_optimizer(model)
-        if self.args.head_warmup_steps:
-            whole = self.accelerator.unwrap_model(self.model if model is None else model, keep_torch_compile=False)
-            self.head_groups = put_heads_first(optimizer, whole, self.args)
+        """The stock optimizer; with `head_learning_rate`, the heads have groups of their own at the end.
+
+        Raises:
+            ValueError: a learning rate for heads that the model does not have.
+        """
+        optimizer, rate = super().create_optimizer(model), self.args.head_learning_rate
+        if rate is None:
+            return optimizer
+        whole = self.accelerator.unwrap_model(self.model if model is None else model, keep_torch_compile=False)
+        require_heads(whole, f"--head_learning_rate {rate}")
+        encoder = {id(parameter) for parameter in whole.dap.parameters()}
+        groups: dict[bool, list[dict]] = {True: [], False: []}
+        for group in optimizer.param_groups:
+            for is_encoder, found in groups.items():
+                own = [parameter for parameter in group["params"] if (id(parameter) in encoder) is is_encoder]
+                found.append({**group, "params": own, "lr": group["lr"] if is_encoder else rate})
+        optimizer.param_groups[:] = [group for group in groups[True] + groups[False] if group["params"]]
         return optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """The stock schedule; where the heads are warmed up, the encoder follows it later."""
-        if self.lr_scheduler is None and self.args.head_warmup_steps:
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = warmup_schedule(optimizer, self.args, num_training_steps, self.head_groups)
-            self._created_lr_scheduler = True  # `Trainer.train` makes a new one when it is called again
-        return super().create_scheduler(num_training_steps, optimizer)
+    def _get_learning_rate(self) -> float:
+        """The encoder's, before the step; that of the heads is remembered for the log."""
+        self.head_rate = self.optimizer.param_groups[-1]["lr"]
+        return super()._get_learning_rate()
 
     def compute_loss(
         self,
@@ -146,6 +156,8 @@ class DAPTrainer(Trainer):
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The model's arguments of a batch; its pairs are remembered, and the time runs."""
         self.meter.start()
+        if self.args.freeze_encoder:
+            self.model.dap.eval()  # without dropout: `Trainer` puts the whole model into training mode at each step
         inputs = dict(inputs)
         self.step_pairs += inputs.pop("pair_ids", [])
         return inputs
@@ -184,7 +196,8 @@ class DAPTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the means since the last log to a line that has the training loss."""
         if "loss" in logs:
-            logs = {**logs, **self.meter.read(world_size())}
+            rate = {} if self.args.head_learning_rate is None else {"head_learning_rate": self.head_rate}
+            logs = {**logs, **rate, **self.meter.read(world_size())}
         super().log(logs, start_time)
 
     def evaluate(
@@ -193,7 +206,7 @@ class DAPTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Retrieval accuracy on every language's dev pairs, shared among the processes.
+        """Retrieval accuracy on every language's dev pairs, shared among the processes; and `source_reading`.
 
         Args:
             eval_dataset: sources and targets by language; the dev pairs when absent.
@@ -220,6 +233,10 @@ class DAPTrainer(Trainer):
             metrics[f"{metric_key_prefix}_{language}-{self.target_language}_accuracy"] = forward
             metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
+        if model.rtl_head is not None:
+            with self.compute_loss_context_manager():
+                reading = source_reading(self.model, self.processing_class, bitext, self.max_seq_length)
+            metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -252,6 +269,23 @@ class DAPTrainer(Trainer):
 def freeze_word_embeddings(model: DAPForPreTraining) -> None:
     """Take the word embeddings, which are the prediction head's output embeddings too, out of the training."""
     model.get_input_embeddings().weight.requires_grad_(False)
+
+
+def freeze_encoder(model: DAPForPreTraining) -> None:
+    """Take the encoder out of the training, so that only the heads learn; nothing is then differentiated in it.
+
+    Raises:
+        ValueError: the model has no heads.
+    """
+    require_heads(model, "--freeze_encoder")
+    model.dap.requires_grad_(False)
+
+
+def require_heads(model: DAPForPreTraining, argument: str) -> None:
+    """Raise `ValueError` for an argument about heads where the model has none."""
+    if all(name.startswith("dap.") for name, _ in model.named_parameters()):
+        objective = model.config.objective
+        raise UserError(f"{argument} is for heads, but objective {objective!r} has none: leave it out.")
 
 
 def leave_together() -> None:

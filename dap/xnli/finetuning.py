@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.files import write_json
-from dap.training import EpochOfSampler, find_resumable, has_ended, load_ended
+from dap.training import EpochOfSampler, check_launched, find_resumable, has_ended, load_ended
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
@@ -79,12 +78,7 @@ class XNLITrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        launched = int(os.environ.get("WORLD_SIZE", 1))
-        if launched != self.world_size:
-            raise UserError(
-                f"{launched} processes were launched, but world_size={self.world_size}: each would train alone. On "
-                "CPU, put ACCELERATE_USE_CPU=true before the command."
-            )
+        check_launched(self.world_size)
         if self.push_to_hub:
             raise UserError("push_to_hub=True: several models are made here; push the folder of one with `hf upload`.")
         for name in ("seeds", "learning_rates"):

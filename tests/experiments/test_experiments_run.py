@@ -100,7 +100,10 @@ def test_a_study_is_carried_out_once(
     assert content["record"]["seed"] == content["record"]["data_seed"] == content["seed"] == 3
     assert [line["step"] for line in content["curve"]] == [1, 2]
     assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
-    assert content["dev"] == {DEV: results(tmp_path / "study" / "dap-lr0.001" / "seed-3")[DEV]}
+    dev = results(tmp_path / "study" / "dap-lr0.001" / "seed-3")
+    reading = {f"eval_rtl_{name}" for name in ("loss", "loss_shuffled", "source_nats")}
+    reading |= {f"eval_rtl_source_nats_rho{share}" for share in (25, 50, 75)}
+    assert content["dev"] == {name: dev[name] for name in (DEV, *reading)}
     assert content["config"]["objective"] == "tr+rtl"
     assert content["command"][0] == "train_dap.py"
     trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
@@ -163,6 +166,13 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(tell: Tell, t
     expected = {"objective": "tr", "max_steps": 155, "learning_rate": 0.5, "seed": 3, "data_seed": 3}
     assert workspace.arguments(job) == expected
     assert run.command == "own.py"
+
+
+def test_a_run_of_the_past_is_read_and_not_trained(tell: Tell, tmp_path: Path) -> None:
+    runs = {"tr": None, "old": {"past": True, "an_argument_that_is_gone": 3, "learning_rate": 0.5}}
+    recipe = read_recipe(tell(train={"learning_rate": 0.5}, runs=runs), {})
+    assert recipe.runs["old"].arguments["an_argument_that_is_gone"] == 3
+    assert {job.run.name for job in runner.in_order(workspace_of(recipe, tmp_path), None)} == {"tr"}
 
 
 def test_only_runs_that_share_their_batches_are_timed(tell: Tell) -> None:
@@ -375,6 +385,8 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():
+        if run.is_past:
+            continue
         own = {key: value for key, value in run.arguments.items() if key != "released_processes"}
         model, _, _ = parse_arguments(flags(own | {"output_dir": str(tmp_path)}))
         fields = given_fields(model) | {"mask_token_id": 4}

@@ -80,7 +80,7 @@ def test_help_begins_with_our_own_arguments(capsys: pytest.CaptureFixture) -> No
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     text = " ".join(capsys.readouterr().out.split()).partition("model and objective:")[2]
-    names = ("--model_name_or_path", "--mlm_probability", "--train_data", "--head_warmup_steps", "Transformers'")
+    names = ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder", "Transformers'")
     places = [text.index(f" {name} ") for name in (*names, "--weight_decay")]
     assert places == sorted(places)
     assert "share of the tokens that mlm masks. (default: 0.15)" in text

@@ -35,7 +35,7 @@ def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
     text = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
     steps = ["--total_train_batch_size", "90", "--max_steps", "5", "--gradient_accumulation_steps", "2"]  # 3 an epoch
     quiet = ["--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1", "--ddp_timeout", "100"]
-    return [*text, *steps, *quiet, "--dev_pairs", "20", "--learning_rate", "1e-4"]
+    return [*text, *steps, *quiet, "--dev_pairs", "20", "--learning_rate", "1e-4", "--head_learning_rate", "5e-4"]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,22 @@ def test_two_processes_in_chunks_have_the_losses_of_one(name: str, runs: Path) -
             assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_two_processes_train_heads_on_a_frozen_encoder_as_one(
+    name: str, flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    flags = [*flags, "--freeze_encoder", "--max_steps", "2", "--save_strategy", "no", "--output_dir"]
+    run([*flags, str(tmp_path / "one")])
+    run_two(train, free_port(), CONFIGS[name], [*flags, str(tmp_path / name)])
+    lines = [[line for line in log_of(tmp_path / folder) if "loss" in line] for folder in ("one", name)]
+    assert len(lines[0]) == 2
+    for first, second in zip(*lines, strict=True):
+        for key in (*LOSSES, "head_learning_rate"):
+            assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
+    saved, start = load_file(tmp_path / name / "model.safetensors"), load_file(tiny_bert_dir / "model.safetensors")
+    assert all(torch.equal(saved[f"dap.encoder.{key}"], start[key]) for key in start)
+
+
 def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
     ends = [json.loads((runs / name / "eval_results.json").read_text()) for name in ("one", "ddp")]
     lines = [line for line in log_of(runs / "fsdp2") if "eval_mean_accuracy" in line]
@@ -98,6 +114,10 @@ def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
         assert ends[1][key] == pytest.approx(ends[0][key], abs=5.01), key  # one of 20 sentences
         assert lines[-1][key] == pytest.approx(ends[0][key], abs=5.01), key
         assert lines[1][key] == lines[2][key], key
+    for key in (key for key in ends[0] if key.startswith("eval_rtl_")):
+        assert ends[1][key] == pytest.approx(ends[0][key], abs=1e-3), key
+        assert lines[-1][key] == pytest.approx(ends[0][key], abs=1e-3), key
+    assert "eval_rtl_source_nats_rho75" in ends[0]
 
 
 def test_checkpoints_of_shards_load_anywhere(runs: Path) -> None:

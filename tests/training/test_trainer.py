@@ -1,4 +1,3 @@
-import itertools
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -12,15 +11,15 @@ import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs
 from datasets import concatenate_datasets
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast
 
 import dap.training.callbacks
 import dap.training.trainer
 from dap.text.corpus import load_bitext
-from dap.training.arguments import DAPTrainingArguments, share_of_batch
+from dap.training.arguments import DAPTrainingArguments, check_launched, share_of_batch
 from dap.training.callbacks import StepMeter
 from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
-from dap.training.trainer import DAPTrainer, freeze_word_embeddings
+from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings
 from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
 
@@ -215,64 +214,59 @@ def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None: 
 
 
 @pytest.mark.parametrize("size", [None, 3])
-def test_the_encoder_waits_for_the_heads(size: int | None, make_trainer) -> None:  # noqa: ANN001
-    trainer = make_trainer(head_warmup_steps=3, max_steps=5, weight_decay=0.1, mini_batch_size=size)
-    states = [{name: value.clone() for name, value in trainer.model.state_dict().items()}]
-
-    class Keep(TrainerCallback):
-        def on_step_end(self, *_: object, **__: object) -> None:
-            states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
-
-    trainer.add_callback(Keep())
+def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(size: int | None, make_trainer) -> None:  # noqa: ANN001
+    trainer = make_trainer(freeze_encoder=True, mini_batch_size=size, max_steps=2)
+    for module in trainer.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    freeze_encoder(trainer.model)
+    seen = []
+    layers = trainer.model.dap.encoder.encoder.layer, trainer.model.rtl_head.blocks.encoder.layer
+    for part in layers:
+        part[0].register_forward_hook(lambda module, _, out: seen.append((module.training, out.requires_grad)))
     trainer.train()
-    learning = [name for name, value in trainer.model.named_parameters() if value.requires_grad]
-    for step, (before, after) in enumerate(itertools.pairwise(states)):
-        moved = {name for name in learning if not torch.equal(before[name], after[name])}
-        assert moved == {name for name in learning if step >= 3 or not name.startswith("dap.")}
-    moves = [(states[4][name] - states[3][name]).abs().max().item() for name in learning if name.startswith("dap.")]
-    assert max(moves) < 4 * 5e-5  # no step is larger than Adam's ever is
-    rates = [line["learning_rate"] for line in lines_with("learning_rate", trainer)]
-    assert rates == pytest.approx([5e-5 * (5 - step) / 5 for step in range(5)])  # those of the heads
+    encoder, head = (False, False), (True, True)
+    assert set(seen) == {encoder, head}
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_encoder_follows_the_schedule_of_the_steps_that_are_left(schedule: str, make_trainer) -> None:  # noqa: ANN001
-    options = {"lr_scheduler_type": schedule, "warmup_steps": 4, "learning_rate": 1e-3}
-    warmed, plain = make_trainer(head_warmup_steps=10, max_steps=30, **options), make_trainer(max_steps=20, **options)
-    rates = []
-    for trainer, steps in ((warmed, 30), (plain, 20)):
-        trainer.create_optimizer_and_scheduler(steps)
-        rates.append([])
-        for _ in range(steps):
-            rates[-1].append([group["lr"] for group in trainer.optimizer.param_groups])
-            trainer.optimizer.step()
-            trainer.lr_scheduler.step()
-    encoder = [rate[-1] for rate in rates[0]]
-    assert encoder[:10] == [0.0] * 10
-    assert encoder[10:] == pytest.approx([rate[0] for rate in rates[1]])
-    heads = [rate[0] for rate in rates[0]]
-    assert heads[4] == max(heads) == 1e-3
-    assert min(heads[1:]) > 0
-    parts = {name.split(".")[0]: id(value) for name, value in warmed.model.named_parameters()}
-    groups = [{id(value) for value in group["params"]} for group in warmed.optimizer.param_groups]
-    assert [parts["dap"] in group for group in groups].index(True) >= warmed.head_groups
-    assert sum(map(len, groups)) == len(list(warmed.model.parameters()))
+def test_heads_have_a_learning_rate_of_their_own(make_trainer) -> None:  # noqa: ANN001
+    options = {"learning_rate": 1e-4, "warmup_steps": 2, "max_steps": 6, "weight_decay": 0.1}
+    trainer, plain = make_trainer(head_learning_rate=1e-3, **options), make_trainer(**options)
+    names = {id(value): name for name, value in trainer.model.named_parameters()}
+    plain.create_optimizer()
+    decayed = {len(group["params"]) for group in plain.optimizer.param_groups if group["weight_decay"]}
+    trainer.train()
+    rates, decays = {}, set()
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            rates[names[id(parameter)]] = group["initial_lr"]
+            decays |= {names[id(parameter)]} if group["weight_decay"] else set()
+    assert rates.keys() == {*names.values()}
+    assert {rate: {name.startswith("dap.") for name in rates if rates[name] == rate} for rate in rates.values()} == {
+        1e-4: {True},
+        1e-3: {False},
+    }
+    assert {len(decays)} == decayed
+    lines = lines_with("head_learning_rate", trainer)
+    assert len(lines) == 6
+    assert [line["head_learning_rate"] for line in lines] == pytest.approx([10 * li["learning_rate"] for li in lines])
+    assert max(line["head_learning_rate"] for line in lines) == 1e-3
 
 
-def test_head_warmups_that_cannot_be_are_refused(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
-    for steps, allowed in ((4, "give 0 to 3, as the training has 4 steps"), (-1, "give 0 to 3")):
-        with pytest.raises(ValueError, match=f"head_warmup_steps={steps}: {allowed}"):
-            DAPTrainingArguments(output_dir=str(tmp_path), head_warmup_steps=steps, max_steps=4)
-    epochs = make_trainer(head_warmup_steps=75, max_steps=-1, num_train_epochs=1)
-    with pytest.raises(ValueError, match="head_warmup_steps=75: give 0 to 74, as the training has 75 steps"):
-        epochs.train()
-    with pytest.raises(ValueError, match="head_warmup_steps=2, but objective 'tr' has no heads: leave it out"):
-        make_trainer("tr", head_warmup_steps=2).train()
-    plateau = make_trainer(
-        head_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
-    )
-    with pytest.raises(ValueError, match="head_warmup_steps=2 does not go with lr_scheduler_type='reduce_lr_on_pla"):
-        plateau.train()
+def test_with_a_rate_of_zero_for_either_the_other_learns_alone(make_trainer) -> None:  # noqa: ANN001
+    for rates in ((0.0, 1e-3), (1e-3, 0.0)):
+        trainer = make_trainer(learning_rate=rates[0], head_learning_rate=rates[1], mini_batch_size=3)
+        before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+        trainer.train()
+        moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+        assert {name.startswith("dap.") for name in moved} == {rates[0] > 0}
+
+
+def test_a_learning_rate_for_heads_that_are_not_there_is_refused(make_trainer) -> None:  # noqa: ANN001
+    with pytest.raises(ValueError, match="--head_learning_rate 0.1 is for heads, but objective 'tr' has none: leave"):
+        make_trainer("tr", head_learning_rate=0.1).train()
+    with pytest.raises(ValueError, match="head_learning_rate=-1.0: give 0 or more"):
+        make_trainer(head_learning_rate=-1.0)
 
 
 @pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
@@ -290,6 +284,10 @@ def test_settings_that_break_the_gather_are_refused(tmp_path: Path) -> None:
     ("argument", "value", "message"),
     [
         ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0: give 1 or more"),
+        ("weight_decay", -1.0, "weight_decay=-1.0: give 0 or more"),
+        ("max_grad_norm", -1.0, "max_grad_norm=-1.0: give 0"),
+        ("max_steps", 0, "max_steps=0: give 1 or more"),
+        ("save_steps", 0, "save_steps=0: give 1 or more"),
         ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
         ("train_sampling_strategy", "group_by_length", "train_sampling_strategy='group_by_length'.*--language_mix"),
         ("accelerator_config", {"split_batches": True}, "accelerator_config.split_batches=True"),
@@ -357,10 +355,10 @@ def test_batches_are_pinned_only_for_cuda(tmp_path: Path) -> None:
 
 
 def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    world_size = DAPTrainingArguments(output_dir=str(tmp_path)).world_size
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="2 processes were launched, but world_size=1.*ACCELERATE_USE_CPU"):
-        args._check_processes()
+        check_launched(world_size)
 
 
 def test_patience_below_one_is_refused(tmp_path: Path) -> None:

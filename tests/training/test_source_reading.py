@@ -1,0 +1,108 @@
+import random
+
+import pytest
+import torch
+from conftest import tiny_config
+from tiny_models import MASK
+from transformers import PreTrainedTokenizerFast
+
+from dap.training.source_reading import HARDLY, sample_pairs, source_reading
+from modeling_dap import DAPConfig, DAPForPreTraining
+
+LETTERS = "abcdefghijklmnopqrst"
+
+
+def cipher(count: int, seed: int, is_true: bool) -> tuple[list[str], list[str]]:
+    """Two letters and the letters that follow them in the alphabet, or any two in their place."""
+    rng = random.Random(seed)
+    targets = [rng.choices(LETTERS, k=2) for _ in range(count)]
+    kept = targets if is_true else [rng.choices(LETTERS, k=2) for _ in range(count)]
+    return [" ".join(chr(ord(letter) + 1) for letter in pair) for pair in kept], [" ".join(pair) for pair in targets]
+
+
+def new_model(**config: object) -> DAPForPreTraining:
+    torch.manual_seed(0)
+    return DAPForPreTraining(DAPConfig(tiny_config("bert"), mask_token_id=MASK, objective="tr+rtl", **config))
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+def test_a_head_that_reads_the_source_is_told_from_one_that_does_not(
+    is_true: bool, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = new_model().train()
+    batch, _ = sample_pairs({"de": cipher(512, 0, is_true)}, tiny_tokenizer, 16, ["de"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        rows = torch.randint(512, (64,))
+        model(**{name: value[rows] for name, value in batch.items()}).rtl_loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = source_reading(model, tiny_tokenizer, {"de": cipher(100, 1, is_true)}, 16)
+    if is_true:
+        assert found["rtl_source_nats"] > 5 * HARDLY
+        assert min(found[f"rtl_source_nats_rho{share}"] for share in (50, 75)) > HARDLY
+    else:
+        assert abs(found["rtl_source_nats"]) < HARDLY / 2
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+@pytest.mark.parametrize("vocabulary", [None, list(range(2, 60))])
+def test_losses_are_those_of_pairs_one_by_one(
+    ratio: float, vocabulary: list[int] | None, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = new_model(rtl_ratio=ratio, target_vocab_size=vocabulary and len(vocabulary)).double()
+    if vocabulary:
+        model.set_target_vocabulary(vocabulary)
+    bitext = {"de": cipher(70, 0, True), "fr": cipher(9, 1, True)}
+    before = torch.random.get_rng_state()
+    found = source_reading(model, tiny_tokenizer, bitext, 16)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert found == source_reading(model, tiny_tokenizer, bitext, 16)
+    assert model.config.rtl_ratio == ratio
+    batch, others = sample_pairs(bitext, tiny_tokenizer, 16, ["de", "fr"])
+    assert others.tolist() == [*range(1, 70), 0, *range(71, 79), 70]
+
+    def loss(sources: torch.Tensor, every: int) -> float:
+        total, count = 0.0, 0
+        for row in range(0, 79, every):
+            own = {name: value[row if name.startswith("target") else sources[row]] for name, value in batch.items()}
+            ids, chosen = own["target_input_ids"][1:], own["target_noise"][1:] < model.config.rtl_ratio
+            chosen &= own["target_attention_mask"][1:].bool()
+            labels = sum(vocabulary is None or token in vocabulary for token in ids[chosen].tolist())
+            total += labels * model(**{name: value[None] for name, value in own.items()}).rtl_loss.item()
+            count += labels
+        return total / count
+
+    rows = torch.arange(79)
+    with torch.no_grad():
+        assert found["rtl_loss"] == pytest.approx(loss(rows, 1), abs=1e-4)
+        assert found["rtl_loss_shuffled"] == pytest.approx(loss(others, 1), abs=1e-4)
+        model.config.rtl_ratio = 0.25
+        difference = loss(others, 4) - loss(rows, 4)
+    assert found["rtl_source_nats_rho25"] == pytest.approx(difference, abs=1e-4)
+
+
+def test_pairs_are_spread_over_the_languages_and_never_keep_their_source(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    sizes = {"de": 1, "fr": 1000, "sw": 1, "tr": 2}
+    bitext = {language: cipher(size, 0, True) for language, size in sizes.items()}
+    batch, others = sample_pairs(bitext, tiny_tokenizer, 16, [*bitext])
+    assert torch.bincount(batch["language_ids"]).tolist() == [1, 128, 1, 2]
+    assert not (others == torch.arange(132)).any()
+    moved = batch["language_ids"][others] != batch["language_ids"]
+    assert moved.nonzero().flatten().tolist() == [0, 129]  # of languages with one pair
+
+
+@pytest.mark.parametrize("direction", ["target-to-source", "both"])
+def test_other_directions_leave_out_languages_that_the_head_does_not_know(
+    direction: str, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = new_model(rtl_direction=direction, rtl_languages=["de", "sw"])
+    known = {"de": cipher(5, 0, True)}
+    found = source_reading(model, tiny_tokenizer, known | {"fr": cipher(5, 1, True)}, 16)
+    assert found == source_reading(model, tiny_tokenizer, known, 16)
+    assert found["rtl_loss"] > 0
+    assert source_reading(model, tiny_tokenizer, {"fr": cipher(5, 1, True)}, 16) == {}
+    assert source_reading(model, tiny_tokenizer, {"de": cipher(1, 1, True)}, 16) == {}
