@@ -1,9 +1,13 @@
-"""Subword tokenizers by name: the Rust one that counts tokens, its size, its special ids."""
+"""Subword tokenizers by name: the Rust one that counts tokens, and the ids that the training text uses."""
 
 from functools import cache
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from dap.errors import UserError
+from dap.files import write_json
+from dap.prepare.run_folder import VOCABULARY, Plan
 
 
 @cache
@@ -32,12 +36,6 @@ def load_tokenizer(name: str) -> Any:
     return backend
 
 
-def special_ids(name: str) -> set[int]:
-    """Ids of a tokenizer that no sentence's text gives, CLS and padding; SEP, which RTL predicts, is not of them."""
-    tokenizer = _fast_tokenizer(name)
-    return {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id, None}
-
-
 def vocabulary_size(name: str) -> int:
     """Ids of a tokenizer, `len` of it.
 
@@ -48,3 +46,21 @@ def vocabulary_size(name: str) -> int:
     if max(ids) >= len(set(ids)):
         raise UserError(f"tokenizer {name} has {len(set(ids))} tokens, but ids up to {max(ids)}: number them 0, 1, …")
     return len(set(ids))
+
+
+def write_vocabulary(plan: Plan) -> None:
+    """Writes the ids on the English training side, special tokens but SEP left out, into `target_vocabulary.json`.
+
+    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
+    the softmax of RTL to.
+    """
+    name = plan.options.target_vocabulary
+    tokenizer, ids = _fast_tokenizer(name), set()
+    for path in (plan.output_dir / "train").iterdir():
+        with pq.ParquetFile(path) as shard:
+            for batch in shard.iter_batches(columns=["target"]):
+                codes = load_tokenizer(name).encode_batch_fast(batch["target"].to_pylist())
+                ids.update(token for code in codes for token in code.ids)
+    ids -= {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id}
+    content = {"tokenizer": name, "vocab_size": vocabulary_size(name), "target_token_ids": sorted(ids)}
+    write_json(content, plan.output_dir / VOCABULARY)
