@@ -121,7 +121,8 @@ class BandIndex:
         text, sentence = texts[pairs["text"]], self._sentences[pairs["sentence"]]
         shares = [containment(*both, n) for both in zip(text["letters"], sentence["letters"])]
         found = text.select("row", sentence["evaluation"], pl.lit(False).alias("equal"))
-        return found.with_columns(pl.Series("containment", shares, pl.Float64)).filter(pl.col("containment") >= self.threshold - _ROUNDING)
+        found = found.with_columns(pl.Series("containment", shares, pl.Float64))
+        return found.filter(pl.col("containment") >= self.threshold - _ROUNDING)
 
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Numbers of texts and sentences of like size where `COMMON` of the text's rarest n-grams are shared."""

@@ -123,7 +123,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         ValueError: as `audited_tables`, a file without pairs, or no space left on the device.
     """
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
+    tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
     identify = load_identifier(options.language_identifier) if options.language_identifier else None
     clean = Cleaner(raw.file.language, options, tokenizer, identify)
     index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.check_leaks else None
