@@ -27,7 +27,7 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     """
     codes = code_points("\n".join(text.replace("\n", " ") for text in texts).casefold())
     letters = codes[_alphanumeric()[codes]].tobytes().decode("utf-32-le").split("\n")
-    return [found or text.strip() for found, text in zip(letters, texts)]
+    return letters if all(letters) else [found or text.strip() for found, text in zip(letters, texts)]
 
 
 def code_points(text: str) -> np.ndarray:

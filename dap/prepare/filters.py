@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unicodedata import normalize
+from unicodedata import is_normalized, normalize
 
 import polars as pl
 
@@ -124,6 +124,8 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
+    if is_normalized("NFC", texts.str.join("\n").item()):  # most tables are; nothing composes with a line feed
+        return texts
     return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
 
 
