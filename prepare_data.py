@@ -23,10 +23,9 @@ from typing import Any
 from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.errors import UserError
-from dap.files import disk_full, read_object, whole_file
+from dap.files import disk_full, read_object, whole_file, write_json
 from dap.languages import base_language
 from dap.prepare import (
-    LeakIndex,
     Plan,
     PrepareOptions,
     RawFile,
@@ -46,7 +45,7 @@ from dap.text import disk_path, find_bitext
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4  # of the work folder and the result; another one does not go on with a run of this
+VERSION = 5  # of the work folder and the result; another one does not go on with a run of this
 
 
 @dataclass
@@ -163,7 +162,7 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     sentences = read_evaluation(args.evaluation_data)
     begin(plan, files, mark, args.overwrite)
     if sentences and not plan.leaks.exists():
-        LeakIndex(sentences, options.leak_threshold or None).save(plan.leaks)
+        write_json({"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks)
     languages = prepare(plan, files, args.num_workers)
     if empty := [code for code, counts in languages.items() if not counts["train"]]:
         logger.warning("%s: nothing is left to train on; the table tells why", " ".join(empty))
@@ -202,7 +201,7 @@ def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: di
             for file in files:
                 listed.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
     if plan.options.target_vocabulary:
-        write_vocabulary(plan, report["languages"])
+        write_vocabulary(plan)
     describe(plan.output_dir, report)
     shutil.rmtree(plan.work_dir)
 

@@ -2,14 +2,13 @@
 
 from dap.prepare.card import counts_table, describe
 from dap.prepare.evaluation_sets import read_evaluation
-from dap.prepare.leaks import LeakIndex
 from dap.prepare.options import PrepareOptions, option
 from dap.prepare.opus import fetch
-from dap.prepare.pipeline import check_names, prepare, write_vocabulary
+from dap.prepare.pipeline import check_names, prepare
 from dap.prepare.run_folder import Plan, RawFile, begin, finished
+from dap.prepare.tokens import write_vocabulary
 
 __all__ = [
-    "LeakIndex",
     "Plan",
     "PrepareOptions",
     "RawFile",

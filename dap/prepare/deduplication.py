@@ -1,87 +1,50 @@
 """Which texts are the same and which pairs to keep: normalised text, its 64-bit keys, a seeded sample.
 
-A key is xxh3 of what `dap.training.normalise` leaves of a text; that two different texts have the same one by chance
-is expected 0.0003 times in 100 million pairs. Keys lie in Parquet files and are gone through in ranges of their value
-of about `PART` rows, so that a few hundred MB are enough however many there are.
+A key is xxh3 of a normalised text; that two different texts have the same one by chance is expected 0.0003 times in
+100 million pairs. Keys lie in Parquet files and are gone through in ranges of their value of about `PART` rows, so
+that a few hundred MB are enough however many there are.
 
-Shapes: N texts or pairs, C code points.
+Shapes: N texts or pairs.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import polars as pl
 import xxhash
 
 PART = 4_000_000  # rows whose keys are sorted at a time
-_LINE_FEED = 10
 
 
-@dataclass(frozen=True)
-class Letters:
-    """Normalised texts, one after the other.
-
-    Attributes:
-        codes: code points, uint32 (C,).
-        bounds: text i is `codes[bounds[i]:bounds[i + 1]]`, int64 (N + 1,).
-    """
-
-    codes: np.ndarray
-    bounds: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Letters of each text, int64 (N,)."""
-        return np.diff(self.bounds)
-
-    def keys(self) -> np.ndarray:
-        """xxh3 of each text, uint64 (N,)."""
-        content, digest = memoryview(self.codes.tobytes()), xxhash.xxh3_64_intdigest
-        spans = pairwise((self.bounds * self.codes.itemsize).tolist())
-        return np.fromiter((digest(content[start:end]) for start, end in spans), np.uint64, len(self.bounds) - 1)
-
-    def texts(self) -> list[str]:
-        return [self.codes[start:end].tobytes().decode("utf-32-le") for start, end in pairwise(self.bounds.tolist())]
-
-
-def normalise_all(texts: Sequence[str]) -> Letters:
+def normalise_all(texts: Sequence[str]) -> list[str]:
     """`dap.training.normalise` of many texts at once: the letters and digits of each, case folded.
 
     A text without a letter or digit stands for itself.
 
-    >>> normalise_all(["It's 5 o'clock!", "…"]).texts()
+    >>> normalise_all(["It's 5 o'clock!", "…"])
     ['its5oclock', '…']
     """
-    codes = _codes("\n".join(text.replace("\n", " ") for text in texts).casefold())
-    codes = codes[_alphanumeric()[codes]]  # line feeds stay, as bounds
-    ends = np.append(np.flatnonzero(codes == _LINE_FEED), len(codes))[: len(texts)]  # (N,)
-    letters = Letters(codes[codes != _LINE_FEED], np.append(0, ends - np.arange(len(ends))))
-    if letters.lengths.all():
-        return letters
-    whole = [found or text.strip() for found, text in zip(letters.texts(), texts)]
-    return Letters(_codes("".join(whole)), np.cumsum([0, *map(len, whole)]))
+    codes = code_points("\n".join(text.replace("\n", " ") for text in texts).casefold())
+    letters = codes[_alphanumeric()[codes]].tobytes().decode("utf-32-le").split("\n")
+    return letters if all(letters) else [found or text.strip() for found, text in zip(letters, texts)]
 
 
-def _codes(text: str) -> np.ndarray:
+def code_points(text: str) -> np.ndarray:
+    """The code points of a text: uint32."""
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 @cache
 def _alphanumeric() -> np.ndarray:
-    """Whether each code point is a letter or digit, or the line feed: bool (0x110000,)."""
-    table = np.array([chr(code).isalnum() for code in range(0x110000)])
-    table[_LINE_FEED] = True
-    return table
+    """Whether each code point is a letter, a digit or the line feed between two texts: bool (0x110000,)."""
+    return np.array([chr(code).isalnum() or chr(code) == "\n" for code in range(0x110000)])
 
 
-def mix(keys: np.ndarray) -> np.ndarray:
-    """A bijection of uint64 whose bits all depend on all (SplitMix64's finaliser)."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))
+def text_keys(letters: Sequence[str]) -> np.ndarray:
+    """A key for each normalised text: uint64 (N,)."""
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter((digest(text.encode("utf-32-le")) for text in letters), np.uint64, len(letters))
 
 
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -95,15 +58,21 @@ def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
     return mix(keys ^ salt)
 
 
+def mix(keys: np.ndarray) -> np.ndarray:
+    """A bijection of uint64 whose bits all depend on all (SplitMix64's finaliser)."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
 class Admission:
-    """Turns away, while rows come in, those that cannot be among the `size` of smallest rank.
+    """Turns away, while rows come in, those that cannot be among the `size` of smallest rank; None admits all.
 
     What it admits holds all rows that `sample` would choose from all that came, and soon little more.
     """
 
     def __init__(self, size: int | None) -> None:
-        self.size = size
-        self.limit = np.uint64(2**64 - 1)
+        self.size, self.limit = size, np.uint64(2**64 - 1)
         self._seen = np.empty(0, np.uint64)
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
@@ -112,20 +81,12 @@ class Admission:
         if self.size is not None:
             self._seen = np.concatenate([self._seen, ranks[admitted]])
             if len(self._seen) > 2 * self.size:
-                self._seen = pl.Series(self._seen).unique().sort().head(self.size).to_numpy()
+                self._seen = np.unique(self._seen)[: self.size]
                 self.limit = self._seen[-1] if len(self._seen) == self.size else self.limit
         return admitted
 
 
 # Over the files of a language, or of all
-
-
-def _ranges(rows: pl.LazyFrame, key: str, part: int) -> Iterator[pl.LazyFrame]:
-    """The rows in ranges of their key's values, ranges ascending; each takes about `part` rows."""
-    count = -(-rows.select(pl.len()).collect().item() // part)
-    for number in range(count):
-        first, last = (2**64 * number) // count, (2**64 * (number + 1)) // count - 1
-        yield rows.filter(pl.col(key).is_between(pl.lit(first, pl.UInt64), pl.lit(last, pl.UInt64)))
 
 
 def count_distinct(rows: pl.LazyFrame, key: str, part: int = PART) -> int:
@@ -134,13 +95,12 @@ def count_distinct(rows: pl.LazyFrame, key: str, part: int = PART) -> int:
     return sum(each.collect(engine="streaming").item() for each in found)
 
 
-def repeated(rows: pl.LazyFrame, key: str, part: int = PART) -> pl.Series:
+def repeated(rows: pl.LazyFrame, key: str, part: int = PART) -> pl.DataFrame:
     """The keys that come more than once in a column of uint64, in no particular order."""
-    found = [pl.Series(key, dtype=pl.UInt64)]
-    for within in _ranges(rows.select(key), key, part):
-        counts = within.group_by(key).len().filter(pl.col("len") > 1)
-        found.append(counts.collect(engine="streaming")[key])
-    return pl.concat(found)
+    found = [rows.select(key).head(0)]
+    for within in _ranges(rows, key, part):
+        found.append(within.group_by(key).len().filter(pl.col("len") > 1).select(key))
+    return pl.concat(each.collect(engine="streaming") for each in found)
 
 
 def sample(rows: pl.LazyFrame, key: str, size: int | None, part: int = PART) -> pl.DataFrame:
@@ -158,3 +118,11 @@ def sample(rows: pl.LazyFrame, key: str, size: int | None, part: int = PART) -> 
         first = within.collect(engine="streaming").sort(key, "row").unique(key, keep="first", maintain_order=True)
         chosen.append(first if left is None else first.head(left))
     return pl.concat(chosen)
+
+
+def _ranges(rows: pl.LazyFrame, key: str, part: int) -> Iterator[pl.LazyFrame]:
+    """The rows in ranges of their key's values, ranges ascending; each takes about `part` rows."""
+    count = -(-rows.select(pl.len()).collect().item() // part)
+    for number in range(count):
+        first, last = (2**64 * number) // count, (2**64 * (number + 1)) // count - 1
+        yield rows.filter(pl.col(key).is_between(pl.lit(first, pl.UInt64), pl.lit(last, pl.UInt64)))

@@ -28,24 +28,25 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
         ValueError, FileNotFoundError: as `find_bitext`, `read_pairs` and `read_sentences`; a file that is neither
             parallel text nor lines; broken JSON; no sentence at all.
     """
-    found: dict[str, None] = {}
+    texts: list[str] = []
     for path in map(Path, paths):
         try:
             files = [file for files in find_bitext(path).values() for file in files]
         except ValueError:  # no name in it tells a language
             files = []
-        tables = [file for file in files if file.format != "moses"]
-        sides = {side for file in files if file.format == "moses" for side in file.paths}
-        plain = set() if files else {str(path)}
+        alone = {side for file in files if file.format == "moses" for side in file.paths}
         if path.is_dir():
-            known = sides.union(*(table.paths for table in tables))
-            known |= {str(disk_path(name)) for name in known}
-            plain = {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
-        for table in tables:
-            found.update((side, None) for pair in read_pairs(table) for side in pair.values())
-        for text in sorted(sides | plain):
-            found.update((sentence, None) for sentence in _sentences(text))
-    sentences = [text for text in dict.fromkeys(repair_texts(pl.Series(list(found), dtype=pl.String))) if text]
+            known = {str(disk_path(name)) for file in files for name in file.paths}
+            alone |= {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
+        elif not files:
+            alone = {str(path)}
+        for file in files:
+            if file.format != "moses":
+                texts += [side for pair in read_pairs(file) for side in pair.values()]
+        for name in sorted(alone):
+            texts += _sentences(name)
+    repaired = repair_texts(pl.Series(texts, dtype=pl.String))
+    sentences = repaired.filter(repaired != "").unique(maintain_order=True).to_list()
     if paths and not sentences:
         raise UserError(f"--evaluation_data {' '.join(map(str, paths))} holds no sentence")
     return sentences

@@ -11,11 +11,10 @@ Shapes: N pairs of the block.
 """
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
-from unicodedata import is_normalized
+from unicodedata import is_normalized, normalize
 
 import polars as pl
 
@@ -40,25 +39,20 @@ _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
 Identifier = Callable[[list[str]], Sequence[str]]
 
 
+@dataclass
 class Cleaner:
     """Repairs and judges the pairs of one language.
 
-    Args:
+    Attributes:
         language: code of the source; a code without known script is not checked for it.
         tokenizer: the `tokenizers.Tokenizer` whose tokens to count; None counts words.
         identify: tells the languages of texts; asked for the pairs alone that pass everything else.
     """
 
-    def __init__(
-        self,
-        language: str,
-        options: PrepareOptions | None = None,
-        tokenizer: Any | None = None,
-        identify: Identifier | None = None,
-    ) -> None:
-        self.options = options or PrepareOptions()
-        self.languages = {"source": language, "target": self.options.target_language}
-        self.tokenizer, self.identify = tokenizer, identify
+    language: str
+    options: PrepareOptions = field(default_factory=PrepareOptions)
+    tokenizer: Any | None = None
+    identify: Identifier | None = None
 
     def __call__(self, pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
         """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
@@ -66,23 +60,36 @@ class Cleaner:
         Raises:
             ValueError: the language identifier does not give one code a text.
         """
+        languages = {"source": self.language, "target": self.options.target_language}
         pairs, counts = repair(pairs)
-        reason = self._reason(pairs)
+        measured = [self._measure(pairs[side], language) for side, language in languages.items()]
+        reason = self._reason(pairs.with_columns(**measured[0], **measured[1]))
         dropped = dict(reason.drop_nulls().value_counts().iter_rows())
-        kept = pairs.filter(reason.is_null())
-        if self.identify:
-            passed = self._identified(kept)
-            dropped["language"] = len(kept) - int(passed.sum())
-            kept = kept.filter(passed)
+        passed = kept = pairs.filter(reason.is_null())
+        for side, language in languages.items() if self.identify else ():
+            codes = identified(self.identify, kept[side].to_list())
+            kept = kept.filter([base_language(code) == base_language(language) for code in codes])
+        dropped["language"] = len(passed) - len(kept)
         return kept, counts | {reason: dropped.get(reason, 0) for reason in REASONS}
 
-    def _reason(self, pairs: pl.DataFrame) -> pl.Series:
+    def _measure(self, texts: pl.Series, language: str) -> dict[str, pl.Series]:
+        """A side's tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
+        scripts = SCRIPTS.get(language, ())
+        if self.tokenizer is None:
+            tokens, count = words(texts, scripts)
+        else:
+            codes = self.tokenizer.encode_batch_fast(texts.to_list(), add_special_tokens=False)
+            tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
+            count = tokens.list.len()
+        foreign = wrong_script(texts, scripts, self.options.min_script)
+        return {f"{texts.name}_tokens": tokens, f"{texts.name}_count": count, f"{texts.name}_foreign": foreign}
+
+    def _reason(self, measured: pl.DataFrame) -> pl.Series:
         """The first reason to drop each pair, null for none: (N,) str."""
         options, source, target = self.options, pl.col("source"), pl.col("target")
         source_tokens, target_tokens = pl.col("source_tokens"), pl.col("target_tokens")
-        shortest, longest = (
-            extreme("source_count", "target_count") for extreme in (pl.min_horizontal, pl.max_horizontal)
-        )
+        shortest = pl.min_horizontal("source_count", "target_count")
+        longest = pl.max_horizontal("source_count", "target_count")
         common = source_tokens.list.set_intersection(target_tokens).list.len()
         fewest = pl.min_horizontal(source_tokens.list.n_unique(), target_tokens.list.n_unique())
         failures = {
@@ -96,29 +103,7 @@ class Cleaner:
             "script": pl.col("source_foreign") | pl.col("target_foreign"),
         }
         reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
-        measured = pairs.with_columns(column for side in SIDES for column in self._measure(pairs[side], side))
-        return measured.select(reasons.cast(pl.String)).to_series().alias("reason")
-
-    def _measure(self, texts: pl.Series, side: str) -> list[pl.Series]:
-        """Tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
-        scripts = SCRIPTS.get(self.languages[side], ())
-        if self.tokenizer is None:
-            tokens, count = words(texts, scripts)
-        else:
-            codes = self.tokenizer.encode_batch_fast(texts.to_list(), add_special_tokens=False)
-            tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
-            count = tokens.list.len()
-        foreign = wrong_script(texts, scripts, self.options.min_script)
-        return [tokens.alias(f"{side}_tokens"), count.alias(f"{side}_count"), foreign.alias(f"{side}_foreign")]
-
-    def _identified(self, pairs: pl.DataFrame) -> pl.Series:
-        """Whether both sides are in their language, by the plug-in: (N,) bool."""
-        passed = pl.Series([True] * len(pairs), dtype=pl.Boolean)
-        for side in SIDES:
-            codes = identified(self.identify, pairs[side].to_list()) if len(pairs) else []
-            language = base_language(self.languages[side])
-            passed &= pl.Series([base_language(code) == language for code in codes], dtype=pl.Boolean)
-        return passed
+        return measured.select(reason=reasons.cast(pl.String)).to_series()
 
 
 def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
@@ -126,9 +111,9 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
     Returns the pairs and how many of them held control characters (tabs within a side included) or were not NFC.
     """
-    control = pairs.select(pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL)).sum()).item()
     composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
     changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])
+    control = pairs.select(pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL)).sum()).item()
     tidy = composed.with_columns(_tidy(composed[side]) for side in SIDES)
     return tidy, {"control_characters": control, "nfc": int(changed.sum())}
 
@@ -139,20 +124,13 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
-    """Texts in NFC; finding out that most are is cheaper than to compose them."""
-    odd = texts.str.contains(_composing())
-    return texts.scatter(odd.arg_true(), texts.filter(odd).str.normalize("NFC"))
+    if is_normalized("NFC", texts.str.join("\n").item()):  # most tables are; nothing composes with a line feed
+        return texts
+    return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
 
 
 def _tidy(texts: pl.Series) -> pl.Series:
     return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
-
-
-@cache
-def _composing() -> str:
-    """A pattern that every text has which is not in NFC: what composes with the letter before it, or decomposes."""
-    unstable = [rf"\x{{{code:X}}}" for code in range(sys.maxunicode + 1) if not is_normalized("NFC", chr(code))]
-    return rf"[\p{{M}}\x{{1160}}-\x{{11FF}}{''.join(unstable)}]"
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:
@@ -181,11 +159,9 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
         return pl.Series([False] * len(texts), dtype=pl.Boolean)
     own = "".join(rf"\p{{{script}}}" for script in scripts)
     doubtful = texts.str.contains(rf"[\p{{L}}--[{own}]]") | ~texts.str.contains(rf"[\p{{L}}&&[{own}]]")
-    some = texts.filter(doubtful)
-    letters = some.str.replace_all(r"\P{L}+", "")
+    letters = texts.filter(doubtful).str.replace_all(r"\P{L}+", "")
     native = letters.str.replace_all(f"[^{own}]+", "").str.len_chars()
-    total = letters.str.len_chars()
-    wrong = (total == 0) | (native < least * total)
+    wrong = (letters == "") | (native < least * letters.str.len_chars())
     return doubtful.scatter(doubtful.arg_true(), wrong)
 
 
@@ -216,7 +192,7 @@ def identified(identify: Identifier, texts: list[str]) -> list[str]:
     """
     name = f"language identifier {getattr(identify, '__module__', '?')}:{getattr(identify, '__qualname__', identify)}"
     try:
-        codes = list(identify(texts))
+        codes = list(identify(texts)) if texts else []
     except Exception as error:  # whatever a plug-in raises
         raise UserError(f"the {name} failed: {error!r}") from error
     if len(codes) != len(texts):

@@ -14,21 +14,20 @@ The search is exact. For most texts the first step ends it: less than `threshold
 evaluation sentence. A text of T n-grams may miss T - ⌈threshold · T⌉ of them, so k of any T - ⌈threshold · T⌉ + k
 lead to the sentence that it is near: the rarest ones are looked up, and what `COMMON` of them lead to is compared.
 
-Shapes: N texts, E evaluation sentences, G n-grams of all texts.
+Shapes: N texts.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dap.errors import UserError
-from dap.files import read_object, write_json
-from dap.prepare.deduplication import Letters, mix, normalise_all
+from dap.files import read_object
+from dap.prepare.deduplication import code_points, normalise_all, text_keys
 
 
 class Band(NamedTuple):
@@ -49,12 +48,9 @@ BANDS = (
     Band(True, 3, 24, 2**31),
 )
 COMMON = 4  # k, or all that must be shared: more n-grams to look up, but far fewer sentences to compare
-_WIDE = 0x2E80  # first code point of the CJK blocks; hangul and kana are above it, too
-_SPARSITY = 16  # bits of the filter for each n-gram
+_WIDE = r"[\x{2E80}-\x{10FFFF}]"  # from the CJK blocks on; hangul and kana are above it, too
+_SPARSITY = 4  # places in the table for each n-gram of a sentence, at least
 _ROUNDING = 1e-9
-
-
-_LEAKS = {"row": pl.Int64, "evaluation": pl.String, "equal": pl.Boolean, "containment": pl.Float64}
 
 
 class LeakIndex:
@@ -66,179 +62,104 @@ class LeakIndex:
     """
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
-        if threshold is not None and not 0.0 < threshold <= 1.0:
-            raise UserError(f"the leak threshold is a share of n-grams, over 0 to 1, not {threshold}")
-        self.sentences, self.threshold = list(sentences), threshold
-        letters = normalise_all(self.sentences)
-        keys = letters.keys()
-        self._order = np.argsort(keys, kind="stable")  # (E,)
-        self._keys = keys[self._order]
-        self._grams = [] if threshold is None else [GramIndex(letters, band, threshold) for band in BANDS]
+        letters = normalise_all(sentences)
+        measured = _measured(letters, text_keys(letters)).with_columns(pl.Series("evaluation", sentences, pl.String))
+        self._sentences = measured.unique("key", keep="first", maintain_order=True)
+        self._bands = [] if threshold is None else [BandIndex(self._sentences, band, threshold) for band in BANDS]
 
-    def __call__(self, letters: Letters, keys: np.ndarray | None = None) -> pl.DataFrame:
-        """The texts among these that are equal or near to a sentence, in their order.
-
-        Args:
-            keys: `letters.keys()`, where they are known.
+    def __call__(self, letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
+        """The normalised texts, given with their `text_keys`, that are equal or near to a sentence, in their order.
 
         Returns:
             `row`, the number of the text; `evaluation`, the sentence that it is most like; whether they are `equal` as
             normalised; `containment`, the least share of n-grams that both have of the other, 1 for equal ones.
         """
-        keys = letters.keys() if keys is None else keys
-        places, equal = _find(self._keys, keys)  # (N,), (N,)
-        found = {row: (int(self._order[places[row]]), 1.0) for row in np.flatnonzero(equal).tolist()}
-        kinds = _is_wide(letters)
-        for index in self._grams:
-            for row, sentence, share in index.near(letters, ~equal & (kinds == index.band.wide)):
-                if share > found.get(row, (0, 0.0))[1]:
-                    found[row] = sentence, share
-        rows = [(row, self.sentences[found[row][0]], bool(equal[row]), found[row][1]) for row in sorted(found)]
-        return pl.DataFrame(rows, schema=_LEAKS, orient="row")
-
-    def save(self, path: Path) -> None:
-        """Writes what the index is made of."""
-        write_json({"sentences": self.sentences, "threshold": self.threshold}, path)
-
-    @staticmethod
-    def load(path: Path) -> "LeakIndex":
-        """The index that `save` wrote; a process makes it once for all its files."""
-        return _load(path, path.stat().st_mtime_ns)
+        texts = _measured(letters, keys)
+        same = texts.join(self._sentences.select("key", "evaluation"), on="key")
+        others = texts.join(self._sentences, on="key", how="anti")
+        found = [same.select("row", "evaluation", equal=True, containment=1.0)]
+        found += [band.near(others) for band in self._bands]
+        best = pl.concat(found).sort("containment", descending=True, maintain_order=True)
+        return best.unique("row", keep="first", maintain_order=True).sort("row")
 
 
-@functools.lru_cache(maxsize=1)
-def _load(path: Path, changed: int) -> LeakIndex:
+@lru_cache(maxsize=1)
+def load_index(path: Path, changed: int) -> LeakIndex:
+    """The index made of a JSON file of what `LeakIndex` takes; a process makes it once for all its files."""
     return LeakIndex(**read_object(path))
 
 
-def _find(ascending: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each value stands, or would stand, in an ascending array, and whether it is there: int64, bool (N,)."""
-    if not len(ascending):
-        return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
-    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    return places, ascending[places] == values
+def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
+    """Normalised texts with their number, key, length, and whether most of their letters are wide."""
+    texts = pl.DataFrame({"letters": letters, "key": keys}, schema={"letters": pl.String, "key": pl.UInt64})
+    length, wide = pl.col("letters").str.len_chars(), pl.col("letters").str.count_matches(_WIDE)
+    return texts.with_row_index("row").with_columns(length=length.cast(pl.Int64), wide=2 * wide > length)
 
 
-def _is_wide(letters: Letters) -> np.ndarray:
-    """Whether most letters of each text are Chinese characters, kana or hangul: bool (N,)."""
-    return 2 * _sums(letters.codes >= _WIDE, letters.bounds) > letters.lengths
+class BandIndex:
+    """The n-grams of the evaluation sentences of one band; arguments as `LeakIndex` has them."""
+
+    def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:
+        self.band, self.threshold = band, threshold
+        self._sentences = sentences.filter(pl.col("length").is_between(band.shortest, band.longest), wide=band.wide)
+        owners, grams = _grams(self._sentences["letters"], band.n)  # (G,), (G,)
+        holders = pl.DataFrame({"sentence": owners, "gram": grams})
+        self._holders = holders.with_columns(other_size=pl.len().over("sentence")).unique()
+        bits = max((len(self._holders) * _SPARSITY).bit_length(), 10)
+        self._shift = np.uint64(64 - bits)
+        held = np.bincount(self._holders["gram"].to_numpy() >> self._shift, minlength=1 << bits)
+        self._spread = np.minimum(held, 2**16 - 1).astype(np.uint16)  # sentences with an n-gram, or a few more
+
+    def near(self, texts: pl.DataFrame) -> pl.DataFrame:
+        """What `LeakIndex` returns, with a row for each sentence that a text is near to."""
+        n = self.band.n
+        least, most = (max(length - n + 1, 1) for length in (self.band.shortest, self.band.longest))
+        size = pl.col("length") - n + 1
+        alike = size.is_between(least * self.threshold - _ROUNDING, most / self.threshold + _ROUNDING)
+        texts = texts.filter(alike, wide=self.band.wide).with_columns(size=size)
+        pairs = self._candidates(texts)
+        text, sentence = texts[pairs["text"]], self._sentences[pairs["sentence"]]
+        shares = [containment(*both, n) for both in zip(text["letters"], sentence["letters"])]
+        found = text.select("row", sentence["evaluation"], pl.lit(False).alias("equal"))
+        found = found.with_columns(pl.Series("containment", shares, pl.Float64))
+        return found.filter(pl.col("containment") >= self.threshold - _ROUNDING)
+
+    def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
+        """Numbers of texts and sentences of like size where `COMMON` of the text's rarest n-grams are shared."""
+        owners, grams = _grams(texts["letters"], self.band.n)  # (G,), (G,)
+        spread = self._spread[grams >> self._shift]
+        known = np.bincount(owners[spread > 0], minlength=len(texts))  # (N,)
+        hopeful = known >= self._needed(texts["size"]).to_numpy()
+        asked = pl.DataFrame({"text": owners, "gram": grams, "spread": spread}).filter(hopeful[owners])
+        size, other_size = pl.col("size"), pl.col("other_size")
+        common = pl.min_horizontal(self._needed(size), COMMON)
+        ordered = asked.sort("text", "spread").with_columns(
+            size=pl.len().over("text"), place=pl.int_range(pl.len()).over("text")
+        )
+        rarest = ordered.filter(pl.col("place") < size - self._needed(size) + common)
+        alike = pl.min_horizontal(size, other_size) >= self._needed(pl.max_horizontal(size, other_size))
+        shared = rarest.join(self._holders, on="gram").filter(alike).group_by("text", "sentence", "size").len()
+        return shared.filter(pl.col("len") >= common).sort("text", "sentence")
+
+    def _needed(self, size: Any) -> Any:
+        """n-grams that a near text must share, of so many; a column or an expression of polars."""
+        return (size * self.threshold - _ROUNDING).ceil()
 
 
-def _sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Sum of the values of each text: int64 (N,)."""
-    running = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    return np.diff(running[bounds])
-
-
-class GramIndex:
-    """The n-grams of the sentences of one band.
-
-    Args:
-        letters: all evaluation sentences.
-        threshold: see the module's docstring.
-    """
-
-    def __init__(self, letters: Letters, band: Band, threshold: float) -> None:
-        self.band, self.n, self.threshold, self._letters = band, band.n, threshold, letters
-        n, lengths = band.n, letters.lengths
-        here = (lengths >= band.shortest) & (lengths <= band.longest) & (_is_wide(letters) == band.wide)
-        self._sizes = np.where(here, np.maximum(lengths - n + 1, 0), 0)  # (E,)
-        places, sentences = _places(letters.bounds[:-1], self._sizes)
-        grams = _grams(letters.codes, n)[places]
-        order = np.argsort(grams, kind="stable")
-        grams, sentences = grams[order], sentences[order].astype(np.int32)
-        new = np.diff(grams, prepend=~grams[:1]) != 0
-        once = new | (np.diff(sentences, prepend=-1) != 0)  # an n-gram twice in a sentence
-        self._sentences = sentences[once]  # of one n-gram after the other
-        self._grams = grams[new]  # ascending
-        self._starts = np.append(np.flatnonzero(new[once]), len(self._sentences))
-        self._bits = max(int(len(self._grams) * _SPARSITY).bit_length(), 10)
-        self._filter = np.zeros(1 << (self._bits - 3), np.uint8)
-        places = self._places_in_filter(self._grams)
-        np.bitwise_or.at(self._filter, places >> 3, np.uint8(1) << (places & 7).astype(np.uint8))
-
-    def _places_in_filter(self, grams: np.ndarray) -> np.ndarray:
-        return (grams >> np.uint64(64 - self._bits)).astype(np.int64)
-
-    def near(self, letters: Letters, asked: np.ndarray) -> list[tuple[int, int, float]]:
-        """(text, sentence, containment) of all near ones among the texts `asked` for, bool (N,)."""
-        sizes = np.maximum(letters.lengths - self.n + 1, 0)  # (N,)
-        least, most = (max(length - self.n + 1, 1) for length in (self.band.shortest, self.band.longest))
-        alike = (sizes >= least * self.threshold - _ROUNDING) & (sizes * self.threshold <= most + _ROUNDING)
-        sizes[~asked | ~alike] = 0  # left out: texts that are too short or too long to be near to any sentence
-        if not sizes.any() or not len(self._grams):
-            return []
-        grams = _grams(letters.codes, self.n)
-        sizes[self._known(letters, grams) < _needed(sizes, self.threshold)] = 0
-        places, rows = _places(letters.bounds[:-1], sizes)
-        return self._compare(letters, *self._candidates(rows, grams[places]))
-
-    def _known(self, letters: Letters, grams: np.ndarray) -> np.ndarray:
-        """How many n-grams of each text are in the index, or a little more: int64 (N,)."""
-        places = self._places_in_filter(grams)
-        known = np.zeros(len(letters.codes), dtype=np.uint8)
-        known[: len(grams)] = (self._filter[places >> 3] >> (places & 7).astype(np.uint8)) & 1
-        for back in range(1, self.n):  # n-grams that run into the next text
-            known[np.maximum(letters.bounds[1:] - back, 0)] = 0
-        return _sums(known, letters.bounds)
-
-    def _candidates(self, rows: np.ndarray, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Texts and sentences of like length that share `COMMON` of the text's rarest n-grams.
-
-        Args:
-            rows, grams: text of each n-gram, ascending, and the n-gram: (G,).
-        """
-        place, known = _find(self._grams, grams)
-        spread = np.where(known, self._starts[place + 1] - self._starts[place], 0)  # sentences that have the n-gram
-        order = np.lexsort((spread, rows))
-        rows, place, spread = rows[order], place[order], spread[order]
-        first = np.flatnonzero(np.diff(rows, prepend=-1))
-        size = np.diff(first, append=len(rows))  # n-grams of each text
-        number = np.arange(len(rows)) - np.repeat(first, size)
-        needed = _needed(size, self.threshold)
-        common = np.minimum(needed, COMMON)
-        rarest = number < np.repeat(size - needed + common, size)
-        places, which = _places(self._starts[place[rarest]], spread[rarest])
-        texts, sentences = rows[rarest][which], self._sentences[places]
-        sizes, others = np.repeat(size, size)[rarest][which], self._sizes[sentences]
-        alike = np.minimum(sizes, others) >= _needed(np.maximum(sizes, others), self.threshold)
-        pairs, shared = np.unique((texts[alike] << 32) | sentences[alike], return_counts=True)
-        least = np.repeat(common, size)[np.searchsorted(rows, pairs >> 32)]
-        pairs = pairs[shared >= least]
-        return pairs >> 32, pairs & 0xFFFFFFFF
-
-    def _compare(self, letters: Letters, texts: np.ndarray, sentences: np.ndarray) -> list[tuple[int, int, float]]:
-        found, seen, grams = [], -1, Counter()
-        for text, sentence in zip(texts.tolist(), sentences.tolist()):
-            if text != seen:
-                seen, grams = text, self._bag(letters, text)
-            others = self._bag(self._letters, sentence)
-            share = (grams & others).total() / max(grams.total(), others.total())
-            if share >= self.threshold - _ROUNDING:
-                found.append((text, sentence, share))
-        return found
-
-    def _bag(self, letters: Letters, row: int) -> Counter:
-        return Counter(_grams(letters.codes[letters.bounds[row] : letters.bounds[row + 1]], self.n).tolist())
-
-
-def _needed(sizes: np.ndarray, threshold: float) -> np.ndarray:
-    """n-grams that a near text must share, of so many; 1 at least, so that a text without n-grams has too few."""
-    return np.maximum(np.ceil(sizes * threshold - _ROUNDING), 1).astype(np.int64)
-
-
-def _grams(codes: np.ndarray, n: int) -> np.ndarray:
-    """A hash of the n code points from each place on: uint64 (C - n + 1,)."""
-    places = max(len(codes) - n + 1, 0)
+def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the text and the hash of all n-grams of N texts, in their order: int64, uint64 (G,)."""
+    codes = code_points("".join(f"{text}\n" for text in letters))
+    places = max(len(codes) - n, 0)
     grams = np.zeros(places, np.uint64)
     for first in range(n):
-        grams *= np.uint64(0x9E3779B97F4A7C15)
         grams += codes[first : first + places]
-    return mix(grams)
+        grams *= np.uint64(0x9E3779B97F4A7C15)
+    owners = np.repeat(np.arange(len(letters)), letters.str.len_chars() + 1)
+    whole = owners[:places] == owners[n:]  # else it runs into the next text
+    return owners[:places][whole], grams[whole]
 
 
-def _places(starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`starts[i], …, starts[i] + sizes[i] - 1` for all i, one after the other, and i for each."""
-    rows = np.repeat(np.arange(len(sizes)), sizes)
-    before = np.cumsum(sizes) - sizes
-    return np.arange(len(rows)) + np.repeat(starts - before, sizes), rows
+def containment(text: str, sentence: str, n: int) -> float:
+    """The least share of their n-grams that two texts have of each other."""
+    one, other = (Counter(side[first : first + n] for first in range(len(side) - n + 1)) for side in (text, sentence))
+    return (one & other).total() / max(one.total(), other.total())

@@ -19,7 +19,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -27,18 +27,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.errors import UserError
-from dap.files import read_object, write_json
-from dap.prepare.deduplication import Admission, count_distinct, normalise_all, pair_keys, ranks, repeated, sample
+from dap.files import read_object, whole_file, write_json
+from dap.prepare.deduplication import (
+    Admission,
+    count_distinct,
+    normalise_all,
+    pair_keys,
+    ranks,
+    repeated,
+    sample,
+    text_keys,
+)
 from dap.prepare.filters import SIDES, Cleaner, identified, load_identifier
-from dap.prepare.leaks import LeakIndex
+from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
-from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
-from dap.prepare.tokens import load_tokenizer, special_ids, vocabulary_size
+from dap.prepare.run_folder import Plan, RawFile, new_folder
+from dap.prepare.tokens import load_tokenizer, vocabulary_size
 from dap.text import LineAudit, read_tables
 
 logger = logging.getLogger(__name__)
@@ -46,12 +56,14 @@ logger = logging.getLogger(__name__)
 ROW_GROUP = 65_536  # pairs
 #: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
 #: training pairs, of any language, have too.
-_TEXT = {"source": pa.string(), "target": pa.string()}
-SCHEMA = pa.schema(_TEXT | {"origin": pa.string(), "text_hash": pa.uint64(), "target_repeated": pa.bool_()})
+_TEXT = {"source": pa.string(), "target": pa.string(), "origin": pa.string(), "text_hash": pa.uint64()}
+SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
 #: Of `keys.parquet`: the random place of each pair that passes, and what is the same for exactly equal ones.
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
-#: Of `rows.parquet`: the pairs that the sample may need; `english` is that of the English sentence.
-_ROWS = pa.schema(_TEXT | dict.fromkeys(("text_hash", "rank", "english"), pa.uint64()))
+#: Of `rows.parquet`: the pairs that the sample may need; `english` is the random place of the English sentence.
+_ROWS = pa.schema(_TEXT | {"rank": pa.uint64(), "english": pa.uint64()})
+#: Of the list of leaks, behind the language.
+_LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment")
 
 
 def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str, Any]:
@@ -110,32 +122,33 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         ValueError: as `read_tables`, a file without pairs, or no space left on the device.
     """
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
+    tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
     identify = load_identifier(options.language_identifier) if options.language_identifier else None
     clean = Cleaner(raw.file.language, options, tokenizer, identify)
-    index = LeakIndex.load(plan.leaks) if plan.check_leaks else None
+    index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.check_leaks else None
     admit, counts = Admission(options.max_pairs or None), Counter(read=0)
     with (
         new_folder(plan.cleaned(raw)) as folder,
         pq.ParquetWriter(folder / "keys.parquet", _KEYS, compression="none", use_dictionary=False) as keys,
-        pq.ParquetWriter(folder / "rows.parquet", _ROWS, compression="zstd", use_dictionary=False) as rows,
+        pq.ParquetWriter(folder / "rows.parquet", _ROWS, compression="zstd", use_dictionary=["origin"]) as rows,
         (folder / "leaks.jsonl").open("wb") as listed,
     ):
         for table in read_tables(raw.file, audit):
             pairs, found = clean(pl.from_arrow(table))  # repaired and filtered
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
-            source, target = (side.keys() for side in letters)
+            source, target = map(text_keys, letters)
             text_hash = pair_keys(source, target)
             order = {"rank": ranks(text_hash, options.seed), "english": ranks(target, options.seed)}
-            passed = pairs.with_columns(text_hash=text_hash, exact=pl.struct(*SIDES).hash(), **order)
+            pairs = pairs.with_row_index("row").with_columns(
+                origin=pl.lit(raw.origin), text_hash=text_hash, exact=pl.struct(*SIDES).hash(), **order
+            )
+            passed = pairs
             if index is not None:
-                leaks = pl.concat(
-                    index(side, key).with_columns(side=pl.lit(name))
-                    for side, key, name in zip(letters, (source, target), SIDES)
-                )
-                passed = passed.filter(~pl.int_range(pl.len()).is_in(leaks["row"].implode()))
+                leaks = _leaks(index, pairs, letters, (source, target))
+                passed = pairs.join(leaks, on="row", how="anti", maintain_order="left")
                 if plan.list_leaks:
-                    listed.write(_listed(leaks, pairs, raw).write_ndjson().encode())
+                    language = pl.lit(raw.file.language).alias("language")
+                    listed.write(leaks.select(language, *_LISTED).write_ndjson().encode())
             counts.update(found, read=len(table), leak=len(pairs) - len(passed))
             keys.write_table(passed.select(_KEYS.names).to_arrow())
             admitted = passed.filter(admit(passed["rank"].to_numpy()))
@@ -143,19 +156,15 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
 
 
-def _listed(leaks: pl.DataFrame, pairs: pl.DataFrame, raw: RawFile) -> pl.DataFrame:
-    """What `--list_leaks` tells of leaks, in the order of the file."""
-    found = leaks.sort("row", maintain_order=True).join(pairs.with_row_index("row"), on="row", maintain_order="left")
-    return found.select(
-        pl.lit(raw.file.language).alias("language"),
-        pl.lit(raw.origin).alias("origin"),
-        "line",
-        "side",
-        pl.when(pl.col("side") == "source").then("source").otherwise("target").alias("text"),
-        "evaluation",
-        "equal",
-        "containment",
-    )
+def _leaks(
+    index: LeakIndex, pairs: pl.DataFrame, letters: Sequence[list[str]], keys: Sequence[np.ndarray]
+) -> pl.DataFrame:
+    """What `index` finds in both sides of pairs, beside their columns, in their order; a pair may come twice."""
+    found = [
+        index(*texts).join(pairs.with_columns(side=pl.lit(side), text=side), on="row")
+        for side, *texts in zip(SIDES, letters, keys)
+    ]
+    return pl.concat(found).sort("row", maintain_order=True)
 
 
 # 2. Choosing
@@ -177,7 +186,7 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
         kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
         pq.write_table(kept.to_arrow(), folder / "kept.parquet")
         passed = keys.select(pl.len()).collect().item()
-        texts, different = (count_distinct(keys, name) for name in _KEYS.names[::-1])
+        texts, different = (count_distinct(keys, name) for name in ("exact", "rank"))
         counts = {"exact_duplicate": passed - texts, "near_duplicate": texts - different}
         write_json(counts | {"not_sampled": different - len(kept)}, folder / "counts.json")
 
@@ -193,7 +202,7 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
         kept = pl.scan_parquet([plan.selected(language) / "kept.parquet" for language in languages])
         held = kept.filter("dev").select(pl.col("english").unique()).collect()
         pq.write_table(held.to_arrow(), folder / "held.parquet")
-        pq.write_table(repeated(kept, "english").to_frame().to_arrow(), folder / "repeated.parquet")
+        pq.write_table(repeated(kept, "english").to_arrow(), folder / "repeated.parquet")
 
 
 # 4. Writing
@@ -203,76 +212,43 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
     """The shards of a language in `train/` and `dev/`, in the order of the files.
 
     Counts `held_out` (training pairs lost because a dev set has their English sentence), `train`, `dev`,
-    `target_repeated`, and `origins`: training pairs of each. Gathers the ids of the English training side.
+    `target_repeated`, and `origins`: training pairs of each.
     """
-    origins = {str(plan.cleaned(raw) / "rows.parquet"): raw.origin for raw in files}
+    rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files])
     held, again = (pl.read_parquet(plan.work_dir / f"shared/{name}.parquet") for name in ("held", "repeated"))
-    marks = {
-        "held_out": pl.col("english").is_in(held["english"].implode()),
-        "target_repeated": pl.col("english").is_in(again["english"].implode()),
-    }
-    kept = pl.read_parquet(plan.selected(language) / "kept.parquet").with_columns(**marks)
+    kept = pl.read_parquet(plan.selected(language) / "kept.parquet").with_columns(
+        held_out=pl.col("english").is_in(held["english"].implode()),
+        target_repeated=pl.col("english").is_in(again["english"].implode()),
+    )
     chosen = {"train": kept.filter(~pl.col("held_out")), "dev": kept.filter("dev")}
-    counts: dict[str, Any] = {split: len(rows) for split, rows in chosen.items()}
-    counts["held_out"] = len(kept) - counts["train"] - counts["dev"]
-    counts["target_repeated"] = int(chosen["train"]["target_repeated"].sum())
-    found, ids = Counter(), set()
     with new_folder(plan.written(language)) as folder:
-        for split, rows in chosen.items():
-            counts[f"{split}_shards"] = -(-len(rows) // plan.options.shard_size)
-            for table in _write_shards(plan, split, language, rows, origins):
-                if split == "train":
-                    found.update(dict(table["origin"].value_counts().iter_rows()))
-                    ids |= _ids(table["target"].to_list(), plan.options.target_vocabulary)
-        write_json({"ids": sorted(ids)}, folder / "vocabulary.json")
-        write_json(counts | {"origins": found}, folder / "counts.json")
+        counts: dict[str, Any] = {split: len(pairs) for split, pairs in chosen.items()}
+        counts["held_out"] = len(kept) - counts["train"] - counts["dev"]
+        counts["target_repeated"] = int(chosen["train"]["target_repeated"].sum())
+        for split, pairs in chosen.items():
+            shards = list(pairs.iter_slices(plan.options.shard_size))
+            counts[f"{split}_shards"] = len(shards)
+            (plan.output_dir / split).mkdir(exist_ok=True)
+            for number, shard in enumerate(shards):
+                _write_shard(plan.shard(split, language, number), rows, shard)
+        origins = rows.select("origin").with_row_index("row").join(chosen["train"].lazy(), on="row", how="semi")
+        found = origins.group_by("origin").len().sort("origin").collect(engine="streaming")
+        write_json(counts | {"origins": dict(found.iter_rows())}, folder / "counts.json")
 
 
-def _write_shards(
-    plan: Plan, split: str, language: str, rows: pl.DataFrame, origins: Mapping[str, str]
-) -> Iterator[pl.DataFrame]:
-    """Writes shards, each of which has its name only when it is whole; gives what it writes, a row group at a time."""
-    (plan.output_dir / split).mkdir(exist_ok=True)
-    for number, shard in enumerate(rows.iter_slices(plan.options.shard_size)):
-        path = plan.shard(split, language, number)
-        unfinished = path.with_name(f".{path.name}.tmp")
-        try:
-            with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd", compression_level=3) as writer:
-                for group in shard.iter_slices(ROW_GROUP):
-                    table = _text(origins, group)
-                    writer.write_table(table.to_arrow().cast(SCHEMA))
-                    yield table
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
+    """Writes the text of pairs, a row group at a time.
 
-
-def _text(origins: Mapping[str, str], part: pl.DataFrame) -> pl.DataFrame:
-    """The pairs of some rows of all files together, which are the keys of `origins`."""
-    first, last = part["row"][0], part["row"][-1]
-    rows = pl.scan_parquet(list(origins), include_file_paths="path").slice(first, last + 1 - first)
-    chosen = rows.with_row_index("row", first).join(part.lazy(), on="row", maintain_order="left")
-    named = chosen.with_columns(origin=pl.col("path").replace_strict(origins, return_dtype=pl.String))
-    return named.select(SCHEMA.names).collect(engine="streaming")
-
-
-def _ids(texts: list[str], tokenizer: str | None) -> set[int]:
-    """Ids that a tokenizer gives texts, its special tokens among them."""
-    codes = load_tokenizer(tokenizer).encode_batch_fast(texts) if tokenizer else ()
-    return {token for code in codes for token in code.ids}
-
-
-def write_vocabulary(plan: Plan, languages: Iterable[str]) -> None:
-    """Writes the ids on the English training side, special tokens but SEP left out, into `target_vocabulary.json`.
-
-    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
-    the softmax of RTL to.
+    Args:
+        rows: those of all files together.
+        pairs: number `row` among them, ascending, and whether `target_repeated`.
     """
-    name, ids = plan.options.target_vocabulary, set()
-    for language in languages:
-        ids.update(read_object(plan.written(language) / "vocabulary.json")["ids"])
-    content = {"tokenizer": name, "vocab_size": vocabulary_size(name)}
-    write_json(content | {"target_token_ids": sorted(ids - special_ids(name))}, plan.output_dir / VOCABULARY)
+    with whole_file(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd", compression_level=3) as writer:
+        for group in pairs.iter_slices(ROW_GROUP):
+            first, last = group["row"][0], group["row"][-1]
+            text = rows.slice(first, last + 1 - first).with_row_index("row", first)
+            table = text.join(group.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
+            writer.write_table(table.collect(engine="streaming").to_arrow().cast(SCHEMA))
 
 
 # Processes

@@ -15,6 +15,7 @@ from dap.prepare.deduplication import (
     ranks,
     repeated,
     sample,
+    text_keys,
 )
 from dap.training.data import normalise
 
@@ -37,16 +38,15 @@ def test_texts_are_normalised_as_for_the_dev_split() -> None:
         "ﬁ ½ ⅷ İ",
         "x" * 999,
     ]
-    assert normalise_all(texts).texts() == [normalise(text) for text in texts]
-    assert normalise_all([]).texts() == []
+    assert normalise_all(texts) == [normalise(text) for text in texts]
+    assert normalise_all([]) == []
     alone = ["a" + chr(code) + "B" for code in range(0x1F000) if not 0xD800 <= code < 0xE000]
-    assert normalise_all(alone).texts() == [normalise(text) for text in alone]
+    assert normalise_all(alone) == [normalise(text) for text in alone]
 
 
 def test_keys_are_of_the_text_alone() -> None:
-    letters = normalise_all(["Good day!", "bad", "", "good, DAY", "goodda"])
-    keys = letters.keys()
-    assert keys[0] == keys[3] == normalise_all(["gOOdday"]).keys()[0]
+    keys = text_keys(normalise_all(["Good day!", "bad", "", "good, DAY", "goodda"]))
+    assert keys[0] == keys[3] == text_keys(normalise_all(["gOOdday"]))[0]
     assert len(set(keys.tolist())) == 4
     assert keys[1] == xxhash.xxh3_64_intdigest("bad".encode("utf-32-le"))
 
@@ -79,7 +79,7 @@ def test_counts_by_ranges_are_those_of_a_set(part: int) -> None:
     keys = random_keys(3500, 1800)
     values = keys.tolist()
     assert count_distinct(frame(keys), "key", part) == len(set(values))
-    found = repeated(frame(keys), "key", part).to_list()
+    found = repeated(frame(keys), "key", part)["key"].to_list()
     assert sorted(found) == sorted({value for value in values if values.count(value) > 1})
     assert count_distinct(frame(keys[:0]), "key", part) == len(repeated(frame(keys[:0]), "key", part)) == 0
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dap.prepare.deduplication import normalise_all
+from dap.files import write_json
+from dap.prepare.deduplication import normalise_all, text_keys
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.filters import repair
-from dap.prepare.leaks import BANDS, LeakIndex
+from dap.prepare.leaks import BANDS, LeakIndex, load_index
 from dap.training.data import normalise
 
 LATIN = "the train leaves station at eight old birds sing over harbour Straße où élève mañana".split()  # noqa: SIM905
@@ -72,12 +73,16 @@ def compare(text: str, sentence: str) -> float:
     return (one & other).total() / most if most else 0.0
 
 
+def find(index: LeakIndex, texts: list[str]) -> pl.DataFrame:
+    letters = normalise_all(texts)
+    return index(letters, text_keys(letters))
+
+
 @pytest.mark.parametrize("threshold", [None, 0.3, 0.7, 1.0])
 def test_equals_comparing_all_with_all(threshold: float | None) -> None:
     evaluation = sentences(150, 0)
     texts = sentences(150, 1) + altered(evaluation, 2)
-    index = LeakIndex(evaluation, threshold)
-    found = index(normalise_all(texts))
+    found = find(LeakIndex(evaluation, threshold), texts)
     expected = {}
     for row, text in enumerate(texts):
         best = max(compare(text, sentence) for sentence in evaluation)
@@ -93,7 +98,7 @@ def test_equals_comparing_all_with_all(threshold: float | None) -> None:
 
 
 def test_equal_and_near_texts_of_each_kind() -> None:
-    index = LeakIndex(["Look both ways before you cross the road.", "他们在火车站等了八个小时才上车。", "Why?"])
+    sentences = ["Look both ways before you cross the road.", "他们在火车站等了八个小时才上车。", "Why?"]
     texts = [
         "LOOK both ways; before you cross the road",
         "Look both ways before you cross a road",
@@ -103,10 +108,10 @@ def test_equal_and_near_texts_of_each_kind() -> None:
         "why",
         "Why not?",
     ]
-    found = index(normalise_all(texts))
+    found = find(LeakIndex(sentences), texts)
     assert found["row"].to_list() == [0, 1, 3, 5]
     assert found["equal"].to_list() == [True, False, False, True]
-    assert found["evaluation"].to_list() == [index.sentences[number] for number in (0, 0, 1, 2)]
+    assert found["evaluation"].to_list() == [sentences[number] for number in (0, 0, 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -118,29 +123,21 @@ def test_equal_and_near_texts_of_each_kind() -> None:
     ],
 )
 def test_a_replaced_word_in_a_short_sentence_is_near(sentence: str, text: str) -> None:
-    assert LeakIndex([sentence])(normalise_all([text]))["row"].to_list() == [0]
+    assert find(LeakIndex([sentence]), [text])["row"].to_list() == [0]
 
 
 def test_no_texts_have_no_leaks() -> None:
-    index = LeakIndex(["Look both ways before you cross the road."])
-    assert index(normalise_all([]))["row"].to_list() == []
+    assert find(LeakIndex(["Look both ways before you cross the road."]), [])["row"].to_list() == []
+    assert find(LeakIndex([]), ["Look both ways before you cross the road."])["row"].to_list() == []
 
 
 def test_a_saved_index_finds_the_same(tmp_path: Path) -> None:
     evaluation = sentences(80, 0)
-    index = LeakIndex(evaluation)
-    index.save(tmp_path / "leaks.json")
-    texts = normalise_all(altered(evaluation, 3))
-    loaded = LeakIndex.load(tmp_path / "leaks.json")
-    assert loaded.sentences == evaluation
-    assert loaded(texts).equals(index(texts))
-    assert len(index(texts)) > 20
-
-
-@pytest.mark.parametrize("threshold", [0.0, -1.0, 1.1])
-def test_a_wrong_threshold_is_named(threshold: float) -> None:
-    with pytest.raises(ValueError, match=f"not {threshold}"):
-        LeakIndex(["a"], threshold)
+    write_json({"sentences": evaluation, "threshold": 0.7}, tmp_path / "leaks.json")
+    texts = altered(evaluation, 3)
+    found = find(LeakIndex(evaluation), texts)
+    assert find(load_index(tmp_path / "leaks.json", 0), texts).equals(found)
+    assert len(found) > 20
 
 
 def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> None:
@@ -166,7 +163,7 @@ def test_evaluation_sentences_are_composed_as_training_text_is(text: str, tmp_pa
         (tmp_path / "test.txt").write_text(f"{written}\n\ufeff\n", encoding="utf-8")
         sentences = read_evaluation([tmp_path / "test.txt"])
         assert sentences == trained  # what is blank after the repair is left out, too
-        assert LeakIndex(sentences, None)(normalise_all(trained))["row"].to_list() == [0]
+        assert find(LeakIndex(sentences, None), trained)["row"].to_list() == [0]
 
 
 def test_an_archive_in_a_folder_of_evaluation_sets_is_read_once(tmp_path: Path) -> None:

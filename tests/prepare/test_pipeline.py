@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
 
+from dap.files import write_json
 from dap.prepare.filters import REASONS
-from dap.prepare.leaks import LeakIndex
 from dap.prepare.options import PrepareOptions
 from dap.prepare.pipeline import SCHEMA, prepare, workers
 from dap.prepare.run_folder import Plan, RawFile
@@ -66,7 +66,7 @@ def plan_of(output: Path, leaks: list[str] | None = None, **changes: Any) -> Pla
     plan = Plan(output, PrepareOptions(**settings), leaks is not None, leaks is not None)
     plan.work_dir.mkdir(parents=True)
     if leaks is not None:
-        LeakIndex(leaks, None).save(plan.leaks)
+        write_json({"sentences": leaks, "threshold": None}, plan.leaks)
     return plan
 
 
@@ -308,14 +308,14 @@ def test_no_space_left_is_one_message_and_finished_shards_stay(
     plan = plan_of(tmp_path)
     original = pq.ParquetWriter
 
-    def full_for_french(path: Path, *options: Any, **more: Any) -> pq.ParquetWriter:
-        if path.name.startswith(".00001.fr"):
-            path.symlink_to("/dev/full")
-        return original(path, *options, **more)
+    def full_for_french(file: Any, *options: Any, **more: Any) -> pq.ParquetWriter:
+        if list((tmp_path / "train").glob(".00001.fr*")):  # being written
+            file = "/dev/full"
+        return original(file, *options, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pq, "ParquetWriter", full_for_french)
-        with pytest.raises(ValueError, match="write-fr: the disk is full .* what is finished is kept"):
+        with pytest.raises(ValueError, match="00001.fr-en.parquet: the disk is full .* what is finished is kept"):
             prepare(plan, files_of(raw), 1)
     whole = content(tmp_path)
     assert whole.items() <= content(folder).items()
