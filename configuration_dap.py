@@ -71,7 +71,7 @@ class DAPConfig(PreTrainedConfig):
             RTL loss while training; the whole vocabulary when absent.
         tlm_probability: share of the tokens that TLM masks.
         tlm_weight: factor of the TLM loss.
-        mlm_probability: share of the tokens that MLM masks.
+        mlm_probability: share of the tokens that `"mlm"` masks.
         mlm_weight: factor of the MLM loss.
         mask_token_id: the tokenizer's mask token; every objective but `"tr"` needs it.
         kwargs: fields of `PreTrainedConfig`, and of a new objective, whose name they begin with (`mine_weight`).
