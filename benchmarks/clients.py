@@ -98,15 +98,20 @@ CLIENTS |= {
 }
 RUNNER = """
 import json, sys
-folder, sentences, texts, dap, is_mean = json.loads(sys.argv[1])
+class Refused(Exception):
+    pass
 def refuse(reason):
-    print(json.dumps({"refused": reason}))
-    sys.exit()
-try:
-    exec(sys.argv[2])
-except Exception as error:
-    refuse(" ".join(f"{type(error).__name__}: {error}".split())[:160])
-print(json.dumps([[float(value) for value in vector] for vector in vectors]))
+    raise Refused(reason)
+answers = []
+for folder, sentences, texts, dap, is_mean in json.loads(sys.argv[1]):
+    names = dict(globals())
+    try:
+        exec(sys.argv[2], names)
+        answers.append([[float(value) for value in vector] for vector in names["vectors"]])
+    except Exception as error:
+        kind = "" if isinstance(error, Refused) else type(error).__name__ + ": "
+        answers.append("refused: " + kind + " ".join(str(error).split())[:160])
+print(json.dumps(answers))
 """
 
 
@@ -141,37 +146,44 @@ def install(folder: Path) -> dict[str, str]:
     return {name: str((folder / name).absolute() / "bin/python") for name in ENVIRONMENTS}
 
 
-def cell(python: str, code: str, given: list, expected: np.ndarray) -> float | str:
-    """The smallest cosine of a client's vectors to the expected ones (N, D), or why it gives none."""
+def answers(python: str, code: str, jobs: list[list]) -> list[list | str]:
+    """What a client says of each job: its vectors (N, D), or why it gives none."""
     own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     blank = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="dap-hf-") as home:
-        command = [python, "-I", "-c", RUNNER, json.dumps(given), code]
+        command = [python, "-I", "-c", RUNNER, json.dumps(jobs), code]
         done = subprocess.run(command, env=blank | own | {"HF_HOME": home}, capture_output=True, text=True)
     if done.returncode:
-        return f"refused: {done.stderr.strip().splitlines()[-1][:160]}"
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    if isinstance(found, dict):
-        return f"refused: {found['refused']}"
-    vectors = np.array(found)  # (N, D)
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected.astype(np.float64), axis=1)
+        return [f"refused: {done.stderr.strip().splitlines()[-1][:160]}"] * len(jobs)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def cosine(found: list | str, expected: np.ndarray) -> float | str:
+    """The smallest cosine of rows to the expected ones (N, D); a refusal stays."""
+    if isinstance(found, str):
+        return found
+    vectors, expected = np.array(found), expected.astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     return float(((vectors * expected).sum(1) / lengths).min())
 
 
 def compare(work: Path, pythons: dict[str, str]) -> dict[str, dict[str, float | str]]:
-    """Client -> layout, pooling and prefix -> `cell`; clients without an environment are left out."""
-    found: dict[str, dict[str, float | str]] = {name: {} for name, (where, _) in CLIENTS.items() if where in pythons}
+    """Client -> layout, pooling and prefix -> `cosine`; clients without an environment are left out."""
+    jobs, expected = [], {}
     for layout, pooling, prefix in product(LAYOUTS, ("cls", "mean"), ("", PREFIX)):
         column = f"{layout} {pooling} {'prefix' if prefix else 'none'}"
         source, folder = checkpoint(work / f"{column} checkpoint", pooling), work / column.replace(" ", "-")
         build(source, folder, Options(layout=layout, prefix=prefix, max_seq_length=LENGTH))
         export(folder)
-        expected = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH).encode(SENTENCES)
-        given = [str(folder), SENTENCES, [prefix + text for text in SENTENCES], layout == "dap", pooling == "mean"]
-        for name, cells in found.items():
-            where, code = CLIENTS[name]
-            cells[column] = cell(pythons[where], code, given, expected)
-    return found
+        encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
+        expected[column] = encoder.encode(SENTENCES)
+        texts = [prefix + text for text in SENTENCES]
+        jobs.append([str(folder), SENTENCES, texts, layout == "dap", pooling == "mean"])
+    found = {name: answers(pythons[env], code, jobs) for name, (env, code) in CLIENTS.items() if env in pythons}
+    return {
+        name: {column: cosine(one, expected[column]) for column, one in zip(expected, given, strict=True)}
+        for name, given in found.items()
+    }
 
 
 def table(found: dict[str, dict[str, float | str]]) -> str:
