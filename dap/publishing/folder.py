@@ -5,11 +5,10 @@ sentence-transformers under their legacy names. `pretraining/` holds the whole D
 Shapes: `N` sentences, `D` hidden size.
 """
 
-import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from torch.nn.functional import cosine_similarity
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
@@ -27,7 +28,7 @@ from dap.errors import UserError, refusals
 from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
-from dap.publishing.model_card import HEADS_FOLDER, Published, Sources, model_card, read_sources
+from dap.publishing.model_card import HEADS_FOLDER, POOLER_SCALE, Published, Sources, model_card, read_sources
 from encoder_dap import load_masked_lm
 from modeling_dap import DAPForPreTraining
 
@@ -37,6 +38,7 @@ PROBE = ("Guten Morgen!", "Доброе утро, мир.", "我喜欢喝茶。"
 #: What loading and encoding leave in a tokenizer_config.json: paths, and the lengths of training.
 LEFT_BY_USE = ("is_local", "local_files_only", "name_or_path", "max_length", "stride", "truncation_strategy")
 TOLERANCE = 1e-5  # of the largest value of a vector
+POOLER_TOLERANCE = 1e-6  # of the cosine to it
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,17 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
     published = _describe(encoder, checkpoint, options)
     with _whole_or_nothing(folder):
         if published.layout == "dap":
-            write_pretraining(checkpoint, encoder.tokenizer, folder)
+            write_pretraining(checkpoint, folder)
         else:
-            write_backbone(encoder.backbone, encoder.tokenizer, folder)
+            write_backbone(encoder.backbone, published.pooling, folder)
             if published.heads:
-                model = write_pretraining(checkpoint, encoder.tokenizer, folder / HEADS_FOLDER)
+                model = write_pretraining(checkpoint, folder / HEADS_FOLDER)
+                own = encoder.tokenizer.model_max_length
+                save_tokenizer(encoder.tokenizer, min(own, longest_input(model) or own), folder / HEADS_FOLDER)
                 custom_object_save(model, folder)  # Transformers looks for code at the root, whatever the subfolder
-        write_sentence_transformers_files(published, folder)
-        _require_same_vectors(encoder, folder)
+        save_tokenizer(encoder.tokenizer, published.max_seq_length, folder)
+        write_modules(encoder, folder, published.normalize, published.similarity, published.prompts)
+        _require_same_vectors(encoder, published, folder)
     return published
 
 
@@ -196,24 +201,34 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
         max_seq_length=encoder.max_seq_length,
         normalize=options.normalize or any(module["type"].endswith(".Normalize") for module in modules),
         similarity=config.tr_similarity if is_dap else library.get("similarity_fn_name") or "cosine",
-        has_pooler_option="add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters,
-        prompts=library.get("prompts") or {},
+        has_pooler=hasattr(backbone, "pooler"),
+        prompts=(library.get("prompts") or {}) if options.prefix is None else {},
     )
 
 
-def write_backbone(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save the plain encoder without pooler, whose weights no objective of ours trains, and its tokenizer."""
-    if getattr(backbone, "pooler", None) is not None:
-        backbone.pooler = None
+def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> None:
+    """Save the plain encoder, with a pooler of fixed weights where `AutoModel` would add one of random weights.
+
+    A pooler is tanh(W x + b) of the first token's state x. For "cls" W is `POOLER_SCALE` times the identity and b is
+    0, so that `pooler_output` is the sentence vector times that scale. The mean of the tokens cannot be had from it:
+    for "mean" both are 0, as is then `pooler_output`, which nobody takes for a vector.
+    """
     if not type(backbone).__module__.startswith("transformers."):
         raise UserError(f"{type(backbone).__name__} needs code of its own to be loaded: no plain layout is possible.")
+    if hasattr(backbone, "pooler"):
+        with torch.device("meta"):  # for its shape alone
+            plain = AutoModel.from_config(backbone.config)
+        backbone.pooler = plain.pooler.to_empty(device="cpu")
+        for parameter in backbone.pooler.parameters():
+            nn.init.zeros_(parameter)
+            if pooling == "cls" and parameter.dim() == 2:
+                parameter.data.fill_diagonal_(POOLER_SCALE)
     backbone.save_pretrained(folder)
     _scrub(folder / "config.json")
-    save_tokenizer(tokenizer, longest_input(backbone), folder)
 
 
-def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> DAPForPreTraining:
-    """Save the DAP checkpoint with its heads, its tokenizer, the whole `auto_map` and the code that it names.
+def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
+    """Save the DAP checkpoint with its heads, the whole `auto_map` and the code that it names.
 
     Raises:
         ValueError: heads are missing.
@@ -224,18 +239,12 @@ def write_pretraining(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, fold
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)
     _scrub(folder / "config.json")
-    save_tokenizer(tokenizer, longest_input(model), folder)
     return model
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, limit: int | None, folder: Path) -> None:
-    """Save a tokenizer so that Transformers 4 and 5 load it, without what encoding left in it.
-
-    Args:
-        limit: positions that the model has, where it counts them; a tokenizer's larger maximum is lowered.
-    """
-    if limit is not None and tokenizer.model_max_length > limit:
-        tokenizer.model_max_length = limit
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: Path) -> None:
+    """Save a tokenizer so that Transformers 4 and 5 load it and cut there, without what encoding left in it."""
+    tokenizer.model_max_length = max_length
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
@@ -257,40 +266,62 @@ def _scrub(path: Path) -> None:
     write_json(config, path)
 
 
-def write_sentence_transformers_files(published: Published, folder: Path) -> None:
-    """Write what `SentenceTransformer(folder)` reads, under the legacy names that servers know.
+def write_modules(
+    encoder: SentenceEncoder,
+    folder: Path,
+    normalize: bool = False,
+    similarity: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+) -> None:
+    """Write what makes `SentenceTransformer(folder)` give the encoder's vectors, beside a saved model and tokenizer.
 
-    Without modules.json that library would average token states, whatever the pooling was in training.
+    The types have the legacy names that servers know. Without modules.json that library would average token states,
+    whatever the pooling was in training. It needs `trust_remote_code=True`, or modeling_dap imported, for a DAP model.
+
+    Args:
+        normalize: the library gives vectors of length 1.
+        similarity: "cosine" or "dot"; None: a DAP model's own, else "cosine".
+        prompts: of the library, by name, beside the encoder's prefix.
     """
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * published.normalize
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * normalize
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (path, kind) in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
-    transformer: dict[str, Any] = {"max_seq_length": published.max_seq_length, "do_lower_case": False}
-    if published.layout == "plain" and published.has_pooler_option:
-        transformer["model_args"] = {"add_pooling_layer": False}
-    write_json(transformer, folder / "sentence_bert_config.json")
+    cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
+    write_json(cut, folder / "sentence_bert_config.json")
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    pooling = {f"pooling_mode_{mode}": mode.split("_")[0] == published.pooling for mode in modes}
+    pooling = {f"pooling_mode_{mode}": mode.split("_")[0] == encoder.pooling for mode in modes}
     pooling |= {"pooling_mode_mean_sqrt_len_tokens": False, "include_prompt": True}
-    write_json({"word_embedding_dimension": published.hidden_size} | pooling, folder / "1_Pooling/config.json")
-    default = next((name for name, text in published.prompts.items() if text == published.prefix), "text")
-    prompts = published.prompts | ({default: published.prefix} if published.prefix else {})
-    library = {"prompts": prompts, "default_prompt_name": default if published.prefix else None}
-    write_json(library | {"similarity_fn_name": published.similarity}, folder / "config_sentence_transformers.json")
-    if published.normalize:
-        (folder / "2_Normalize").mkdir(exist_ok=True)
+    write_json({"word_embedding_dimension": encoder.hidden_size} | pooling, folder / "1_Pooling/config.json")
+    prefix, prompts = encoder.prefix, dict(prompts or {})
+    default = next((name for name, text in prompts.items() if text == prefix), "text")
+    if prefix:  # encode_query and encode_document put nothing before a sentence unless prompts of theirs are there
+        prompts = {default: prefix, "query": prefix, "document": prefix} | prompts
+    library = {"prompts": prompts, "default_prompt_name": default if prefix else None}
+    similarity = similarity or getattr(encoder.model.config, "tr_similarity", "cosine")
+    write_json(library | {"similarity_fn_name": similarity}, folder / "config_sentence_transformers.json")
+    if normalize:
         write_json({}, folder / "2_Normalize/config.json")  # a repository holds no empty folders
 
 
-def _require_same_vectors(encoder: SentenceEncoder, folder: Path) -> None:
+def _require_same_vectors(encoder: SentenceEncoder, published: Published, folder: Path) -> None:
     before = encoder.encode(PROBE)  # (N, D)
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     difference = float(np.abs(before - again.encode(PROBE)).max() / np.abs(before).max())
     if not difference <= TOLERANCE:
         raise UserError(f"{folder} gives other vectors than the checkpoint, by {difference:.1e}: nothing was pushed.")
+    if published.pools_itself:
+        texts = [again.prefix + text for text in PROBE]
+        batch = again.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")  # cut by model_max_length
+        with torch.no_grad():
+            pooled = again.model(**batch).pooler_output  # (N, D)
+        away = 1 - float(cosine_similarity(torch.from_numpy(before).double(), pooled.double()).min())
+        if not away <= POOLER_TOLERANCE:
+            raise UserError(
+                f"{folder}: pooler_output is not the sentence vector, by {away:.1e} in cosine: not pushed."
+            )
 
 
 def _read(path: Path) -> Any:

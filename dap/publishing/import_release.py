@@ -61,7 +61,7 @@ def import_release(
         pooling = "cls"
     options = Options(pooling=pooling, max_seq_length=max_seq_length, trust_remote_code=trust_remote_code)
     published = build(folder, out, options)
-    kept = set(_tensors(out))
+    kept = {name for name in _tensors(out) if not name.startswith("pooler.")}  # whose weights are new
     dropped = Counter(name.split(".")[0] for name in _tensors(folder) if _without_base(name) not in kept)
     return published, dict(dropped)
 

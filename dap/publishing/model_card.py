@@ -20,6 +20,8 @@ from dap.publishing.card_results import eval_results, results_text
 from dap.reports import markdown_table
 
 HEADS_FOLDER = "pretraining"  # of the repository, with the whole DAP checkpoint
+#: tanh(s x) = s x to 3e-4 of a value for |x| < 32, which layer normalisation stays below; float16 can hold s x.
+POOLER_SCALE = 2.0**-10
 #: What the record of a run says of the recipe, in the card's order.
 RECIPE = (
     "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
@@ -50,8 +52,13 @@ class Published:
     max_seq_length: int
     normalize: bool
     similarity: str
-    has_pooler_option: bool
+    has_pooler: bool  # its class has one, if it has no weights in the checkpoint
     prompts: dict[str, str] = field(default_factory=dict)  # of sentence-transformers, by name
+
+    @property
+    def pools_itself(self) -> bool:
+        """Whether `AutoModel`'s `pooler_output` is the sentence vector, in the plain layout times `POOLER_SCALE`."""
+        return self.layout == "dap" or (self.has_pooler and self.pooling == "cls")
 
 
 @dataclass(frozen=True)

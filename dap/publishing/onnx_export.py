@@ -94,7 +94,7 @@ def export(
             print(f"{INT8}: smallest cosine with those vectors {_closeness(path, encoder.tokenizer):.3f}")
         _move_all(Path(temporary), folder / "onnx")
     if not is_own:
-        save_tokenizer(encoder.tokenizer, None, folder)
+        save_tokenizer(encoder.tokenizer, encoder.max_seq_length, folder)
         encoder.backbone.config.save_pretrained(folder)
     return folder / "onnx" / FLOAT32
 

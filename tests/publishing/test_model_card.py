@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
 from dap.publishing.folder import Options, write
 from dap.publishing.model_card import (
+    POOLER_SCALE,
     Published,
     Sources,
     languages,
@@ -179,6 +181,19 @@ def test_what_is_not_known_is_absent() -> None:
     assert "### Loss" not in trained
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"pooling": "cls"}, "`pooler_output` is the sentence vector times 2⁻¹⁰"),
+        ({}, "`pooler_output` is all zeros: a pooler sees the first token alone"),
+        ({"pooling": "cls", "has_pooler": False}, "vectors = model(**batch).last_hidden_state[:, 0]"),
+        ({"normalize": True}, "sentence-transformers gives it length 1; Transformers and SentenceEncoder leave"),
+    ],
+)
+def test_card_says_which_line_gives_the_vector_and_its_length(made: dict[str, Any], said: str) -> None:
+    assert said in model_card("user/dap", replace(PLAIN, **made), Sources()).text
+
+
 def test_an_encoder_of_masked_language_modelling_is_not_called_aligned() -> None:
     made = model_card("user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})).text
     assert "An encoder (`bert`, 12 layers) to start training from" in made
@@ -199,11 +214,11 @@ def test_loss_curve_keeps_ends_and_evaluations() -> None:
     assert loss_curve(HISTORY[-2:]) == ""
 
 
-@pytest.mark.parametrize("layout", ["plain", "dap"])
+@pytest.mark.parametrize(("layout", "pooling"), [("plain", "mean"), ("plain", "cls"), ("dap", "mean")])
 def test_snippets_run_as_they_are_written(
-    layout: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    layout: str, pooling: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling="mean")
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling=pooling)
     prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
     options = Options(layout=layout, prefix=prefix, max_seq_length=9)
     published = write(checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint))
@@ -211,12 +226,18 @@ def test_snippets_run_as_they_are_written(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     sentences = ["Guten Morgen!", "Good morning!"]
     expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix=prefix, max_seq_length=9).encode(sentences)
-    snippets = re.findall(r"```python\n(.*?)```", ModelCard.load("user/tiny/README.md").text, re.DOTALL)
+    card = ModelCard.load("user/tiny/README.md").text
+    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(snippets) == (4 if published.heads else 3)
     for snippet in snippets[:3]:
         names: dict[str, Any] = {}
+        tolerance = 1e-5
         exec(snippet, names)
-        np.testing.assert_allclose(np.asarray(names["vectors"]), expected, atol=1e-5)
+        vectors = np.asarray(names["vectors"])
+        if snippet is snippets[1] and (layout, pooling) == ("plain", "cls"):  # by pooler_output, whose tanh bends
+            vectors, tolerance = vectors / POOLER_SCALE, 1e-4
+            assert "times 2⁻¹⁰" in card
+        np.testing.assert_allclose(vectors, expected, atol=tolerance)
 
 
 def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Path) -> None:

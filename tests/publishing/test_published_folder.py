@@ -10,20 +10,29 @@ from conftest import synthetic_pairs, tiny_config
 from safetensors import safe_open
 from tiny_models import make_batch, tiny_model
 from transformers import (
+    AlbertConfig,
     AutoModel,
     AutoModelForPreTraining,
     AutoTokenizer,
+    BertConfig,
     BertModel,
+    BigBirdConfig,
+    CamembertConfig,
+    MPNetConfig,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    XLMRobertaConfig,
     XLMRobertaModel,
 )
 
 from dap.encoding.encoder import SentenceEncoder
-from dap.publishing.folder import Options, build, write
+from dap.publishing.folder import Options, build, write, write_modules
 from dap.publishing.hub import fetch
-from dap.publishing.model_card import Sources
+from dap.publishing.model_card import POOLER_SCALE, Sources
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
+#: Classes whose pooler has another shape or place, beside those that the other tests have.
+POOLERS = (BertConfig, RobertaConfig, XLMRobertaConfig, CamembertConfig, AlbertConfig, BigBirdConfig, MPNetConfig)
 LONG = " ".join(target for _, target in synthetic_pairs("fr", 30))
 SENTENCES = [source for source, _ in synthetic_pairs("de", 4)] + ["", "ka", LONG]
 
@@ -64,7 +73,7 @@ def test_every_library_gives_the_checkpoints_vectors(
     assert "auto_map" not in (tmp_path / "out/config.json").read_text()
 
 
-def test_root_holds_no_pooler_no_pickle_no_path_and_no_leftover_of_training(
+def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_training(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     torch.manual_seed(1)
@@ -81,8 +90,11 @@ def test_root_holds_no_pooler_no_pickle_no_path_and_no_leftover_of_training(
         out = tmp_path / f"out-{source}"
         write(tmp_path / source, out, "user/tiny", options, Sources())
         with safe_open(out / "model.safetensors", framework="pt") as weights:
-            assert not [name for name in weights.keys() if name.startswith("pooler")]  # noqa: SIM118
-            assert "embeddings.word_embeddings.weight" in weights.keys()  # noqa: SIM118
+            names = set(weights.keys())
+            scale = POOLER_SCALE if source == "dap" else 0.0
+            torch.testing.assert_close(weights.get_tensor("pooler.dense.weight"), scale * torch.eye(32))
+            assert not weights.get_tensor("pooler.dense.bias").any()
+        assert names == set(plain.state_dict())
         files = [path for path in out.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} <= {".json", ".safetensors", ".py", ".md"}
         for path in files:
@@ -106,6 +118,74 @@ def test_module_files_have_the_names_that_servers_know(
     assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_cls_token", "include_prompt"]
     assert pooling["word_embedding_dimension"] == 32
     assert (tmp_path / "out/2_Normalize/config.json").exists()
+    transformer = json.loads((tmp_path / "out/sentence_bert_config.json").read_text())
+    assert set(transformer) == {"max_seq_length", "do_lower_case"}  # ONNX and OpenVINO take no argument of a class
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == transformer["max_seq_length"] == 80
+
+
+@pytest.mark.parametrize("config_class", POOLERS)
+def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
+    config_class: type, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    shape = tiny_config("bert", len(tiny_tokenizer)).to_dict()
+    kept = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "pad_token_id",
+    )
+    extra = {"attention_type": "original_full", "emb_size": 32, "embedding_size": 32}
+    more = {name: value for name, value in extra.items() if hasattr(config_class(), name)}
+    model = AutoModel.from_config(config_class(**{name: shape[name] for name in kept}, **more))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(0.1)
+    for part in (model, tiny_tokenizer):
+        part.save_pretrained(tmp_path / "plain")
+    for pooling in ("cls", "mean"):
+        out = tmp_path / pooling
+        published = build(tmp_path / "plain", out, Options(pooling=pooling))
+        batch = AutoTokenizer.from_pretrained(out)(SENTENCES, padding=True, truncation=True, return_tensors="pt")
+        again, report = AutoModel.from_pretrained(out, output_loading_info=True)
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+        with torch.no_grad():
+            pooled = again(**batch).pooler_output
+        assert published.pools_itself == (pooling == "cls")
+        if pooling == "mean":
+            assert not pooled.any()
+            continue
+        expected = torch.from_numpy(SentenceEncoder.from_pretrained(str(out)).encode(SENTENCES))
+        assert float(torch.cosine_similarity(pooled.double(), expected.double()).min()) > 1 - 1e-6
+        torch.testing.assert_close(pooled, POOLER_SCALE * expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_class_without_pooler_is_said_to_have_none(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, "distilbert", objective="tr")
+    published = build(checkpoint, tmp_path / "out")
+    assert not published.has_pooler
+    assert not published.pools_itself
+    ids = tiny_tokenizer(["kaban"], return_tensors="pt")["input_ids"]
+    assert "pooler_output" not in AutoModel.from_pretrained(tmp_path / "out")(ids)
+
+
+def test_modules_make_a_checkpoint_a_model_of_the_library(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    checkpoint = tmp_path / "dap"
+    for part in (tiny_model(tr_similarity="dot"), tiny_tokenizer):
+        part.save_pretrained(checkpoint)
+    encoder = SentenceEncoder.from_pretrained(str(checkpoint), max_seq_length=9)
+    expected = encoder.encode(SENTENCES)
+    assert np.abs(library_vectors(checkpoint) - expected).max() > 0.1  # the mean of the tokens
+    write_modules(encoder, checkpoint)
+    for options in ({}, {"trust_remote_code": True}):  # modeling_dap is imported here; the folder's own code
+        np.testing.assert_allclose(library_vectors(checkpoint, **options), expected, atol=1e-5)
+    np.testing.assert_allclose(SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES), expected)
+    library = json.loads((checkpoint / "config_sentence_transformers.json").read_text())
+    assert library == {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
 
 
 def test_prefix_length_and_normalisation_of_a_library_folder_stay(
@@ -123,10 +203,19 @@ def test_prefix_length_and_normalisation_of_a_library_folder_stay(
         with torch.no_grad():
             vector = model(batch["input_ids"]).pooler_output[0].double()
         expected.append((vector / vector.norm()).numpy())
+    from sentence_transformers import SentenceTransformer
+
     for folder in ("first", "second"):
         np.testing.assert_allclose(library_vectors(tmp_path / folder), np.array(expected), atol=1e-5)
-    plain = library_vectors(tmp_path / "second", default_prompt_name=None)
-    assert plain.shape == np.array(expected).shape
+        library = SentenceTransformer(str(tmp_path / folder), device="cpu")
+        for encode in (library.encode_query, library.encode_document):
+            np.testing.assert_allclose(encode(SENTENCES), np.array(expected), atol=1e-5)
+    build(tmp_path / "first", tmp_path / "bare", Options(prefix=""))
+    library = SentenceTransformer(str(tmp_path / "bare"), device="cpu")
+    bare = SentenceEncoder.from_pretrained(str(tmp_path / "bare")).encode(SENTENCES)
+    bare /= np.linalg.norm(bare, axis=1, keepdims=True)
+    for encode in (library.encode, library.encode_query, library.encode_document):
+        np.testing.assert_allclose(encode(SENTENCES), bare, atol=1e-5)
 
 
 def test_heads_load_from_the_subfolder_and_train_on(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -282,4 +371,5 @@ def test_similarity_and_prompts_of_a_library_folder_stay(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": "passage"}))
     build(tmp_path / "first", tmp_path / "second")
     again = json.loads((tmp_path / "second/config_sentence_transformers.json").read_text())
+    prompts["document"] = "loder: "  # which encode_document would leave out otherwise
     assert again == {"prompts": prompts, "default_prompt_name": "passage", "similarity_fn_name": "dot"}
