@@ -21,6 +21,7 @@ _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
 os.environ["HF_HOME"] = _cache.name
 
 import pytest
+from forked import start_server
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LANGUAGES = ("de", "fr", "sw")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its part of the suite needs the server
+        start_server()
 
 
 def pytest_collection_finish() -> None:
