@@ -37,7 +37,8 @@ def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
     """What multiprocessing would start as `python -c CODE` goes on here, in a child that has all modules already."""
     if process := os.fork():
         return process
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # not those of pytest
+    own = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = own  # not those of pytest
     multiprocessing.util.close_all_fds_except([1, 2, *kept])
     gc.freeze()
     try:
