@@ -33,7 +33,7 @@ LANGUAGES = ("de", "fr", "sw")
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its part of the suite needs the server
-        start_server()
+        start_server(config.pluginmanager.getplugin("capturemanager"))
 
 
 def pytest_collection_finish() -> None:
