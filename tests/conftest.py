@@ -21,6 +21,7 @@ _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
 os.environ["HF_HOME"] = _cache.name
 
 import pytest
+from forked import start_server
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LANGUAGES = ("de", "fr", "sw")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its part of the suite needs the server
+        start_server(config.pluginmanager.getplugin("capturemanager"))
 
 
 def pytest_collection_finish() -> None:
@@ -115,7 +121,9 @@ def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _repeatable() -> None:
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed notes the stack for devices: slower than many tests
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

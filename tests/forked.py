@@ -1,6 +1,10 @@
 """Processes for tests, forked from a server that imported torch and Transformers: a new python needs 8 s for them."""
 
+import gc
+import importlib
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import runpy
 import subprocess
@@ -8,13 +12,45 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
+from unittest import mock
+
+from _pytest.capture import CaptureManager
 
 #: For `processes.Process(target=..., args=...)`. The server starts with the first of them.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["transformers.trainer", "transformers.models.bert", "sentence_transformers"])
+PRELOADED = ["transformers.trainer", "transformers.models.bert", "sentence_transformers"]
+processes.set_forkserver_preload(PRELOADED)
 
 TESTS = Path(__file__).resolve().parent
+
+
+def start_server(capture: CaptureManager) -> None:
+    """Starts the server by a fork of this process, which needs the same modules: before it has threads or our code."""
+    for name in PRELOADED:  # not captured: their log handlers keep the stderr that they find
+        importlib.import_module(name)
+    capture.resume_global_capture()  # what the processes print belongs to the tests
+    resource_tracker.ensure_running()
+    with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork):
+        multiprocessing.forkserver.ensure_running()
+    capture.suspend_global_capture()
+
+
+def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
+    """What multiprocessing would start as `python -c CODE` goes on here, in a child that has all modules already."""
+    if process := os.fork():
+        return process
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/dev/fd")):
+        if number not in (1, 2, *kept):  # closed, but no later file gets the number, which an object may still know
+            os.dup2(null, number)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    gc.freeze()
+    try:
+        exec(arguments[-1])
+    finally:
+        os._exit(0)
 
 
 def run_two(work: Callable[..., None], *args: object) -> None:

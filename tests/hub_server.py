@@ -92,6 +92,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request; methods named after `ROUTES` answer it."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each body waits 40 ms for the client to acknowledge the headers
     server: HubServer
 
     def log_message(self, *args: Any) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from conftest import REPOSITORY, synthetic_pairs, tiny_config
+from naive import naive_alignment
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertModel, PreTrainedTokenizerFast
@@ -85,21 +86,6 @@ def get(server: Any, path: str, headers: dict[str, str] | None = None, **values:
 def ask(server: Any, path: str, **values: str) -> dict[str, Any]:
     status, _, body = get(server, f"/api/{path}", **values)
     return {"status": int(status), **json.loads(body)}
-
-
-def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
-    def cosine(a: list[float], b: list[float]) -> float:
-        lengths = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
-        return sum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
-
-    table = [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
-    links = []
-    for s, row in enumerate(table):
-        t = row.index(max(row))
-        column = [other[t] for other in table]
-        if column.index(max(column)) == s and source[s].any() and target[t].any():
-            links.append([s, t])
-    return links, table
 
 
 # Tokens

@@ -60,8 +60,9 @@ SAID = {
 # Plays scripts, each in a process and a folder of its own and with an empty cache. All in a new python, as the client
 # reads its settings when it is imported.
 PLAYER = """
-import json, multiprocessing, os, sys
+import gc, json, multiprocessing, os, sys
 import sentence_transformers, transformers.trainer
+gc.freeze()  # a training collects, and would look at all that was imported
 
 def play(script, folder, arguments):
     os.mkdir(folder)

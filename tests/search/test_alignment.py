@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from naive import naive_alignment
 
 from dap.search.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 
@@ -37,21 +38,6 @@ def naive_accuracy(queries: list[np.ndarray], keys: list[np.ndarray], links: lis
             hits[0] += max(pool, key=pool.get) in gold
             hits[1] += max(own, key=own.get) in gold
     return 100 * hits[0] / total, 100 * hits[1] / total
-
-
-def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
-    def cosine(a: list[float], b: list[float]) -> float:
-        lengths = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
-        return sum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
-
-    table = [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
-    links = []
-    for s, row in enumerate(table):
-        t = row.index(max(row))
-        column = [other[t] for other in table]
-        if column.index(max(column)) == s and source[s].any() and target[t].any():
-            links.append([s, t])
-    return links, table
 
 
 def test_alignment_equals_a_plain_loop() -> None:

@@ -1,7 +1,6 @@
 """Blocked nearest neighbours against a naive float64 loop: exactness, both directions, ties, bad rows, memory."""
 
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY
+from forked import run_python
 
 from dap.search.similarity import GROUP, PART, Neighbours, mutual_neighbours, nearest, nearest_neighbours
 
@@ -223,5 +223,6 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 mutual_neighbours(rows, rows[:12_000], 2, blocks=(512, 512))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    done = run_python(["-c", code], dict(os.environ), REPOSITORY)
+    assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 60, done.stdout  # MiB
