@@ -151,7 +151,7 @@ def test_heads_that_do_not_fit_are_refused(
     for more, message in (
         (["--rtl_layers", "1"], run_of + "rtl_layers=2 there, but 1 here: give --rtl_layers 2"),
         (["--rtl_direction", "both"], run_of + "rtl_direction='source-to-target' there, but 'both' here"),
-        (["--objective", "tr"], run_of + r"objective 'tr\+rtl' there has no head that objective 'tr' here has"),
+        (["--objective", "tr"], run_of + r"objective 'rtl' there has no head that objective 'tr' here has"),
         (["--target_vocabulary_file", str(file)], f"{theirs}, these target_vocab_size=3: leave --target_vocabulary"),
         (["--restrict_target_vocabulary", "false"], f"target_vocab_size={theirs}, these the whole vocabulary: leave"),
         (

@@ -83,7 +83,7 @@ def test_help_begins_with_our_own_arguments(capsys: pytest.CaptureFixture) -> No
     names = ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder", "Transformers'")
     places = [text.index(f" {name} ") for name in (*names, "--weight_decay")]
     assert places == sorted(places)
-    assert "share of the tokens that MLM masks. (default: 0.15)" in text
+    assert "share of the tokens that mlm masks. (default: 0.15)" in text
     assert "(default: None)" not in text[: places[-2]]
     assert "--output-dir" not in text
 
