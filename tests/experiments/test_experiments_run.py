@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -381,15 +382,45 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_path: Path) -> None:
-    places = {name: str(tmp_path) for name in ("encoder", "encoder_without_head", "data", "links")}
+    places = {name: str(tmp_path) for name in ("encoder", "encoder_without_head", "data", "links", "heads")}
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():
         if run.is_past:
             continue
         own = {key: value for key, value in run.arguments.items() if key != "released_processes"}
-        model, _, _ = parse_arguments(flags(own | {"output_dir": str(tmp_path)}))
+        model, _, _ = parse_arguments(flags(own | {"output_dir": str(tmp_path), "use_cpu": True}))
         fields = given_fields(model) | {"mask_token_id": 4}
         if "rtl_direction" in fields:
             fields["rtl_languages"] = ["de"]  # the text's
         DAPConfig(BertConfig(num_hidden_layers=4), **fields)
+
+
+def test_the_script_for_a_gpu_goes_on_where_it_was(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # writes down what it is asked to run, and says how far a study is
+    python.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {tmp_path}/asked
+[ "$2" = benchmarks.gpu ] && mkdir -p "$4"
+case "$*" in *--list) cat {tmp_path}/progress;; esac
+"""
+    )
+    python.chmod(0o755)
+    for name in ("e5", "data"):
+        (tmp_path / name).mkdir()
+    places = {"ENCODER": "e5", "DATA": "data", "OUT": "out", "PYTHON": str(python)}
+    script = ["bash", str(REPOSITORY / "experiments" / "gpu.sh")]
+
+    def call(progress: str) -> str:
+        (tmp_path / "progress").write_text(progress)
+        made = subprocess.run(
+            script, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, check=True
+        )
+        return made.stdout
+
+    outputs = [call("tr/seed-0: open\n"), call("tr/seed-0: done\ndap/seed-0: begun\n"), call("tr/seed-0: done\n")]
+    assert ["all is done" in output for output in outputs] == [False, False, True]
+    benchmark, *studies = (tmp_path / "asked").read_text().splitlines()
+    assert benchmark == f"-m benchmarks.gpu --folder {tmp_path}/out/benchmarks"
+    assert len(studies) == 4
+    assert all(f"heads={tmp_path}/out/runs/gpu/heads-lr0.001/seed-0" in line for line in studies)
