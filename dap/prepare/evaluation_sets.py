@@ -9,7 +9,7 @@ import polars as pl
 
 from dap.errors import UserError
 from dap.prepare.filters import repair_texts
-from dap.text import disk_path, find_bitext, read_pairs, read_sentences
+from dap.text import disk_path, find_bitext, list_folder, read_pairs, read_sentences
 
 #: What is no text by lines; taken for it, its sentences would never be found.
 _NO_LINES = (".csv", ".json", ".parquet", ".po", ".tmx", ".xml", ".zip")
@@ -40,7 +40,7 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
         if path.is_dir():
             known = sides.union(*(table.paths for table in tables))
             known |= {str(disk_path(name)) for name in known}
-            plain = {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
+            plain = {str(other.absolute()) for other in list_folder(path)} - known
         for table in tables:
             found.update((side, None) for pair in read_pairs(table) for side in pair.values())
         for text in sorted(sides | plain):
