@@ -192,7 +192,9 @@ def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch:
     out = tmp_path / "out"
 
     def beside(*_: Any) -> None:
-        with pytest.raises(ValueError, match="out: another run is at work on it: wait for its end, or give"):
+        with pytest.raises(
+            ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end, or give"
+        ):
             run(arguments(raw, out))
         _interrupt()
 

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from dap.errors import UserError
+from dap.errors import UserError, require_utf8
 
 MAX_LINE = 64 << 20  # bytes; what is longer is no text, and would fill the memory
 BLOCK = 1 << 16  # bytes read at once of a packed file
@@ -125,14 +125,6 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
         require_utf8(path)
         files.append(path)
     return files
-
-
-def require_utf8(path: str | Path) -> None:
-    """Raises `UserError` for a name that is no UTF-8, which no report and no shard could hold."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{os.fsencode(path)!r}: a file name that is no UTF-8; rename it") from None
 
 
 def list_archive(archive: Path) -> list[Path]:

@@ -207,8 +207,8 @@ def _parquet(file: BitextFile) -> Iterator[Batch]:
     try:
         with pq.ParquetFile(file.paths[0]) as table:
             names = table.schema_arrow.names
-            if not {"source", "target"} <= set(names):
-                raise UserError(f"{file}: columns are {names}; expected 'source' and 'target': rename them")
+            if [names.count(side) for side in ("source", "target")] != [1, 1]:
+                raise UserError(f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them")
             for block in table.iter_batches(BATCH, columns=["source", "target"]):
                 sides = [block[side].cast(pa.large_binary()) for side in ("source", "target")]
                 yield Batch(sides, lambda row, sides=sides: _explain(*(side[row].as_py() for side in sides)))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from written import FORMATS, PAIRS, Pairs, many, read, text_of, write, write_format, zip_of
 
+from dap.errors import UserError
 from dap.text import BitextFile, LineAudit, formats, read_tables
 from dap.text.formats import TABLE
 
@@ -161,6 +162,10 @@ def test_parquet_that_is_none_or_lacks_text(tmp_path: Path) -> None:
         read(path)
     pq.write_table(pa.table({"de": ["a"], "en": ["b"]}), path)
     with pytest.raises(ValueError, match=r"columns are \['de', 'en'\]; expected 'source' and 'target'"):
+        read(path)
+    twice = pa.table([pa.array(["a"])] * 3, names=["source", "target", "source"])
+    pq.write_table(twice, path)
+    with pytest.raises(UserError, match=r"'source'\]; expected 'source' and 'target', once each: rename them"):
         read(path)
     for nothing in (pa.array([], pa.string()), pa.nulls(4)):
         pq.write_table(pa.table({"source": nothing, "target": pa.array(["a"] * len(nothing), pa.string())}), path)
