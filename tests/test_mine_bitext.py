@@ -114,7 +114,7 @@ def test_empty_repeated_and_tabbed_lines(
     assert f"{command[0]}: 44 lines, 2 empty, 2 repeated, 40 sentences" in capsys.readouterr().out
     lines = {"1": "2"} | {str(n): str(n + 2) for n in range(2, 41)}
     assert read(tmp_path / "pairs.tsv") == [[*row[:3], lines[row[3]], row[4]] for row in clean]
-    write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\u2028ban" for line in SOURCE])
+    write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\tban" for line in SOURCE])
     run(command)
     rows = read(tmp_path / "pairs.tsv")
     assert all(source == f"{SOURCE[int(n) - 1][:3]} {SOURCE[int(n) - 1][3:]} ban" for _, source, _, n, _ in rows)
