@@ -4,6 +4,8 @@ import gzip
 import json
 import lzma
 import os
+import resource
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -121,6 +123,22 @@ def test_empty_repeated_and_tabbed_lines(
     write(tmp_path / "a.de", [*SOURCE[:6], "ka\rban", *SOURCE[6:]])
     with pytest.raises(ValueError, match=r"a\.de, line 7: carriage return at offset 2, within the line: tr '"):
         run(command)
+
+
+def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(command: list[str], tmp_path: Path) -> None:
+    run(command)
+    before, hard = (tmp_path / "pairs.tsv").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    (tmp_path / "pairs.tsv").unlink()
+    shutil.rmtree(tmp_path / "pairs.tsv.embeddings")
+    for size in (500, 1500, 4000):  # bytes that a file may have
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/pairs\S+.*: the disk is full \(.*make room"):
+                main(command)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    run(command)
+    assert (tmp_path / "pairs.tsv").read_bytes() == before
 
 
 def test_given_pairs_are_scored_in_their_order(command: list[str], tiny_bert_dir: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A path may lead into a zip archive as if that were a folder: `europarl/en-fr.txt
 unpacked to the disk.
 """
 
+import errno
 import gzip
 import io
 import lzma
@@ -25,6 +26,7 @@ BLOCK = 1 << 16  # bytes read at once of a packed file
 MAX_RETURNS = 9  # carriage returns within a line; what has more is many lines
 
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)
+_DAMAGED += (UnicodeDecodeError,)  # of a member's name
 
 
 @contextmanager
@@ -40,8 +42,8 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
         with _open_packed(Path(path)) as packed, unpack(packed) as stream:
             yield io.BufferedReader(stream, 1 << 20)  # lines in C, whatever is below
     except (*_DAMAGED, OSError) as error:
-        if isinstance(error, OSError) and (error.errno or isinstance(error, FileNotFoundError)):
-            raise  # not what bz2 raises
+        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise  # not what bz2 raises, nor a place before the start of an archive
         raise UserError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
 
 
@@ -146,7 +148,9 @@ def _open_archive(archive: Path) -> zipfile.ZipFile:
 def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
     try:
         opened = zipfile.ZipFile(archive)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:  # also a member's name that is no UTF-8
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise
         raise UserError(f"{archive}: damaged or truncated zip archive ({error}); fetch it again") from error
     names = set()
     for member in opened.infolist():

@@ -212,7 +212,7 @@ def _parquet(file: BitextFile) -> Iterator[Batch]:
             for block in table.iter_batches(BATCH, columns=["source", "target"]):
                 sides = [block[side].cast(pa.large_binary()) for side in ("source", "target")]
                 yield Batch(sides, lambda row, sides=sides: _explain(*(side[row].as_py() for side in sides)))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again") from error
 
 
