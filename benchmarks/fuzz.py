@@ -164,26 +164,19 @@ def write_inputs(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names).save_pretrained(folder / "model")
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=160, **shape)).save_pretrained(
-        folder / "model"
-    )
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=160, **shape)
+    BertModel(config).save_pretrained(folder / "model")
+    (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
     (folder / "test").mkdir()
     (folder / "test" / "plain.txt").write_text("a sentence\nanother one\twith two parts\n")
     (folder / "test" / "records.jsonl").write_text('{"premise": "one", "choices": ["two", "three"]}\n')
     (folder / "xnli").mkdir()
     for split, code in (("train", "en"), ("dev", "en"), ("test", "en"), ("test", "de")):
-        lines = (
-            f"premise {n}\thypothesis {n}\t{('entailment', 'neutral', 'contradiction')[n % 3]}\n" for n in range(60)
-        )
-        (folder / "xnli" / f"{split}-{code}.tsv").write_text("".join(lines))
-    recipe = [
-        "train_data: text",
-        "max_steps: 1",
-        "dev_pairs: 2",
-        "per_device_train_batch_size: 4",
-        "max_bad_lines: 0.9",
-    ]
-    (folder / "recipe.yaml").write_text("\n".join([*recipe, "eval_strategy: no", "save_strategy: no", ""]))
+        labels = ("entailment", "neutral", "contradiction") * 20
+        lines = "".join(f"premise {n}\thypothesis {n}\t{label}\n" for n, label in enumerate(labels))
+        (folder / "xnli" / f"{split}-{code}.tsv").write_text(lines)
+    recipe = "train_data: text\ndev_pairs: 2\nobjective: tr+rtl\nrtl_layers: 1\nlearning_rate: 0.001\n"
+    (folder / "recipe.yaml").write_text(recipe)
     numbers = {"languages": {"de": {"pairs": 3, "xx-en": 50.0, "en-xx": 25.0}}}
     for seed, name in enumerate(("run.json", "other.json")):
         (folder / name).write_text(json.dumps(report("model", "retrieval", numbers, {}, 1.0, seed=seed)))

@@ -143,7 +143,7 @@ def _writing(name: str, path: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{name} {path} cannot be written: {one_line(error)}") from error
+        raise UserError(f"{name} {path} cannot be written: {error.strerror or one_line(error)}") from error
 
 
 @contextmanager
