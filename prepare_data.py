@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser
-from dap.commands import command, guarded
+from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
 from dap.files import disk_full, read_object, whole_file, write_json
 from dap.languages import base_language
@@ -71,6 +71,10 @@ class DataArguments:
             raise UserError("there is no text to prepare: give --data, --opus or both")
         if self.num_workers < 1:
             raise UserError(f"--num_workers {self.num_workers} must be at least 1")
+
+    def outputs(self) -> dict[str, str]:
+        """Argument -> file to write beside `output_dir`."""
+        return {"--list_leaks": self.list_leaks} if self.list_leaks else {}
 
 
 def check_outside(args: DataArguments, options: PrepareOptions) -> None:
@@ -144,14 +148,16 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     args, options = ArgumentParser((DataArguments, PrepareOptions)).parse_args_into_dataclasses(args=argv)
     check_outside(args, options)
-    listed = {"--list_leaks": args.list_leaks} if args.list_leaks else {}
-    with disk_full(Path(args.output_dir)), guarded(listed, {"--output_dir": args.output_dir}):
+    given = [args.licences, options.tokenizer, options.target_vocabulary]
+    inputs = [Path(path).expanduser() for path in (*args.data, *args.evaluation_data, *filter(None, given))]
+    with disk_full(Path(args.output_dir)), guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs):
         return _run(args, options)
 
 
 def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     started = time.perf_counter()
     files, licences = find_files(args, options)
+    check_outputs(args.outputs(), [disk_path(path) for raw in files for path in raw.file.paths])
     plan = Plan(Path(args.output_dir), options, bool(args.evaluation_data), args.list_leaks is not None)
     settings = {name: getattr(args, name) for name in ("data", "opus", "languages", "evaluation_data")}
     settings |= asdict(options) | {"list_leaks": plan.list_leaks}

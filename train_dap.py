@@ -239,7 +239,8 @@ def run(
     logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
     outputs, is_writer = {"--output_dir": training.output_dir}, training.process_index == 0
     start = model_args.model_name_or_path or model_args.config_name
-    with guarded(folders=outputs, model=start, is_writer=is_writer):
+    inputs = filter(None, [model_args.tokenizer_name])
+    with guarded(folders=outputs, inputs=inputs, model=start, is_writer=is_writer):
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training, model_class)
         keep_record(record | (also_recorded or {}), training, checkpoint)

@@ -7,7 +7,9 @@ from typing import Any
 
 from transformers import HfArgumentParser
 
-from dap.errors import refusals
+from dap.errors import UserError, refusals, require_utf8
+
+MAY_BE_EMPTY = ("prefix",)  # says that there is none, where a checkpoint has one
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -28,11 +30,23 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` for dataclasses, whose help shows only defaults that say something.
 
-    What the dataclasses refuse, Transformers' own among them, is a `UserError`.
+    What the dataclasses refuse, Transformers' own among them, is a `UserError`; so is an empty value (of an unset
+    variable: as a path it would be the current folder), and a file name that is no UTF-8.
     """
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
         super().__init__(types, formatter_class=_Help, **options)
+
+    def parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse's, which gives the values and the arguments that it does not know."""
+        found, rest = super().parse_known_args(*args, **options)
+        for name, value in vars(found).items():
+            for text in value if isinstance(value, list) else [value]:
+                if text == "" and name not in MAY_BE_EMPTY and value != self.get_default(name):
+                    shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
+                    raise UserError(f"{shown} is empty: give a value (is a variable unset?), or leave it out")
+                require_utf8(text)
+        return found, rest
 
     @refusals()
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:

@@ -62,19 +62,21 @@ def guarded(
 
     Args:
         files, folders: argument that names the output -> output.
-        inputs: files that the run reads.
+        inputs: files and folders that the run reads.
         model: the model that it reads, if that is a folder or a file.
         is_writer: false in a process of several that writes nothing, and so locks nothing.
 
     Raises:
         UserError: an output that the run would read or that cannot be written, or another run is at work on it.
     """
-    check_outputs(files or {}, inputs, model)
+    inputs = list(inputs)
     for name, path in (folders or {}).items():
+        _keep_out(name, path, inputs)
         if Path(path).exists() and not Path(path).is_dir():
             raise UserError(f"{name} {path} is a file: give a folder")
-        if model is not None and Path(path).resolve() == Path(model).resolve():
+        if model is not None and _is_same(path, model):
             raise UserError(f"{name} {path} is the folder of the model: give another folder")
+    check_outputs(files or {}, inputs, model)
     with ExitStack() as stack:
         for name, path in (folders or {}).items() if is_writer else ():
             with _writing(name, path):
@@ -93,14 +95,15 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
         files, inputs, model: as in `guarded`.
 
     Raises:
-        UserError: an output that is an input, a file of the model or another output (names both), that is a folder,
-            or that cannot be written.
+        UserError: an output that is an input or lies in one, a file of the model or another output (names both), that
+            is a folder, or that cannot be written.
     """
-    taken = {Path(path).resolve(): f"the input {path}" for path in inputs}
+    inputs, taken = list(inputs), {}
     for name, path in files.items():
         place = Path(path).resolve()
         if model is not None and _is_of_model(place, Path(model).resolve()):
             raise UserError(f"{name} {path} would overwrite a file of the model {model}: give another file")
+        _keep_out(name, path, inputs)
         if place in taken:
             raise UserError(f"{name} {path} would overwrite {taken[place]}: give another file")
         if place.is_dir():
@@ -109,7 +112,23 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
     for name, path in files.items():
         with _writing(name, path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=Path(path).parent).close()
+            name_of_parts = {"prefix": f".{Path(path).name}.", "suffix": ".tmp"}  # as long as that of `whole_file`
+            tempfile.NamedTemporaryFile(dir=Path(path).parent, **name_of_parts).close()
+
+
+def _keep_out(name: str, path: Place, inputs: Iterable[Place]) -> None:
+    """Refuses an output that is one of the inputs, by whatever link, or lies in the folder of one."""
+    with _writing(name, path):
+        Path(path).exists()  # raises where a name is too long
+    for read in map(Path, inputs):
+        if _is_same(path, read):
+            raise UserError(f"{name} {path} would overwrite the input {read}: give another one")
+        if read.is_dir() and Path(path).resolve().is_relative_to(read.resolve()):
+            raise UserError(f"{name} {path} lies in the input {read}: give another place")
+
+
+def _is_same(path: Place, other: Place) -> bool:
+    return Path(path).exists() and Path(other).exists() and Path(path).samefile(other)
 
 
 def _is_of_model(path: Path, model: Path) -> bool:
@@ -124,7 +143,7 @@ def _writing(name: str, path: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{name} {path} cannot be written: {one_line(error)}") from error
+        raise UserError(f"{name} {path} cannot be written: {error.strerror or one_line(error)}") from error
 
 
 @contextmanager
@@ -174,9 +193,20 @@ def _lock(handle: int, name: str) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"{name}: another run is at work on it: wait for its end, or give another one") from None
+        run = f"another run{_holder(handle)}"
+        raise UserError(f"{name}: {run} is at work on it: wait for its end, or give another one") from None
     except OSError as error:  # some network file systems know no locks
         logger.warning("%s cannot be kept from other runs (%s): start none beside this one", name, error.strerror)
+
+
+def _holder(handle: int) -> str:
+    """Which process has the lock, as far as Linux tells: " (process 4711)"."""
+    with suppress(OSError):
+        for lock in Path("/proc/locks").read_text().splitlines():  # 1: FLOCK ADVISORY WRITE 4711 08:01:inode 0 EOF
+            words = lock.split()
+            if words[1] == "FLOCK" and words[5].endswith(f":{os.fstat(handle).st_ino}"):
+                return f" (process {words[4]})"
+    return ""
 
 
 def _let_go() -> None:

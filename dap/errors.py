@@ -1,5 +1,6 @@
 """What a user can mend: refusals in one line, and the errors of libraries as such refusals."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,12 +14,24 @@ class UserError(ValueError):
 def one_line(error: object) -> str:
     """What an error says, without line breaks; of the system's errors the file comes first, and no number.
 
-    >>> one_line(ValueError("a\\n  b")), one_line(FileNotFoundError(2, "No such file or directory", "a.txt"))
-    ('a b', 'a.txt: No such file or directory')
+    What a terminal would not show, such as an escape sequence or a byte that is no UTF-8, is escaped.
+
+    >>> one_line(ValueError("a\\n  b\\x1b[2J")), one_line(FileNotFoundError(2, "No such file", "a.txt"))
+    ('a b\\\\x1b[2J', 'a.txt: No such file')
     """
+    text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
+        text = f"{error.filename}: {error.strerror}"
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+
+
+def require_utf8(path: object) -> None:
+    """Raises `UserError` for a file name that is no UTF-8, which no report and no shard could hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{os.fsencode(str(path))!r}: a file name that is no UTF-8; rename it") from None
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from dap.files import read_json, read_object, whole_file, write_json
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
 COMMANDS += ("dap.publishing.onnx_export", "dap.publishing.import_release", "dap.reports.merge")
-BUSY = "another run is at work on it"
+BUSY = r"another run( \(process \d+\))? is at work on it"
 
 
 # ------------------------------------------------------------------------------------------ how they end
@@ -142,6 +142,7 @@ def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
         "eval_retrieval": ["--data_dir", str(text), "--model", model],
         "mine_bitext": [str(text / "a.de"), str(text / "a.en"), "--model", model],
         "push_to_hub": [model, "--repo_id", "user/a", "--dry_run"],
+        "prepare_data": ["--data", str(text)],
     }
     return [*start[name], write, str(out)]
 
@@ -162,6 +163,120 @@ def test_no_output_takes_the_place_of_an_input_or_of_a_models_file(
         with pytest.raises(UserError, match=f"^--output_dir {model} is the folder of the model"):
             run(argv_of(run.__module__, model, bitext_dir, Path(model)))
     assert {path: path.read_bytes() for path in Path(model).iterdir()} == before
+
+
+#: Command, arguments, and what stands for {} in them; model/, in/ and so on are made by `place`.
+REFUSED = [
+    ("prepare_data", "--data in --output_dir out --list_leaks {}", "in/de-en.tsv in/new.jsonl hard soft in"),
+    ("prepare_data", "--data in/a.de --output_dir out --list_leaks {}", "in/a.de in/a.en"),
+    ("prepare_data", "--data in --evaluation_data test.txt --output_dir out --list_leaks {}", "test.txt in/de-en.tsv"),
+    ("prepare_data", "--data in --licences report.json --output_dir out --list_leaks {}", "report.json"),
+    ("prepare_data", "--data in --target_vocabulary model --output_dir out --list_leaks {}", "model/tokenizer.json"),
+    ("prepare_data", "--data in --evaluation_data model --output_dir {}", "in in/out in/de-en.tsv model model/out"),
+    ("mine_bitext", "in/a.de in/a.en --model model --output {}", "in/a.de in/a.en hard-side linked/config.json in"),
+    ("mine_bitext", "in/a.de in/a.en --model model --output {}", "model/model.safetensors model/tokenizer.json"),
+    ("mine_bitext", "in/a.de in/a.en --model model --output out --report_file {}", "in/a.de model/config.json out"),
+    ("mine_bitext", "in/a.de in/a.en --model model --output out --embeddings_dir {}", "model linked in/a.de"),
+    ("eval_retrieval", "--data_dir in --model model --output_file {}", "in/de-en.tsv hard soft in/a.en in"),
+    ("eval_retrieval", "--data_dir in --model model --hard_negatives --output_file {}", "model/config.json in/a.de"),
+    ("eval_retrieval", "--data_dir in --model model --output_file {}", "model/model.safetensors model/tokenizer.json"),
+    ("eval_retrieval", "--data_dir in --model model --output_dir {}", "in/de-en.tsv"),
+    ("train_dap", "--train_data in --model_name_or_path model --use_cpu --output_dir {}", "model linked in/a.de"),
+    ("train_dap", "--train_data in --config_name model --use_cpu --output_dir {}", "model linked"),
+    (
+        "train_dap",
+        "--train_data in --config_name user/a --tokenizer_name model --use_cpu --output_dir {}",
+        "model",
+    ),
+    ("run_xnli", "--model_name_or_path model --data_dir in --use_cpu --output_dir {}", "model linked in/a.de"),
+    ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
+    ("dap.publishing.onnx_export", "model {}", "in/a.de in"),
+    ("dap.publishing.import_release", "model {}", "model in/a.de in"),
+    ("dap.reports.merge", "report.json --output {}", "report.json in"),
+]
+
+
+@pytest.fixture
+def place(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with inputs and links to them."""
+    shutil.copytree(tiny_bert_dir, tmp_path / "model")
+    (tmp_path / "linked").symlink_to("model")
+    (tmp_path / "in").mkdir()
+    shutil.copy(bitext_dir / "de-en.tsv", tmp_path / "in")
+    for name in ("in/a.de", "in/a.en", "test.txt"):
+        (tmp_path / name).write_text("a sentence\n")
+    (tmp_path / "report.json").write_text('{"de-en.tsv": "CC0"}')
+    (tmp_path / "hard").hardlink_to(tmp_path / "in/de-en.tsv")
+    (tmp_path / "hard-side").hardlink_to(tmp_path / "in/a.en")
+    (tmp_path / "soft").symlink_to("in/de-en.tsv")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def state(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("name", "arguments", "outputs"), REFUSED)
+def test_no_command_writes_over_what_it_reads(name: str, arguments: str, outputs: str, place: Path) -> None:
+    before, why = state(place), "overwrite|lies in|is a file|is a folder|is the folder of the model|not empty|written"
+    for out in outputs.split():
+        with pytest.raises(SystemExit, match=f"^error: .*{out}.*({why})") as end:
+            import_module(name).main(arguments.format(out).split())
+        assert "\n" not in end.value.code
+        assert state(place) == before
+
+
+PATHS = {
+    "train_dap": "train_data validation_data model_name_or_path tokenizer_name target_vocabulary_file output_dir",
+    "run_xnli": "train_data data_dir model_name_or_path output_dir",
+    "eval_retrieval": "data_dir model output_file output_dir embeddings_dir",
+    "mine_bitext": "model output report_file embeddings_dir bucc",
+    "push_to_hub": "output_dir results dataset_info",
+    "prepare_data": "data evaluation_data output_dir list_leaks download_dir licences tokenizer target_vocabulary",
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_an_empty_path_is_not_the_current_folder(name: str, place: Path) -> None:
+    before, main = state(place), import_module(name).main
+    for path in PATHS[name].split():
+        given = argv_of(name, "model", Path("in"), Path("out"))
+        for odd, message in (
+            ("", "is empty: give a value"),
+            ("\udcff", "xff': a file name that is no UTF-8; rename it"),
+        ):
+            with pytest.raises(SystemExit, match=f"^error: .*{message}") as end:
+                main([*given, f"--{path}", odd])
+            assert odd or f"--{path}" in end.value.code or path == "model"
+    assert state(place) == before
+
+
+def test_empty_texts_and_reports_are_refused_too(place: Path) -> None:
+    before = state(place)
+    with pytest.raises(SystemExit, match="^error: FILES is empty"):
+        mine_bitext.main(["in/a.de", "", "--model", "model", "--output", "out"])
+    with pytest.raises(SystemExit, match="^error: --output is missing"):
+        mine_bitext.main(["in/a.de", "in/a.en", "--model", "model"])
+    with pytest.raises(SystemExit, match=r"^error: \.: Is a directory"):
+        import_module("dap.reports.merge").main([""])
+    with pytest.raises(SystemExit, match=r"^error: --output is a folder"):
+        import_module("dap.reports.merge").main(["report.json", "--output", ""])
+    assert state(place) == before
+
+
+def test_names_that_are_too_long_are_found_before_the_work(place: Path) -> None:
+    before = state(place)
+    for length in (243, 300):  # the first has no room for the name that a file has until it is whole
+        for name in ("eval_retrieval", "mine_bitext"):
+            with pytest.raises(
+                SystemExit, match="^error: --(output|embeddings).* cannot be written: .*File name too long"
+            ):
+                import_module(name).main(argv_of(name, "model", Path("in"), Path("x" * length)))
+    for name in ("train_dap", "run_xnli", "push_to_hub", "prepare_data"):
+        with pytest.raises(SystemExit, match="^error: --output_dir .* cannot be written: .*File name too long"):
+            import_module(name).main(argv_of(name, "model", Path("in"), Path("x" * 300)))
+    assert state(place) == before
 
 
 def test_results_may_lie_beside_a_models_files(tmp_path: Path) -> None:
@@ -191,7 +306,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- one run at a time
 
 
-@pytest.mark.parametrize("name", ["train_dap", "run_xnli", "eval_retrieval", "mine_bitext", "push_to_hub"])
+@pytest.mark.parametrize("name", sorted(PATHS.keys() - {"prepare_data"}))  # which has a test of its own
 def test_what_another_run_writes_is_left_to_it(name: str, bitext_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = argv_of(name, str(tmp_path / "absent"), bitext_dir, out)
@@ -241,8 +356,8 @@ def test_a_killed_run_holds_nothing_even_where_a_process_that_it_forked_lives_on
 
     run = fork(hold)
     try:
-        with pytest.raises(UserError, match=BUSY), claimed(path, beside=beside):
-            raise AssertionError("claimed twice")
+        with pytest.raises(UserError, match=rf"another run \(process {run}\) is at work on it"):
+            claimed(path, beside=beside).__enter__()
         os.kill(run, signal.SIGKILL)
         os.waitpid(run, 0)
         with claimed(path, beside=beside):

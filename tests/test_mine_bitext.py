@@ -4,6 +4,8 @@ import gzip
 import json
 import lzma
 import os
+import resource
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -114,10 +116,29 @@ def test_empty_repeated_and_tabbed_lines(
     assert f"{command[0]}: 44 lines, 2 empty, 2 repeated, 40 sentences" in capsys.readouterr().out
     lines = {"1": "2"} | {str(n): str(n + 2) for n in range(2, 41)}
     assert read(tmp_path / "pairs.tsv") == [[*row[:3], lines[row[3]], row[4]] for row in clean]
-    write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\rban" for line in SOURCE])
+    write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\tban" for line in SOURCE])
     run(command)
     rows = read(tmp_path / "pairs.tsv")
     assert all(source == f"{SOURCE[int(n) - 1][:3]} {SOURCE[int(n) - 1][3:]} ban" for _, source, _, n, _ in rows)
+    write(tmp_path / "a.de", [*SOURCE[:6], "ka\rban", *SOURCE[6:]])
+    with pytest.raises(ValueError, match=r"a\.de, line 7: carriage return at offset 2, within the line: tr '"):
+        run(command)
+
+
+def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(command: list[str], tmp_path: Path) -> None:
+    run(command)
+    before, hard = (tmp_path / "pairs.tsv").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    (tmp_path / "pairs.tsv").unlink()
+    shutil.rmtree(tmp_path / "pairs.tsv.embeddings")
+    for size in (500, 1500, 4000):  # bytes that a file may have
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/pairs\S+.*: the disk is full \(.*make room"):
+                main(command)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    run(command)
+    assert (tmp_path / "pairs.tsv").read_bytes() == before
 
 
 def test_given_pairs_are_scored_in_their_order(command: list[str], tiny_bert_dir: Path, tmp_path: Path) -> None:
@@ -229,7 +250,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str]
         (["--threshold", "nan"], "--threshold nan: give a finite number"),
         (["--output", "."], r"\. is a folder"),
         (["more.en"], r"more\.en: no such option, or a text in the wrong place; the two texts come first"),
-        (["--output", ""], "--output is missing"),
+        (["--output", ""], "--output is empty: give a value"),
         (["--pair", "de-en"], "--pair belongs to --bucc"),
         (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),
         (["--model", "no-such-model"], "--model_name_or_path no-such-model: "),

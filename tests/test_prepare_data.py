@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 import threading
 import zipfile
@@ -192,7 +193,9 @@ def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch:
     out = tmp_path / "out"
 
     def beside(*_: Any) -> None:
-        with pytest.raises(ValueError, match="out: another run is at work on it: wait for its end, or give"):
+        with pytest.raises(
+            ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end, or give"
+        ):
             run(arguments(raw, out))
         _interrupt()
 
@@ -259,6 +262,23 @@ def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path, monkeypatch
     run(command)
     run(arguments(raw, tmp_path / "other", seed=1))
     assert contents(out) == contents(tmp_path / "other")
+
+
+def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.txt").write_text("a sentence\n" * 50)
+    given = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "leaks.jsonl"}
+    run(arguments(raw, tmp_path / "clean", **given))
+    full = rf"^error: {tmp_path}/out/\S+: the disk is full \(.*; make room, then run again"
+    before, hard = contents(tmp_path / "clean"), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    for size in (600, 1200, 2500):  # bytes that a file may have
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(SystemExit, match=full):
+                main(arguments(raw, tmp_path / "out", **given))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    run(arguments(raw, tmp_path / "out", **given))
+    assert contents(tmp_path / "out") == before
 
 
 def _interrupt(*_: Any) -> None:

@@ -9,7 +9,7 @@ import polars as pl
 
 from dap.errors import UserError
 from dap.prepare.filters import repair_texts
-from dap.text import disk_path, find_bitext, read_pairs, read_sentences
+from dap.text import disk_path, find_bitext, list_folder, read_pairs, read_sentences
 
 #: What is no text by lines; taken for it, its sentences would never be found.
 _NO_LINES = (".csv", ".json", ".parquet", ".po", ".tmx", ".xml", ".zip")
@@ -37,7 +37,7 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
         alone = {side for file in files if file.format == "moses" for side in file.paths}
         if path.is_dir():
             known = {str(disk_path(name)) for file in files for name in file.paths}
-            alone |= {str(other.absolute()) for other in path.iterdir() if other.is_file()} - known
+            alone |= {str(other.absolute()) for other in list_folder(path)} - known
         elif not files:
             alone = {str(path)}
         for file in files:

@@ -228,7 +228,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     arguments = parser.parse_args(argv)
     if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
         raise UserError(f"{repeated[0]} is given twice: give each report once")
-    outputs = {"--output": arguments.output} if arguments.output else {}
+    outputs = {} if arguments.output is None else {"--output": arguments.output}
     with guarded(outputs, inputs=arguments.reports):
         merged = merge_pairs({path: read_report(path) for path in arguments.reports})
         for path in outputs.values():

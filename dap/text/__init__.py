@@ -1,6 +1,6 @@
 """Parallel text from files of any supported format: which files hold which languages, and the pairs in them."""
 
-from dap.text.archives import disk_path, read_sentences
+from dap.text.archives import disk_path, list_folder, read_sentences
 from dap.text.corpus import count_pairs, load_bitext
 from dap.text.files import BitextFile, find_bitext
 from dap.text.formats import LineAudit, read_pairs, read_tables
@@ -11,6 +11,7 @@ __all__ = [
     "count_pairs",
     "disk_path",
     "find_bitext",
+    "list_folder",
     "load_bitext",
     "read_pairs",
     "read_sentences",

@@ -51,7 +51,7 @@ _LANGUAGE = rf"(?:{_SMALL}|[a-z]{{2,3}}(?:[-_](?:[A-Z][a-z]{{3}}|[A-Z]{{2}}|[0-9
 _TABLE = re.compile(rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:tsv|jsonl|parquet)(?:\.gz|\.xz)?")
 _CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po(?:\.gz|\.xz)?")
 _SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(?:\.gz|\.xz)?")
-_PARALLEL = re.compile(r".*\.(?:tsv|jsonl|parquet|tmx|po|zip)(?:\.gz|\.xz)?")
+_PARALLEL = re.compile(r".*\.(?:tsv|jsonl|parquet|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?")
 _CLOSED = (".zip", ".parquet")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
@@ -134,7 +134,8 @@ def _files_in(folder: Path, target: str) -> list[BitextFile]:
     used = {Path(path) for file in files for name in file.paths for path in (name, disk_path(name))}
     for path in dict.fromkeys(path for inside in paths for path in (disk_path(inside), inside)):
         if path not in used and _PARALLEL.fullmatch(path.name):
-            logger.warning("%s is left out: it tells no language that it pairs with %r", path, target)
+            reason = f"it tells no language that it pairs with {target!r}, or is packed, and not as .gz or .xz"
+            logger.warning("%s is left out: %s", path, reason)
     return files
 
 
@@ -155,7 +156,9 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
         return files
     if _kind(path) in (".tmx", ".po"):
         raise UserError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
-    beside = [file for other in list_folder(path.parent) for file in _moses(other, target, Path.is_file)]
+    side = _SIDE.fullmatch(path.name)
+    named = list_folder(path.parent, f"{side[1]}.") if side else []
+    beside = [file for other in named for file in _moses(other, target, Path.is_file)]
     files = [file for file in beside if str(path) in file.paths]
     if not files:
         raise UserError(

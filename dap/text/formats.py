@@ -3,10 +3,11 @@
 Text is taken as it stands: quotes are text, and only a line feed (or CR + LF) ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
 
-A *bad line* has one column, an empty side, invalid UTF-8 or invalid JSON. Bad lines are logged, counted and skipped
-while their share of a file stays within `max_bad_lines`. The share is judged at the end of the file: one bad line
-among the first ten says nothing about a file of a million. Reading stops earlier only when there are more bad lines
-than the first 100,000 lines (or all lines read so far, if more) may have, as a longer file is judged from there on.
+A *bad line* has one column, an empty side, a carriage return within, invalid UTF-8 or invalid JSON. Bad lines are
+logged, counted and skipped while their share of a file stays within `max_bad_lines`. The share is judged at the end of
+the file: one bad line among the first ten says nothing about a file of a million. Reading stops earlier only when
+there are more bad lines than the first 100,000 lines (or all lines read so far, if more) may have, as a longer file is
+judged from there on.
 """
 
 import json
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from dap.errors import UserError
 from dap.languages import base_language
-from dap.text.archives import not_utf8, read_lines
+from dap.text.archives import not_text, not_utf8, read_lines
 from dap.text.files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -167,13 +168,19 @@ def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
 
 def _tsv(file: BitextFile) -> Iterator[Batch]:
     for lines in _batches(read_lines(file.paths[0])):
-        cells = pc.split_pattern(_decode(pa.array(lines, pa.binary())), "\t", max_splits=2)  # 2 sides, the rest
+        cells = pc.split_pattern(_text(lines), "\t", max_splits=2)  # 2 sides, the rest
         cells = pc.list_slice(cells, 0, 2, return_fixed_size_list=True)  # null stands for what is not there
         yield Batch([pc.list_element(cells, 0), pc.list_element(cells, 1)], partial(_explain_line, lines))
 
 
+def _text(lines: Sequence[bytes]) -> pa.Array:
+    """Lines as strings; null stands for what is no text."""
+    texts = _decode(pa.array(lines, pa.binary()))
+    return pc.if_else(pc.match_substring(texts, "\r"), None, texts)
+
+
 def _explain_line(lines: Sequence[bytes], row: int) -> str | None:
-    if reason := not_utf8(lines[row]):
+    if reason := not_text(lines[row]):
         return reason
     cells = lines[row].split(b"\t")
     return _explain(*cells[:2]) if len(cells) > 1 else "one column, expected source<TAB>target"
@@ -187,33 +194,40 @@ def _moses(file: BitextFile) -> Iterator[Batch]:
             f"{lengths[1]}; line i of one must translate line i of the other"
         )
     for sides in zip(*(_batches(read_lines(path)) for path in file.paths), strict=True):
-        columns = [pa.array(side, pa.binary()) for side in sides]
-        yield Batch(columns, lambda row, sides=sides: _explain(*(side[row] for side in sides)))
+        columns = list(map(_text, sides))
+        yield Batch(columns, partial(_explain_sides, sides))
+
+
+def _explain_sides(sides: Sequence[Sequence[bytes]], row: int) -> str | None:
+    lines = [side[row] for side in sides]
+    return next(filter(None, map(not_text, lines)), None) or _explain(*lines)
 
 
 def _parquet(file: BitextFile) -> Iterator[Batch]:
     try:
         with pq.ParquetFile(file.paths[0]) as table:
             names = table.schema_arrow.names
-            if not {"source", "target"} <= set(names):
-                raise UserError(f"{file}: columns are {names}; expected 'source' and 'target': rename them")
+            if [names.count(side) for side in ("source", "target")] != [1, 1]:
+                raise UserError(f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them")
             for block in table.iter_batches(BATCH, columns=["source", "target"]):
                 sides = [block[side].cast(pa.large_binary()) for side in ("source", "target")]
                 yield Batch(sides, lambda row, sides=sides: _explain(*(side[row].as_py() for side in sides)))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again") from error
 
 
 def _jsonl(file: BitextFile) -> Iterator[Row]:
     for number, line in enumerate(read_lines(file.paths[0]), 1):  # Arrow's reader takes all lines of a file or none
         try:
+            if reason := not_text(line):
+                raise UserError(reason)
             record = json.loads(line.decode())
             source, target = record["source"], record["target"]
             f"{source}{target}".encode()  # fails for "\ud800", valid JSON but no text
         except (KeyError, TypeError):
             yield number, UserError('expected an object {"source": …, "target": …}'), None
         except (ValueError, RecursionError) as error:
-            yield number, line if not_utf8(line) else error, None
+            yield number, error, None
         else:
             yield number, source, target
 

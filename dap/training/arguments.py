@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import DAPConfig
 from dap.arguments import ArgumentParser
-from dap.errors import UserError
+from dap.errors import UserError, one_line
 
 # Fields of `DAPConfig` that come from the text and its tokenizer, and those that may change when training goes on from
 # a DAP checkpoint; its weights were made for all others.
@@ -298,11 +298,14 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe; those of the project are in configs/.")
-    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: no YAML that can be read ({one_line(error)}); repair it.") from error
     if not isinstance(recipe, dict):
         raise UserError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")
     known = {field.name for group in GROUPS for field in dataclasses.fields(group)}
-    if unknown := sorted(set(recipe) - known):
+    if unknown := sorted(map(str, recipe.keys() - known)):
         raise UserError(f"{path}: unknown argument {', '.join(unknown)}; `python train_dap.py --help` lists them.")
     flags: list[str] = []
     for key, value in recipe.items():

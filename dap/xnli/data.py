@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
 from dap.languages import XNLI_LANGUAGES, base_language
-from dap.text import read_sentences
+from dap.text import list_folder, read_sentences
 from dap.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
 
 def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
     found: dict[str, dict[str, NLISource]] = {split: {} for split in _HUB_SPLITS}
-    for path in sorted(folder.iterdir()):
+    for path in list_folder(folder):
         if (match := _FILE.fullmatch(path.name)) is None:
             continue
         sources, code = found["dev" if match[1] == "validation" else match[1]], _known_code(match[2])

@@ -5,12 +5,14 @@ import io
 import lzma
 import random
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
 from written import json_of, many, read, text_of, write, write_format, zip_of
 
+from dap.errors import UserError
 from dap.text import archives, find_bitext, load_bitext, read_sentences
 from dap.text.archives import open_file, read_lines
 
@@ -121,6 +123,49 @@ def test_a_damaged_member_is_named(tmp_path: Path, method: int) -> None:
         read(path, 1.0)
 
 
+def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", {"de-en.tsv": b"a\tb\n", "deep/": b""})
+    for name in ("deep/", "./de-en.tsv"):
+        with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings(action="ignore"):
+            archive.writestr(name, b"" if name == "deep/" else b"c\td\n")
+    with pytest.raises(UserError, match=r"a\.zip: its member 'de-en\.tsv' is there twice; repack it"):
+        find_bitext(path)
+
+
+STREAM = lzma.compress(b"ja\tyes\n" * 5000)
+PACKED = gzip.compress(b"ja\tyes\n" * 5000)
+WHOLE = [b"", bytes(4), bytes(1 << 18), STREAM + bytes(8), STREAM * 2, lzma.compress(b"") + bytes(4)]
+BROKEN = [
+    bytes(3),
+    bytes(4) + b"x",
+    b"x" * 8,
+    bytes(4) + STREAM[:-1],
+    STREAM[1:],
+    b"\xfd7zXZ\0" + STREAM[7:],
+    STREAM[:9],
+]
+
+
+@pytest.mark.parametrize("behind", WHOLE)
+def test_all_streams_of_a_packed_file_are_read_and_the_padding_between_them(tmp_path: Path, behind: bytes) -> None:
+    (tmp_path / "de-en.tsv.xz").write_bytes(STREAM + behind)
+    assert len(read(tmp_path / "de-en.tsv.xz")) == 5000 * (1 + behind.count(STREAM))
+    gzipped = behind.replace(STREAM, PACKED).replace(lzma.compress(b""), gzip.compress(b""))
+    (tmp_path / "de-en.tsv.gz").write_bytes(PACKED + gzipped)
+    assert len(read(tmp_path / "de-en.tsv.gz")) == 5000 * (1 + behind.count(STREAM))
+
+
+@pytest.mark.parametrize("behind", BROKEN)
+def test_anything_else_behind_a_stream_is_damage(tmp_path: Path, behind: bytes) -> None:
+    (tmp_path / "de-en.tsv.xz").write_bytes(STREAM + behind)
+    with pytest.raises(UserError, match=rf"de-en\.tsv\.xz: {DAMAGED}"):
+        read(tmp_path / "de-en.tsv.xz")
+    if behind.strip(b"\0") and not behind.startswith(bytes(4) + STREAM[:6]):
+        (tmp_path / "de-en.tsv.gz").write_bytes(PACKED + behind)
+        with pytest.raises(UserError, match=rf"de-en\.tsv\.gz: {DAMAGED}"):
+            read(tmp_path / "de-en.tsv.gz")
+
+
 @pytest.mark.parametrize("name", ["de-en.tsv.gz", "de-en.tsv.xz", "moses.XX.gz", "moses.XX.xz", "de-en.jsonl.gz"])
 @pytest.mark.parametrize("damage", ["cut", "end", "changed", "plain", "empty"])
 def test_damaged_compressed_files_are_named(tmp_path: Path, name: str, damage: str) -> None:
@@ -141,6 +186,8 @@ def test_line_ends(tmp_path: Path) -> None:
     odd = b"\x0b\x0c\x1c\xc2\x85\xe2\x80\xa8\r"
     path = write(tmp_path / "x", b"\xef\xbb\xbfone\r\ntwo\rstill two\n\n" + odd + b"\r\n\xef\xbb\xbflast")
     assert list(read_lines(path)) == [b"one", b"two\rstill two", b"", odd, b"\xef\xbb\xbflast"]
+    with pytest.raises(UserError, match=r"x, line 2: carriage return at offset 3, within the line: .*; repair"):
+        list(read_sentences(path))
     assert list(read_lines(write(tmp_path / "y", b""))) == []
     assert list(read_lines(write(tmp_path / "z", b"\n"))) == [b""]
 
@@ -151,7 +198,8 @@ def test_line_ends(tmp_path: Path) -> None:
         (b"a\tb\n" * 321 + b"x" * 100_000 + b"\n", ", line 322: longer than 5,000 bytes"),
         (("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-le"), " is UTF-16, expected UTF-8: convert it, iconv -f UTF-16"),
         (("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-be"), " is UTF-16, expected UTF-8: convert it, iconv -f UTF-16"),
-        (b"ja\tyes\rnein\tno\r", ": its lines end in CR alone; convert it: tr"),
+        (b"ja\tyes\r" * 20, ", line 1: many lines that end in CR alone; convert it: tr"),
+        (b"ja\tyes\n" * 200 + b"ja\tyes\r" * 200 + b"ja\tyes\n", ", line 201: many lines that end in CR alone"),
     ],
 )
 def test_what_is_no_text_is_named_with_the_remedy(

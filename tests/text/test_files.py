@@ -2,12 +2,19 @@
 
 import json
 import lzma
+import os
+import re
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from written import PAIRS, many, pairs_of, read, text_of, write, write_format
 
+from dap.errors import UserError
+from dap.prepare import read_evaluation
 from dap.text import corpus, files, find_bitext, load_bitext, read_pairs
+from dap.xnli import find_nli
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
@@ -62,6 +69,9 @@ def test_names_that_tell_no_language(tmp_path: Path, caplog: pytest.LogCaptureFi
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
     assert list(find_bitext(tmp_path)) == ["de"]
     assert "train.tsv is left out" in caplog.text
+    write(tmp_path / "fr-en.tsv.bz2", b"")
+    assert list(find_bitext(tmp_path)) == ["de"]
+    assert "fr-en.tsv.bz2 is left out: it tells no language that it pairs with 'en', or is packed" in caplog.text
 
 
 def test_a_folder_of_folders_is_refused_with_their_names(tmp_path: Path) -> None:
@@ -71,6 +81,47 @@ def test_a_folder_of_folders_is_refused_with_their_names(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/train/ itself"):
         find_bitext(tmp_path)
     assert list(find_bitext(tmp_path / "train")) == ["de"]
+
+
+def test_what_cannot_be_read_in_a_folder_stops_instead_of_vanishing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
+    odd, remedy = folder / "fr-en.tsv", "is no file that can be read; give the right to read it, or move it elsewhere"
+
+    def refused(make: Callable[[], object], message: str) -> None:
+        made = make()
+        for look in (find_bitext, read_evaluation, find_nli):
+            given = [str(folder)] if look is read_evaluation else str(folder)
+            with pytest.raises(UserError, match=f"^{re.escape(str(folder))}/fr-en.tsv:? {message}"):
+                look(given)
+        odd.unlink()
+        del made
+
+    refused(lambda: odd.symlink_to("absent"), "No such file or directory; mend or remove it")
+    refused(lambda: odd.symlink_to(odd), "Too many levels of symbolic links; mend or remove it")
+    refused(lambda: os.mkfifo(odd), remedy)
+    refused(lambda: socket.socket(socket.AF_UNIX).bind(str(odd)), remedy)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, _: Path(path) != odd)  # tests may run as root, who may read all
+        refused(odd.touch, remedy)
+    odd.symlink_to(write(tmp_path / "elsewhere", "oui\tyes\n"))
+    assert list(find_bitext(folder)) == ["de", "fr"]
+
+
+def test_only_what_has_the_name_of_a_target_side_is_looked_at_beside_it(tmp_path: Path) -> None:
+    write_format(tmp_path, "news.XX", PAIRS)
+    (tmp_path / "other").symlink_to("absent")
+    assert list(find_bitext(tmp_path / "news.en")) == ["de"]
+    (tmp_path / "news.fr").symlink_to("absent")
+    with pytest.raises(UserError, match="news.fr: No such file or directory; mend or remove it"):
+        find_bitext(tmp_path / "news.en")
+
+
+def test_names_that_are_no_utf8_are_shown_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path / os.fsdecode(b"b\xff.de-en.tsv"), "ja\tyes\n")
+    with pytest.raises(UserError, match=r"^b'.*/b\\xff\.de-en\.tsv': a file name that is no UTF-8; rename it$"):
+        find_bitext(tmp_path)
 
 
 LANGUAGES = {

@@ -6,6 +6,7 @@ import pytest
 from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
+from dap.errors import UserError
 from dap.training.arguments import (
     CHANGEABLE,
     CONFIG_FIELDS,
@@ -105,10 +106,14 @@ def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
         ("learnign_rate: 1", "unknown argument learnign_rate"),
         ("- a", "found list"),
         ("train_data: []", "train_data is an empty list"),
+        ("1: 2\nb: 3", "unknown argument 1, b"),
+        ("learning_rate 1\nseed: 2", r"no YAML that can be read \(.*line 2.*\); repair it"),
+        ("seed: !!python/object:os.system []", "no YAML that can be read .*python"),
+        ("seed: \udcff", "no YAML that can be read .*codec can't decode"),
     ],
 )
 def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(text)
-    with pytest.raises(ValueError, match=rf"recipe\.yaml: .*{message}"):
+    recipe.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=rf"recipe\.yaml: .*{message}"):
         recipe_flags(recipe)

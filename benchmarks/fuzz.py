@@ -1,0 +1,294 @@
+"""Damage what the commands read, at random, and see that each run ends well.
+
+    python benchmarks/fuzz.py --minutes 30
+
+A run must end with status 0, or with a status and one line; no input may change, and nothing appear outside of `out/`.
+A reader must count every line, as a pair or as a bad one, or refuse the file in one line. The tests run `read_damaged`
+with few cases. What is found is printed with its number: `--first N --cases 1` shows it again.
+"""
+
+import argparse
+import gzip
+import json
+import logging
+import lzma
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import zipfile
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dap.errors import UserError, one_line
+from dap.text import LineAudit, find_bitext, read_tables
+
+PIECES = [b"\n", b"\r", b"\r\n", b"\t", b"\0", bytes(4), b"\xff", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b'"', b"{", b"]"]
+PIECES += [b"<", b">", b"</tu>", b"\x1b[2J", b"NaN", b"-1", b"1e999", b"null", b"[]", b"\\ud800", b"\xed\xa0\x80"]
+SHORT = "--max_steps 1 --per_device_train_batch_size 4 --report_to none --save_strategy no --eval_strategy no"
+#: Command and arguments; text/, model/ and so on are made by `write_inputs`, and only what is named is damaged.
+COMMANDS = (
+    "prepare_data --data text --evaluation_data test --licences licences.json --list_leaks out/l --output_dir out/c",
+    "prepare_data --data text --max_bad_lines 0.9 --target_vocabulary model --output_dir out/c",
+    "mine_bitext text/a.fr text/a.en --model model --pooling cls --output out/p",
+    "eval_retrieval --data_dir text --model model --hard_negatives --output_file out/r",
+    f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 --use_cpu {SHORT} --output_dir out/t",
+    f"train_dap recipe.yaml --model_name_or_path model --use_cpu {SHORT} --output_dir out/t",
+    f"run_xnli --data_dir xnli --model_name_or_path model --use_cpu {SHORT} --output_dir out/x",
+    "push_to_hub model --repo_id user/a --pooling cls --dry_run --output_dir out/h",
+    "dap.reports.merge run.json other.json --output out/m",
+)
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def damaged(data: bytes, others: list[bytes], draw: random.Random) -> bytes:
+    """The bytes of a file with one thing wrong, or those of something else."""
+    start = draw.randrange(len(data) + 1)
+    end = min(len(data), start + draw.choice([1, 4, 60, 1000]))
+    kind = draw.randrange(8)
+    if kind == 0:
+        return data[:start]
+    if kind == 1:
+        return draw.randbytes(draw.choice([0, 1, 50, 5000]))
+    if kind == 2:
+        return data + draw.choice([data, bytes(draw.randrange(9)), b"trailing"])
+    if kind == 3:
+        return draw.choice(others)
+    filler = {4: b"", 5: draw.randbytes(end - start), 6: draw.choice(PIECES) * draw.choice([1, 1, 50])}
+    return data[:start] + filler.get(kind, data[start:end] * 3) + data[end:]
+
+
+def write_texts(folder: Path, pairs: int = 40) -> None:
+    """The same pairs in every format of parallel text."""
+    rows = [(f"Satz {n} über „das“ da", f"sentence {n} on “the” there\u2028!") for n in range(pairs)]
+    table = "".join(f"{source}\t{target}\n" for source, target in rows).encode()
+    sides = [("\n".join(side) + "\n").encode() for side in zip(*rows)]
+    files = {"de-en.tsv": table, "sw-en.tsv.gz": gzip.compress(table), "tr-en.tsv.xz": lzma.compress(table) * 2}
+    files |= {
+        "a.fr": sides[0],
+        "a.en": sides[1],
+        "b.ru.xz": lzma.compress(sides[0]),
+        "b.en.gz": gzip.compress(sides[1]),
+    }
+    records = [json.dumps({"source": source, "target": target}, ensure_ascii=False) for source, target in rows]
+    files["el-en.jsonl"] = "".join(f"{record}\n" for record in records).encode()
+    units = [
+        f'<tu><tuv xml:lang="it"><seg>{a}</seg></tuv><tuv xml:lang="en"><seg>{b}</seg></tuv></tu>' for a, b in rows
+    ]
+    files["m.tmx"] = f'<?xml version="1.0"?><tmx version="1.4"><body>{"".join(units)}</body></tmx>'.encode()
+    head = 'msgid ""\nmsgstr ""\n"Language: af\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    files["c.po"] = (head + "".join(f'msgid "{b}"\nmsgstr "{a}"\n\n' for a, b in rows)).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    with zipfile.ZipFile(folder / "en-es.txt.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("d.es", sides[0])
+        archive.writestr("d.en", sides[1])
+    columns = {name: list(side) for name, side in zip(("source", "target"), zip(*rows))}
+    pq.write_table(pa.table(columns), folder / "bg-en.parquet")
+
+
+# ----------------------------------------------------------------------------------------------- readers
+
+
+def read_damaged(folder: Path, case: int) -> str:
+    """Damages one file of a folder, reads what is in it, and mends the file; "read" or "refused".
+
+    Raises:
+        AssertionError: a line that is counted neither as a pair nor as a bad one, or a refusal without a file's name.
+        Exception: anything that a reader raises but `UserError` and `FileNotFoundError`.
+    """
+    draw = random.Random(case)
+    files = sorted(folder.iterdir())
+    path = draw.choice(files)
+    whole = path.read_bytes()
+    hurt = damaged(whole, [file.read_bytes() for file in files], draw)
+    path.write_bytes(hurt)
+    try:
+        for file in (file for found in find_bitext(path).values() for file in found):
+            audit = LineAudit(file, 1.0)
+            pairs = sum(map(len, read_tables(file, audit)))
+            if file.format in ("tsv", "jsonl", "moses", "parquet"):
+                assert pairs + audit.bad == audit.lines, f"{pairs} pairs and {audit.bad} bad lines of {audit.lines}"
+                assert file.format == "parquet" or audit.lines == count_lines(Path(file.paths[0])), "lines are lost"
+    except (UserError, FileNotFoundError) as error:
+        if folder.name not in str(error):
+            raise AssertionError(f"names no file: {error}") from error
+        return "refused"
+    finally:
+        assert path.read_bytes() == hurt, f"{path} has changed"
+        path.write_bytes(whole)
+    return "read"
+
+
+def count_lines(path: Path) -> int:
+    """The lines of a file or of an archive's member, by the plainest means."""
+    if path.parent.suffix == ".zip":
+        with zipfile.ZipFile(path.parent) as archive:
+            data = archive.read(path.name)
+    else:
+        unpack = {".gz": gzip.decompress, ".xz": lambda data: lzma.decompress(data.rstrip(b"\0"))}  # padding
+        data = unpack.get(path.suffix, bytes)(path.read_bytes())
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    return data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+def write_inputs(folder: Path) -> None:
+    """What the commands read, in folders and files of a name each."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    from dap.reports import report
+
+    write_texts(folder / "text")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = {word: number for number, word in enumerate([*special, "Satz", "über", "sentence", *map(str, range(40))])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {f"{word[1:-1].lower()}_token": word for word in special}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names).save_pretrained(folder / "model")
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=160, **shape)
+    BertModel(config).save_pretrained(folder / "model")
+    (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
+    (folder / "test").mkdir()
+    (folder / "test" / "plain.txt").write_text("a sentence\nanother one\twith two parts\n")
+    (folder / "test" / "records.jsonl").write_text('{"premise": "one", "choices": ["two", "three"]}\n')
+    (folder / "xnli").mkdir()
+    for split, code in (("train", "en"), ("dev", "en"), ("test", "en"), ("test", "de")):
+        labels = ("entailment", "neutral", "contradiction") * 20
+        lines = "".join(f"premise {n}\thypothesis {n}\t{label}\n" for n, label in enumerate(labels))
+        (folder / "xnli" / f"{split}-{code}.tsv").write_text(lines)
+    recipe = "train_data: text\ndev_pairs: 2\nobjective: tr+rtl\nrtl_layers: 1\nlearning_rate: 0.001\n"
+    (folder / "recipe.yaml").write_text(recipe)
+    numbers = {"languages": {"de": {"pairs": 3, "xx-en": 50.0, "en-xx": 25.0}}}
+    for seed, name in enumerate(("run.json", "other.json")):
+        (folder / name).write_text(json.dumps(report("model", "retrieval", numbers, {}, 1.0, seed=seed)))
+
+
+def run_damaged(pristine: Path, folder: Path, case: int) -> tuple[str, str, str]:
+    """Runs one command on a damaged copy of its inputs: its name, how it ended, and what it printed last."""
+    draw = random.Random(case)
+    shutil.copytree(pristine, folder / "in")
+    os.chdir(folder / "in")
+    command = draw.choice(COMMANDS)
+    named = [Path(word) for word in command.split() if Path(word).exists()]
+    files = sorted(file for path in named for file in (path.iterdir() if path.is_dir() else [path]))
+    path = draw.choice(files)
+    data = path.read_bytes()
+    if draw.random() < 0.05:
+        path.unlink()
+        draw.choice([lambda: path.symlink_to("absent"), path.mkdir, lambda: path.symlink_to(path.name)])()
+    else:
+        path.write_bytes(damaged(data, [file.read_bytes() for file in files if file != path] or [b""], draw))
+    before = contents(Path())
+    end, text = run_forked(command, folder)
+    after = {path: data for path, data in contents(Path()).items() if path.parts[0] != "out"}
+    if after != before:
+        end, text = "WRITES OUTSIDE", " ".join(sorted(map(str, dict(after.items() ^ before.items()))))
+    return command.split()[0], end, f"{path}: {text}"
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    """The files below a folder."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def run_forked(command: str, folder: Path, limit: int = 120) -> tuple[str, str]:
+    """How a command ends in a process of its own, and the last of what it printed.
+
+    Args:
+        limit: seconds.
+    """
+    printed = folder / "printed"
+    if (pid := os.fork()) == 0:
+        status = 3
+        try:
+            handle = os.open(printed, os.O_WRONLY | os.O_CREAT)
+            os.dup2(handle, 1)
+            os.dup2(handle, 2)
+            signal.alarm(limit)
+            resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+            import_module("datasets").config.HF_DATASETS_CACHE = folder / "cache"
+            name, *arguments = command.split()
+            import_module(name).main(arguments)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1 if "\n" not in str(end.code) else 4
+            print(end.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    text = printed.read_text(errors="replace").strip() if printed.exists() else ""
+    ends = {0: "done", 1: "refused", 2: "refused", 4: "MORE THAN ONE LINE", -signal.SIGALRM: "NO END"}
+    return ends.get(status, "TRACEBACK" if status == 3 else f"DIED {status}"), text[-2000:]
+
+
+def main() -> None:
+    """Damages and runs until the time is over; prints what ended badly, and a table of all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--cases", type=int, default=10**9, help="end after so many, if the time is not over before")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    counts: Counter[tuple[str, str]] = Counter()
+    for command in COMMANDS:
+        import_module(command.split()[0])
+    with tempfile.TemporaryDirectory(prefix="dap-fuzz-") as name:
+        base = Path(name)
+        if (pid := os.fork()) == 0:  # Arrow's and torch's threads would not live on in what is forked later
+            write_inputs(base / "pristine")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        until = time.monotonic() + 60 * args.minutes
+        for case in range(args.first, args.first + args.cases):
+            if time.monotonic() > until:
+                break
+            command, end, text = run_damaged(base / "pristine", base / "case", case)
+            counts[command, end] += 1
+            if end not in ("done", "refused") or args.cases == 1:
+                print(f"case {case}: {command}: {end}: {text}\n", flush=True)
+            os.chdir(base)
+            shutil.rmtree(base / "case")
+        if args.cases > 1:
+            read_in_turn(base / "readers", args.first, counts)
+    print("".join(f"{count:>8}  {command:<20} {end}\n" for (command, end), count in sorted(counts.items())))
+
+
+def read_in_turn(folder: Path, first: int, counts: Counter[tuple[str, str]], cases: int = 5000) -> None:
+    """`read_damaged`, counted."""
+    write_texts(folder)
+    for case in range(first, first + cases):
+        try:
+            counts["readers", read_damaged(folder, case)] += 1
+        except Exception as error:
+            counts["readers", "WRONG"] += 1
+            print(f"readers, case {case}: {type(error).__name__}: {one_line(error)}", flush=True)
+
+
+if __name__ == "__main__":
+    if "HF_HUB_OFFLINE" not in os.environ:
+        with tempfile.TemporaryDirectory() as cache:
+            settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+            os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+    main()
