@@ -52,6 +52,8 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: additive margin taken from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target, and take the mean of both losses.
         tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
+        tr_hard_negatives: share of the pairs of a batch that bring a changed copy of their target, which is a negative
+            of every source.
         tr_weight: factor of the TR loss.
         rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: which side is reconstructed from the other (Table 5); `"both"` takes even pairs source-to-target
@@ -95,6 +97,7 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: float = 0.0,
         tr_bidirectional: bool = False,
         tr_mask_duplicates: bool = True,
+        tr_hard_negatives: float = 0.0,
         tr_weight: float = 1.0,
         rtl_layers: int = 2,
         rtl_direction: str = "source-to-target",
@@ -122,6 +125,7 @@ class DAPConfig(PreTrainedConfig):
         self.tr_margin = tr_margin
         self.tr_bidirectional = tr_bidirectional
         self.tr_mask_duplicates = tr_mask_duplicates
+        self.tr_hard_negatives = tr_hard_negatives
         self.tr_weight = tr_weight
         self.rtl_layers = rtl_layers
         self.rtl_direction = rtl_direction
@@ -188,6 +192,8 @@ class DAPConfig(PreTrainedConfig):
             self._require(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) <= 1, "a number in (0, 1]")
         for name in WEIGHTS:
             self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "a number in [0, inf)")
+        is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= ("tr" in self.objectives)
+        self._require("tr_hard_negatives", is_share, "a number in [0, 1], which is 0 unless TR is in the objective")
         divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
         self._require("tr_temperature", divides, "a number in (0, inf)")
         for name in FLAGS:

@@ -155,8 +155,8 @@ class DAPForPreTrainingOutput(ModelOutput):
             `rtl_loss`: representation translation learning, eq. L_RTL, nats a token.
             `tlm_loss`: translation language modelling, eq. L_TLM, nats a masked token.
             `mlm_loss`: masked language modelling of each side by itself, nats a masked token.
-            `accuracy`: share of the pairs whose own target ranks first (TR).
-            `negatives`: mean number of negatives a pair had, duplicates not counted (TR).
+            `accuracy`: share of the pairs whose own target ranks first, of the changed copies, too (TR).
+            `negatives`: mean number of negatives a pair had, with changed copies, without duplicates (TR).
             `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
         compared: what each comparison compares, alone in the first pass of GradCache.
     """
@@ -369,6 +369,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         language_ids: Tensor | None = None,
         source_noise: Tensor | None = None,
         target_noise: Tensor | None = None,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
         chunk: Chunk | None = None,
     ) -> DAPForPreTrainingOutput:
         """Losses of B translation pairs.
@@ -380,13 +382,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target_attention_mask: (B, S_y).
             language_ids: (B,) indices into `config.rtl_languages`, wherever a source is reconstructed.
             source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` gives them; drawn when absent.
+            negative_input_ids, negative_attention_mask: (B, S_n), changed copies of the targets, which TR ranks beside
+                them (`tr_hard_negatives`); the mask is 0 throughout for a pair that brings none.
             chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
         """
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
         ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
         drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
         first = first_row(len(source_input_ids)) if chunk is None else chunk.first
-        batch = Batch(*map(Side, ids, masks, drawn), language_ids, first)
+        negatives = None if negative_input_ids is None else Side(negative_input_ids, negative_attention_mask)
+        batch = Batch(*map(Side, ids, masks, drawn), language_ids, first, negatives=negatives)
         if chunk is not None and chunk.gradients is None:
             return self._compared(batch)
         return self._losses(batch, chunk)
@@ -410,7 +415,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     def _read(self, batch: Batch, objectives: Sequence[Objective]) -> tuple[Batch, dict[str, Text]]:
         """The batch with all that these objectives need of the encoder, and their own texts with states, by name."""
-        ids, mask = stacked(batch)  # (2·B, S)
+        ids, mask = stacked(batch.read)  # (2·B or 3·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
