@@ -38,6 +38,18 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Ten
     return batch
 
 
+def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch with a copy of each target in which the second token is another; every third pair brings none.
+
+    The copy of the second pair is the target of the first.
+    """
+    ids, mask = batch["target_input_ids"].clone(), batch["target_attention_mask"].clone()
+    ids[:, 1] = 255 - ids[:, 1]
+    ids[1], mask[1] = batch["target_input_ids"][0], batch["target_attention_mask"][0]
+    mask[2::3] = 0
+    return batch | {"negative_input_ids": ids.masked_fill(mask == 0, PAD), "negative_attention_mask": mask}
+
+
 def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
     """The same batch with more padding."""
     fill = {"input_ids": PAD, "attention_mask": 0, "noise": 0.01}
