@@ -23,8 +23,8 @@ CHOICES: dict[str, tuple] = {
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
-SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability")
-WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight")
+SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability", "xum_probability")
+WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight", "xum_weight")
 FLAGS = ("tr_bidirectional", "tr_mask_duplicates", "rtl_tied", "rtl_reembed")
 #: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
 SAVED_KEYS = {
@@ -43,7 +43,7 @@ class DAPConfig(PreTrainedConfig):
     Args:
         encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
         objective: names of `objectives_dap.OBJECTIVES` joined by `"+"`, in any order: `"tr"`, `"tr+tlm"`, `"tr+rtl"`
-            (= DAP, section 3.3), `"tr+mlm"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
+            (= DAP, section 3.3), `"tr+xum"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
             What none of them uses is not built.
         pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
@@ -75,6 +75,8 @@ class DAPConfig(PreTrainedConfig):
         tlm_weight: factor of the TLM loss.
         mlm_probability: share of the tokens that `"mlm"` masks.
         mlm_weight: factor of the MLM loss.
+        xum_probability: share of the tokens that cross-unmasking (`"xum"`) masks.
+        xum_weight: factor of its loss.
         mask_token_id: the tokenizer's mask token; every objective but `"tr"` needs it.
         kwargs: fields of `PreTrainedConfig`, and of a new objective, whose name they begin with (`mine_weight`).
 
@@ -112,6 +114,8 @@ class DAPConfig(PreTrainedConfig):
         tlm_weight: float = 0.1,
         mlm_probability: float = 0.15,
         mlm_weight: float = 1.0,
+        xum_probability: float = 0.4,
+        xum_weight: float = 1.0,
         mask_token_id: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -140,6 +144,8 @@ class DAPConfig(PreTrainedConfig):
         self.tlm_weight = tlm_weight
         self.mlm_probability = mlm_probability
         self.mlm_weight = mlm_weight
+        self.xum_probability = xum_probability
+        self.xum_weight = xum_weight
         self.mask_token_id = mask_token_id
         self.auto_map = kwargs.pop("auto_map", None) or dict(AUTO_MAP)
         _refuse_unknown(kwargs, objective)

@@ -155,6 +155,7 @@ class DAPForPreTrainingOutput(ModelOutput):
             `rtl_loss`: representation translation learning, eq. L_RTL, nats a token.
             `tlm_loss`: translation language modelling, eq. L_TLM, nats a masked token.
             `mlm_loss`: masked language modelling of each side by itself, nats a masked token.
+            `xum_loss`: cross-unmasking, nats a masked token.
             `accuracy`: share of the pairs whose own target ranks first, of the changed copies, too (TR).
             `negatives`: mean number of negatives a pair had, with changed copies, without duplicates (TR).
             `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
@@ -174,7 +175,7 @@ class DAPForPreTrainingOutput(ModelOutput):
 
 
 class DAPForPreTraining(DAPPreTrainedModel):
-    """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, MLM, ..."""
+    """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, XUM, ..."""
 
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
@@ -422,11 +423,14 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if any(own.reads_pairs for own in objectives):
             texts = {"pairs": Text(ids, mask)} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
-        for (name, text), rows in zip(list(texts.items()), embedded):
+        by_name = {own.name: own for own in objectives}
+        for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
+            rows = rows if name == "pairs" else by_name[name].embed(rows, batch)
             inputs = {"inputs_embeds": rows, **absolute_positions(self.dap.encoder, text.columns)}
-            texts[name] = text._replace(states=last_states(self.dap.encoder, text.mask, **inputs))
-        batch = batch._replace(words=words)
-        return (batch.with_states(texts["pairs"].states, self.config.pooling) if "pairs" in texts else batch), texts
+            states = last_states(self.dap.encoder, text.mask, **inputs)
+            texts[name] = text._replace(states=states)
+            batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
+        return batch._replace(words=words), texts
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).

@@ -142,6 +142,10 @@ class Objective:
         """What the encoder is to read for this objective alone."""
         return None
 
+    def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
+        """What the encoder is to read for the words of that text, (R, S, E), given the pairs with their states."""
+        return embedded
+
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         """Which labels count, (G, ...) bool, told without any states: `source.states` and the like are None."""
         raise NotImplementedError
@@ -314,13 +318,39 @@ class MaskedLanguageModelling(_MaskedText):
         """Sources, then targets, (2·B, S)."""
         ids, mask = stacked(batch.sides)
         noises = [F.pad(quiet(side), (0, ids.shape[1] - side.ids.shape[1]), value=1.0) for side in batch.sides]
-        return self._masked(ids, mask, torch.cat(noises), self.config.mlm_probability)
+        return self._masked(ids, mask, torch.cat(noises), getattr(self.config, f"{self.name}_probability"))
+
+
+class CrossUnmasking(MaskedLanguageModelling):
+    """Masked tokens of each side from its visible ones and the other side's sentence vector (MEXMA, arXiv 2409.12737).
+
+    The vector, as it is, takes the place of the word embedding of CLS, so that the loss of tokens reaches it. No row is
+    longer than its sentence, and positions stay, packed or not.
+    """
+
+    name = "xum"
+    reads_pairs = True
+
+    def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
+        vectors = torch.cat([batch.target.embeds, batch.source.embeds]).unsqueeze(1)  # (2·B, 1, D): each the other's
+        if vectors.shape[-1] != embedded.shape[-1]:
+            raise ValueError(
+                f"objective 'xum' puts a sentence vector ({vectors.shape[-1]} dimensions) in the place of a word "
+                f"embedding ({embedded.shape[-1]}): give an encoder where they are as wide, or leave 'xum' out."
+            )
+        return torch.cat([vectors.to(embedded.dtype), embedded[:, 1:]], 1)
 
 
 #: Every objective by its name; `config.objective` joins some of them with "+".
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
-    for kind in (TranslationRanking, RepresentationTranslation, TranslationLanguageModelling, MaskedLanguageModelling)
+    for kind in (
+        TranslationRanking,
+        RepresentationTranslation,
+        TranslationLanguageModelling,
+        MaskedLanguageModelling,
+        CrossUnmasking,
+    )
 }
 
 

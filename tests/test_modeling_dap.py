@@ -262,6 +262,44 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     assert (out.source_embeds, out.target_embeds) == (None, None)  # nobody read the sentences as they are
 
 
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place_of_cls(
+    model_type: str, pooling: str
+) -> None:
+    model = tiny_model(model_type, objective="xum", xum_probability=0.6, pooling=pooling).double()
+    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
+    table, losses, vectors = model.get_input_embeddings().weight, [], []
+    for side, row in itertools.product(("source", "target"), range(6)):
+        ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
+        masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
+        for i in chosen:
+            if noise[i] < 0.8 * 0.6:
+                masked[i] = MASK
+            elif noise[i] < 0.9 * 0.6:
+                masked[i] = int((noise[i] * 2**20) % 1 * 250)
+        other = tokens_of(batch, {"source": "target", "target": "source"}[side], row)
+        vectors.append(model.dap(other[None]).pooler_output)
+        words = torch.cat([vectors[-1], table[masked[1:]]])
+        states = encoder(inputs_embeds=words[None]).last_hidden_state[0]
+        for i in chosen:
+            logits = prediction.norm(prediction.activation(prediction.dense(states[i]))) @ table.T + prediction.bias
+            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+    expected, out = torch.stack(losses).mean(), model(**batch)
+    assert out.xum_loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    by_hand = torch.cat(torch.autograd.grad(expected, vectors))
+    found = torch.autograd.grad(out.loss, (out.target_embeds, out.source_embeds))
+    assert (by_hand.abs().sum(1) > 0).any()
+    torch.testing.assert_close(torch.cat(found), by_hand)
+
+
+def test_xum_needs_word_embeddings_as_wide_as_the_vectors() -> None:
+    config = tiny_config("deberta-v2")
+    config.embedding_size = 16
+    with pytest.raises(ValueError, match=r"sentence vector \(32 dimensions\).*embedding \(16\).*leave 'xum' out"):
+        DAPForPreTraining.from_scratch(config, objective="tr+xum", mask_token_id=MASK)
+
+
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(objective="mlm", mlm_probability=0.5)
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}

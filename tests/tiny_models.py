@@ -10,7 +10,7 @@ from objectives_dap import OBJECTIVES
 
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 #: Every objective by itself, and some together: a new one is tested by being registered.
-COMBINATIONS = (*OBJECTIVES, "tr+rtl", "tr+tlm", "tr+mlm", "tr+rtl+tlm", "tr+rtl+tlm+mlm")
+COMBINATIONS = (*OBJECTIVES, "tr+rtl", "tr+tlm", "tr+mlm", "tr+xum", "tr+rtl+tlm", "tr+rtl+tlm+mlm+xum")
 MASK, PAD = 4, 1
 
 
