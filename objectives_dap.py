@@ -324,8 +324,8 @@ class MaskedLanguageModelling(_MaskedText):
 class CrossUnmasking(MaskedLanguageModelling):
     """Masked tokens of each side from its visible ones and the other side's sentence vector (MEXMA, arXiv 2409.12737).
 
-    The vector, as it is, takes the place of the word embedding of CLS, so that the loss of tokens reaches it. No row is
-    longer than its sentence, and positions stay, packed or not.
+    The vector, as it is, takes the place of the word embedding of CLS, so that the loss of tokens reaches it. No row
+    is longer than its sentence, and positions stay, packed or not.
     """
 
     name = "xum"
