@@ -23,8 +23,8 @@ CHOICES: dict[str, tuple] = {
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
-SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability")
-WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight")
+SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability", "xum_probability")
+WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight", "xum_weight")
 FLAGS = ("tr_bidirectional", "tr_mask_duplicates", "rtl_tied", "rtl_reembed")
 #: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
 SAVED_KEYS = {
@@ -43,7 +43,7 @@ class DAPConfig(PreTrainedConfig):
     Args:
         encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
         objective: names of `objectives_dap.OBJECTIVES` joined by `"+"`, in any order: `"tr"`, `"tr+tlm"`, `"tr+rtl"`
-            (= DAP, section 3.3), `"tr+mlm"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
+            (= DAP, section 3.3), `"tr+xum"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
             What none of them uses is not built.
         pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
@@ -52,6 +52,8 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: additive margin taken from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target, and take the mean of both losses.
         tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
+        tr_hard_negatives: share of the pairs of a batch that bring a changed copy of their target, which is a negative
+            of every source.
         tr_weight: factor of the TR loss.
         rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: which side is reconstructed from the other (Table 5); `"both"` takes even pairs source-to-target
@@ -73,6 +75,8 @@ class DAPConfig(PreTrainedConfig):
         tlm_weight: factor of the TLM loss.
         mlm_probability: share of the tokens that `"mlm"` masks.
         mlm_weight: factor of the MLM loss.
+        xum_probability: share of the tokens that cross-unmasking (`"xum"`) masks.
+        xum_weight: factor of its loss.
         mask_token_id: the tokenizer's mask token; every objective but `"tr"` needs it.
         kwargs: fields of `PreTrainedConfig`, and of a new objective, whose name they begin with (`mine_weight`).
 
@@ -95,6 +99,7 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: float = 0.0,
         tr_bidirectional: bool = False,
         tr_mask_duplicates: bool = True,
+        tr_hard_negatives: float = 0.0,
         tr_weight: float = 1.0,
         rtl_layers: int = 2,
         rtl_direction: str = "source-to-target",
@@ -109,6 +114,8 @@ class DAPConfig(PreTrainedConfig):
         tlm_weight: float = 0.1,
         mlm_probability: float = 0.15,
         mlm_weight: float = 1.0,
+        xum_probability: float = 0.4,
+        xum_weight: float = 1.0,
         mask_token_id: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -122,6 +129,7 @@ class DAPConfig(PreTrainedConfig):
         self.tr_margin = tr_margin
         self.tr_bidirectional = tr_bidirectional
         self.tr_mask_duplicates = tr_mask_duplicates
+        self.tr_hard_negatives = tr_hard_negatives
         self.tr_weight = tr_weight
         self.rtl_layers = rtl_layers
         self.rtl_direction = rtl_direction
@@ -136,6 +144,8 @@ class DAPConfig(PreTrainedConfig):
         self.tlm_weight = tlm_weight
         self.mlm_probability = mlm_probability
         self.mlm_weight = mlm_weight
+        self.xum_probability = xum_probability
+        self.xum_weight = xum_weight
         self.mask_token_id = mask_token_id
         self.auto_map = kwargs.pop("auto_map", None) or dict(AUTO_MAP)
         _refuse_unknown(kwargs, objective)
@@ -188,6 +198,8 @@ class DAPConfig(PreTrainedConfig):
             self._require(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) <= 1, "a number in (0, 1]")
         for name in WEIGHTS:
             self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "a number in [0, inf)")
+        is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= ("tr" in self.objectives)
+        self._require("tr_hard_negatives", is_share, "a number in [0, 1], which is 0 unless TR is in the objective")
         divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
         self._require("tr_temperature", divides, "a number in (0, inf)")
         for name in FLAGS:

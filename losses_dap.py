@@ -5,7 +5,7 @@ tokens, `D` hidden size, `E` width of the word embeddings, `V` predicted vocabul
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -141,20 +141,30 @@ def translation_ranking_loss(
 
 
 def rank_in_blocks(
-    queries: Tensor, answers: Tensor, texts: Tensor | None, similarity: str, temperature: float, margin: float
+    queries: Tensor,
+    answers: Sequence[Tensor],
+    texts: Sequence[Tensor],
+    similarity: str,
+    temperature: float,
+    margin: float,
 ) -> RankingResult:
-    """L_TR of this process's queries (B, D) over the answers (B, D) of all processes.
+    """L_TR of this process's queries (B, D) over the answers of all processes, N in all.
 
-    A block of queries at a time is compared, and in the backward pass compared again: nothing of size (B, W·B) is held
-    where that is large. Of a query, answers with the same hash in `texts` (B,) as its own are no negatives.
+    A block of queries at a time is compared, and in the backward pass compared again: nothing of size (B, N) is held
+    where that is large.
+
+    Args:
+        answers: (B, D) those that belong to the queries, and maybe as many more that belong to none.
+        texts: hashes (B,) of each. An answer with the same one as a query's own is no negative of that, and one with 0
+            is no negative of any.
     """
     if similarity == "cosine":
-        queries, answers = (F.normalize(at_least_float32(side), dim=-1) for side in (queries, answers))
-    candidates, hashes = gather_rows(answers), None if texts is None else gather_rows(texts)  # (W·B, D), (W·B,)
+        queries, *answers = (F.normalize(at_least_float32(side), dim=-1) for side in (queries, *answers))
+    own, candidates, hashes = texts[0], torch.cat([*map(gather_rows, answers)]), torch.cat([*map(gather_rows, texts)])
     first, size = first_row(len(queries)), max(1, SIMILARITIES_PER_BLOCK // len(candidates))
 
     def rank(start: int, block: Tensor, candidates: Tensor) -> RankingResult:
-        excluded = None if texts is None else texts[start : start + size, None] == hashes  # (b, W·B)
+        excluded = (own[start : start + size, None] == hashes) | (hashes == 0)  # (b, N)
         return translation_ranking_loss(block, candidates, "dot", temperature, margin, first + start, excluded)
 
     if size >= len(queries):
@@ -168,6 +178,8 @@ def rank_in_blocks(
 
 def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """64-bit hash (B,) of each row's real tokens (B, S) in order, whatever the padding; equal texts hash equal.
+
+    That of a row without real tokens is 0.
 
     >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
     >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))

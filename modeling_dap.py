@@ -155,8 +155,9 @@ class DAPForPreTrainingOutput(ModelOutput):
             `rtl_loss`: representation translation learning, eq. L_RTL, nats a token.
             `tlm_loss`: translation language modelling, eq. L_TLM, nats a masked token.
             `mlm_loss`: masked language modelling of each side by itself, nats a masked token.
-            `accuracy`: share of the pairs whose own target ranks first (TR).
-            `negatives`: mean number of negatives a pair had, duplicates not counted (TR).
+            `xum_loss`: cross-unmasking, nats a masked token.
+            `accuracy`: share of the pairs whose own target ranks first, of the changed copies, too (TR).
+            `negatives`: mean number of negatives a pair had, with changed copies, without duplicates (TR).
             `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
         compared: what each comparison compares, alone in the first pass of GradCache.
     """
@@ -174,7 +175,7 @@ class DAPForPreTrainingOutput(ModelOutput):
 
 
 class DAPForPreTraining(DAPPreTrainedModel):
-    """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, MLM, ..."""
+    """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, XUM, ..."""
 
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
@@ -369,6 +370,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         language_ids: Tensor | None = None,
         source_noise: Tensor | None = None,
         target_noise: Tensor | None = None,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
         chunk: Chunk | None = None,
     ) -> DAPForPreTrainingOutput:
         """Losses of B translation pairs.
@@ -380,13 +383,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target_attention_mask: (B, S_y).
             language_ids: (B,) indices into `config.rtl_languages`, wherever a source is reconstructed.
             source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` gives them; drawn when absent.
+            negative_input_ids, negative_attention_mask: (B, S_n), changed copies of the targets, which TR ranks beside
+                them (`tr_hard_negatives`); the mask is 0 throughout for a pair that brings none.
             chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
         """
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
         ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
         drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
         first = first_row(len(source_input_ids)) if chunk is None else chunk.first
-        batch = Batch(*map(Side, ids, masks, drawn), language_ids, first)
+        negatives = None if negative_input_ids is None else Side(negative_input_ids, negative_attention_mask)
+        batch = Batch(*map(Side, ids, masks, drawn), language_ids, first, negatives=negatives)
         if chunk is not None and chunk.gradients is None:
             return self._compared(batch)
         return self._losses(batch, chunk)
@@ -410,18 +416,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     def _read(self, batch: Batch, objectives: Sequence[Objective]) -> tuple[Batch, dict[str, Text]]:
         """The batch with all that these objectives need of the encoder, and their own texts with states, by name."""
-        ids, mask = stacked(batch)  # (2·B, S)
+        ids, mask = stacked(batch.read)  # (2·B or 3·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
         if any(own.reads_pairs for own in objectives):
             texts = {"pairs": Text(ids, mask)} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
-        for (name, text), rows in zip(list(texts.items()), embedded):
+        by_name = {own.name: own for own in objectives}
+        for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
+            rows = rows if name == "pairs" else by_name[name].embed(rows, batch)
             inputs = {"inputs_embeds": rows, **absolute_positions(self.dap.encoder, text.columns)}
-            texts[name] = text._replace(states=last_states(self.dap.encoder, text.mask, **inputs))
-        batch = batch._replace(words=words)
-        return (batch.with_states(texts["pairs"].states, self.config.pooling) if "pairs" in texts else batch), texts
+            states = last_states(self.dap.encoder, text.mask, **inputs)
+            texts[name] = text._replace(states=states)
+            batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
+        return batch._replace(words=words), texts
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).

@@ -5,7 +5,7 @@ tokens (`S_x` of the source, `S_y` of the target), `D` hidden size, `E` width of
 `R` rows, `G` groups of labels, each with a mean of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ try:
     from .heads_dap import PredictionHead, Projection, RTLHead, Words
     from .losses_dap import (
         columns_of,
+        first_row,
         gather_columns,
         mask_tokens,
         maskable,
@@ -34,6 +35,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
     from heads_dap import PredictionHead, Projection, RTLHead, Words
     from losses_dap import (
         columns_of,
+        first_row,
         gather_columns,
         mask_tokens,
         maskable,
@@ -78,18 +80,24 @@ class Batch(NamedTuple):
     first: int = 0  # number of the first pair in the batch of all processes
     words: Words | None = None
     text: Text | None = None  # that of the objective at work
+    negatives: Side | None = None  # changed copies of targets, for TR; without real tokens for a pair that has none
 
     @property
     def sides(self) -> tuple[Side, Side]:
         return self.source, self.target
 
+    @property
+    def read(self) -> tuple[Side, ...]:
+        """What the encoder reads as it is."""
+        return self.sides if self.negatives is None else (*self.sides, self.negatives)
+
     def with_states(self, states: Tensor, pooling: str) -> "Batch":
-        """The batch with what the encoder made of `stacked`, (2·B, S, D)."""
+        """The batch with what the encoder made of `stacked(batch.read)`, (2·B or 3·B, S, D)."""
         sides = []
-        for side, own in zip(self.sides, states.chunk(2)):
+        for side, own in zip(self.read, states.split(len(self.source.ids))):
             own = own[:, : side.ids.shape[1]]  # (B, S, D)
             sides.append(side._replace(states=own, embeds=pool(own, side.mask, pooling)))
-        return self._replace(source=sides[0], target=sides[1])
+        return self._replace(source=sides[0], target=sides[1], negatives=sides[2] if sides[2:] else None)
 
 
 @dataclass
@@ -133,6 +141,10 @@ class Objective:
     def text(self, batch: Batch) -> Text | None:
         """What the encoder is to read for this objective alone."""
         return None
+
+    def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
+        """What the encoder is to read for the words of that text, (R, S, E), given the pairs with their states."""
+        return embedded
 
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         """Which labels count, (G, ...) bool, told without any states: `source.states` and the like are None."""
@@ -188,17 +200,19 @@ class TranslationRanking(Comparison):
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
         return {"projection": Projection} if self.config.projection else {}
 
-    def compared(self, batch: Batch, model: nn.Module) -> tuple[Tensor, Tensor]:
-        embeds = batch.source.embeds, batch.target.embeds  # (B, D) each
+    def compared(self, batch: Batch, model: nn.Module) -> tuple[Tensor, ...]:
+        embeds = tuple(side.embeds for side in batch.read)  # (B, D) each
         return embeds if model.projection is None else tuple(map(model.projection, embeds))
 
-    def compare(self, compared: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        config = self.config
-        texts = text_hash(batch.target.ids, batch.target.mask) if config.tr_mask_duplicates else None  # (B,)
+    def compare(self, compared: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        config, (source, *answers) = self.config, compared
+        texts = [text_hash(side.ids, side.mask) for side in batch.read[1:]]  # (B,) each
+        if not config.tr_mask_duplicates:  # all targets are different then
+            texts[0] = columns_of(texts[0][None])[0] + first_row(len(source)) + 1
         how = config.tr_similarity, config.tr_temperature, config.tr_margin
-        results = [rank_in_blocks(*compared, texts, *how)]
-        if config.tr_bidirectional:
-            results.append(rank_in_blocks(*compared[::-1], texts, *how))
+        results = [rank_in_blocks(source, answers, texts, *how)]
+        if config.tr_bidirectional:  # the sources alone are ranked for a target
+            results.append(rank_in_blocks(answers[0], [source], texts[:1], *how))
         loss, accuracy, negatives = (sum(values) / len(results) for values in zip(*results))
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
@@ -302,15 +316,41 @@ class MaskedLanguageModelling(_MaskedText):
 
     def text(self, batch: Batch) -> Text:
         """Sources, then targets, (2·B, S)."""
-        ids, mask = stacked(batch)
+        ids, mask = stacked(batch.sides)
         noises = [F.pad(quiet(side), (0, ids.shape[1] - side.ids.shape[1]), value=1.0) for side in batch.sides]
-        return self._masked(ids, mask, torch.cat(noises), self.config.mlm_probability)
+        return self._masked(ids, mask, torch.cat(noises), getattr(self.config, f"{self.name}_probability"))
+
+
+class CrossUnmasking(MaskedLanguageModelling):
+    """Masked tokens of each side from its visible ones and the other side's sentence vector (MEXMA, arXiv 2409.12737).
+
+    The vector, as it is, takes the place of the word embedding of CLS, so that the loss of tokens reaches it. No row
+    is longer than its sentence, and positions stay, packed or not.
+    """
+
+    name = "xum"
+    reads_pairs = True
+
+    def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
+        vectors = torch.cat([batch.target.embeds, batch.source.embeds]).unsqueeze(1)  # (2·B, 1, D): each the other's
+        if vectors.shape[-1] != embedded.shape[-1]:
+            raise ValueError(
+                f"objective 'xum' puts a sentence vector ({vectors.shape[-1]} dimensions) in the place of a word "
+                f"embedding ({embedded.shape[-1]}): give an encoder where they are as wide, or leave 'xum' out."
+            )
+        return torch.cat([vectors.to(embedded.dtype), embedded[:, 1:]], 1)
 
 
 #: Every objective by its name; `config.objective` joins some of them with "+".
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
-    for kind in (TranslationRanking, RepresentationTranslation, TranslationLanguageModelling, MaskedLanguageModelling)
+    for kind in (
+        TranslationRanking,
+        RepresentationTranslation,
+        TranslationLanguageModelling,
+        MaskedLanguageModelling,
+        CrossUnmasking,
+    )
 }
 
 
@@ -331,11 +371,16 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
 # ----------------------------------------------------------------------------------------- rows of pairs
 
 
-def stacked(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Ids and mask of the sources, then of the targets, (2·B, S) each."""
-    length = max(side.ids.shape[1] for side in batch.sides)
-    sides = [pad_to(side, length) for side in batch.sides]
-    return torch.cat([side.ids for side in sides]), torch.cat([side.mask for side in sides])
+def stacked(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
+    """Ids and mask of some sides one after the other, (2·B, S) each for two.
+
+    The first token of a row counts as real even where none is, as an encoder cannot read an empty row.
+    """
+    length = max(side.ids.shape[1] for side in sides)
+    sides = [pad_to(side, length) for side in sides]
+    ids, mask = torch.cat([side.ids for side in sides]), torch.cat([side.mask for side in sides])
+    mask[:, 0] = 1
+    return ids, mask
 
 
 def quiet(side: Side) -> Tensor:

@@ -32,6 +32,7 @@ from dap.training import (
     DAPTrainingArguments,
     DataArguments,
     FindBestAgain,
+    HardNegatives,
     LanguageMixSampler,
     ModelArguments,
     RecordInCheckpoints,
@@ -150,6 +151,8 @@ def build_trainer(
         freeze_encoder(model)
     logger.info("%s", describe(model, train, dev, training))
     dataset, sampler = mix_languages(train, data, training)
+    share, languages = model.config.tr_hard_negatives, model.config.rtl_languages or sorted(train)
+    changed = HardNegatives(start.tokenizer, data.max_seq_length, share, training.seed_of_text) if share else None
     callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
     if training.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
@@ -158,7 +161,7 @@ def build_trainer(
         args=training,
         train_dataset=dataset,
         train_sampler=sampler,
-        data_collator=BitextCollator(start.tokenizer.pad_token_id, model.config.rtl_languages or sorted(train)),
+        data_collator=BitextCollator(start.tokenizer.pad_token_id, languages, negatives=changed),
         processing_class=start.tokenizer,
         target_language=data.target_language,
         dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},

@@ -53,11 +53,11 @@ def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tupl
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     text = [side for language in LANGUAGES for pair in synthetic_pairs(language) for side in pair]
     trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=SPECIAL, show_progress=False)
     tokenizer.train_from_iterator(text + ["abcdefghijklmnopqrstuvwxyz .,?!"], trainer)

@@ -8,7 +8,18 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from datasets import Dataset
-from tiny_models import COMBINATIONS, ENCODERS, MASK, PAD, gradients, make_batch, tiny_model, tokens_of, widen
+from tiny_models import (
+    COMBINATIONS,
+    ENCODERS,
+    MASK,
+    PAD,
+    gradients,
+    make_batch,
+    tiny_model,
+    tokens_of,
+    widen,
+    with_negatives,
+)
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -158,6 +169,41 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(ids:
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("options", [{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}], ids=str)
+def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(model_type: str, options: dict) -> None:
+    """Sentence by sentence; a copy that is the very target of a source is no negative of that source."""
+    settings = {"tr_bidirectional": True, "tr_similarity": "dot", "tr_temperature": 3.0, **options}
+    model, batch = tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double(), make_batch()
+    for name in ("target_input_ids", "target_attention_mask"):
+        batch[name][4] = batch[name][5]
+    batch = with_negatives(batch)
+
+    def read(side: str, row: int) -> Tensor:
+        vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
+        return vector if model.projection is None else model.projection(vector)
+
+    x, y = ([read(side, row) for row in range(6)] for side in ("source", "target"))
+    copies = {row: read("negative", row) for row in (0, 1, 3, 4)}
+    masks, negatives, forward, backward = model.config.tr_mask_duplicates, [], [], []
+    for i in range(6):
+        equal = {4: [5], 5: [4]}.get(i, []) if masks else []
+        others = [y[j] for j in range(6) if j != i and j not in equal]
+        others += [copies[j] for j in copies if not (masks and (i, j) == (0, 1))]
+        scores = torch.stack([x[i] @ candidate for candidate in (y[i], *others)]) / 3
+        forward.append(scores.exp().sum().log() - scores[0])
+        reverse = torch.stack([y[i] @ x[j] for j in range(6) if j not in equal]) / 3
+        backward.append(reverse.exp().sum().log() - y[i] @ x[i] / 3)
+        negatives.append((len(others) + len(reverse) - 1) / 2)
+    expected = (torch.stack(forward).mean() + torch.stack(backward).mean()) / 2
+    out = model(**batch)
+    assert out.tr_loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    assert out.negatives.item() == pytest.approx(sum(negatives) / 6)
+    (found,) = torch.autograd.grad(out.loss, model.get_input_embeddings().weight)
+    (gradient,) = torch.autograd.grad(expected, model.get_input_embeddings().weight)
+    torch.testing.assert_close(found, gradient)
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
 def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -> None:
     model = tiny_model(model_type, objective="tr+tlm", tlm_probability=0.6).double()
     batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
@@ -216,6 +262,44 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     assert (out.source_embeds, out.target_embeds) == (None, None)  # nobody read the sentences as they are
 
 
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place_of_cls(
+    model_type: str, pooling: str
+) -> None:
+    model = tiny_model(model_type, objective="xum", xum_probability=0.6, pooling=pooling).double()
+    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
+    table, losses, vectors = model.get_input_embeddings().weight, [], []
+    for side, row in itertools.product(("source", "target"), range(6)):
+        ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
+        masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
+        for i in chosen:
+            if noise[i] < 0.8 * 0.6:
+                masked[i] = MASK
+            elif noise[i] < 0.9 * 0.6:
+                masked[i] = int((noise[i] * 2**20) % 1 * 250)
+        other = tokens_of(batch, {"source": "target", "target": "source"}[side], row)
+        vectors.append(model.dap(other[None]).pooler_output)
+        words = torch.cat([vectors[-1], table[masked[1:]]])
+        states = encoder(inputs_embeds=words[None]).last_hidden_state[0]
+        for i in chosen:
+            logits = prediction.norm(prediction.activation(prediction.dense(states[i]))) @ table.T + prediction.bias
+            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+    expected, out = torch.stack(losses).mean(), model(**batch)
+    assert out.xum_loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    by_hand = torch.cat(torch.autograd.grad(expected, vectors))
+    found = torch.autograd.grad(out.loss, (out.target_embeds, out.source_embeds))
+    assert (by_hand.abs().sum(1) > 0).any()
+    torch.testing.assert_close(torch.cat(found), by_hand)
+
+
+def test_xum_needs_word_embeddings_as_wide_as_the_vectors() -> None:
+    config = tiny_config("deberta-v2")
+    config.embedding_size = 16
+    with pytest.raises(ValueError, match=r"sentence vector \(32 dimensions\).*embedding \(16\).*leave 'xum' out"):
+        DAPForPreTraining.from_scratch(config, objective="tr+xum", mask_token_id=MASK)
+
+
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(objective="mlm", mlm_probability=0.5)
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
@@ -257,11 +341,17 @@ RELEASED = {"rtl_tied": False, "rtl_reembed": True}
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 @pytest.mark.parametrize(
-    "options", [*({"objective": name} for name in COMBINATIONS), RELEASED, RELEASED | {"rtl_ratio": 0.5}], ids=str
+    "options",
+    [
+        *({"objective": name} for name in COMBINATIONS),
+        *(RELEASED, RELEASED | {"rtl_ratio": 0.5}),
+        *({"objective": "tr+tlm", "tr_hard_negatives": 0.7, "pooling": pooling} for pooling in ("cls", "mean")),
+    ],
+    ids=str,
 )
 def test_padding_and_order_change_nothing(model_type: str, options: dict) -> None:
     model = tiny_model(model_type, tlm_probability=0.5, mlm_probability=0.5, **options)
-    batch = make_batch()
+    batch = with_negatives(make_batch()) if "tr_hard_negatives" in options else make_batch()
     model(**batch).loss.backward()
     expected_loss, expected = model(**batch).loss.item(), gradients(model)
     order = torch.randperm(6)

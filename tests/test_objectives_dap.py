@@ -13,7 +13,7 @@ from dap.training import CachedBatch
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
 
-WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3, "mlm_weight": 0.2}
+WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3, "mlm_weight": 0.2, "xum_weight": 0.4}
 OPTIONS = {"tlm_probability": 0.5, "mlm_probability": 0.5, "target_vocab_size": 140, "rtl_ratio": 0.8, **WEIGHTS}
 
 
@@ -57,7 +57,9 @@ def test_the_order_of_names_changes_nothing() -> None:
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
-    with pytest.raises(ValueError, match=r"objective='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, or"):
+    with pytest.raises(
+        ValueError, match=r"objective='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, or"
+    ):
         DAPForPreTraining(config)
 
 

@@ -41,6 +41,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], 
 
 def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
     schedule = ["--max_steps", "60", "--save_strategy", "steps", "--save_steps", "20", "--rtl_ratio", "0.7"]
+    schedule += ["--tr_hard_negatives", "0.5"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = processes.Process(target=run, args=([*flags, *schedule, "--output_dir", str(killed)],))
     process.start()

@@ -10,7 +10,7 @@ from objectives_dap import OBJECTIVES
 
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 #: Every objective by itself, and some together: a new one is tested by being registered.
-COMBINATIONS = (*OBJECTIVES, "tr+rtl", "tr+tlm", "tr+mlm", "tr+rtl+tlm", "tr+rtl+tlm+mlm")
+COMBINATIONS = (*OBJECTIVES, "tr+rtl", "tr+tlm", "tr+mlm", "tr+xum", "tr+rtl+tlm", "tr+rtl+tlm+mlm+xum")
 MASK, PAD = 4, 1
 
 
@@ -36,6 +36,18 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Ten
         batch[f"{side}_attention_mask"] = mask
         batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
     return batch
+
+
+def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch with a copy of each target in which the second token is another; every third pair brings none.
+
+    The copy of the second pair is the target of the first.
+    """
+    ids, mask = batch["target_input_ids"].clone(), batch["target_attention_mask"].clone()
+    ids[:, 1] = 255 - ids[:, 1]
+    ids[1], mask[1] = batch["target_input_ids"][0], batch["target_attention_mask"][0]
+    mask[2::3] = 0
+    return batch | {"negative_input_ids": ids.masked_fill(mask == 0, PAD), "negative_attention_mask": mask}
 
 
 def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:

@@ -25,15 +25,25 @@ POOLER_SCALE = 2.0**-10
 #: What the record of a run says of the recipe, in the card's order.
 RECIPE = (
     "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
-    "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size", "rtl_sampled_negatives",
-    "tlm_probability", "tlm_weight", "mlm_probability",
+    "tr_hard_negatives", "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size",
+    "rtl_sampled_negatives", "tlm_probability", "tlm_weight", "mlm_probability", "xum_probability", "xum_weight",
     "pairs a step", "max_seq_length", "language_mix", "mix_alpha", "learning_rate", "head_learning_rate",
     "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "freeze_encoder",
     "bf16", "fp16", "seed",
 )  # fmt: skip
 #: What a field's name begins with -> the part of an objective that has a use for it.
-OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": "rtl", "tlm_": "tlm", "mlm_": "mlm"}
-CURVE = ("loss", "tr_loss", "rtl_loss", "tlm_loss", "mlm_loss", "eval_rtl_source_nats", "eval_mean_accuracy")
+OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": "rtl", "tlm_": "tlm", "mlm_": "mlm",
+                "xum_": "xum"}  # fmt: skip
+CURVE = (
+    "loss",
+    "tr_loss",
+    "rtl_loss",
+    "tlm_loss",
+    "mlm_loss",
+    "xum_loss",
+    "eval_rtl_source_nats",
+    "eval_mean_accuracy",
+)
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
 

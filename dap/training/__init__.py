@@ -18,6 +18,7 @@ from dap.training.data import (
     tokenize_bitext,
 )
 from dap.training.grad_cache import CachedBatch
+from dap.training.hard_negatives import HardNegatives
 from dap.training.model import load_model, read_start, token_counts
 from dap.training.resuming import (
     FINISHED,
@@ -44,6 +45,7 @@ __all__ = [
     "FINISHED",
     "FindBestAgain",
     "HARDLY",
+    "HardNegatives",
     "LanguageMixSampler",
     "ModelArguments",
     "RecordInCheckpoints",

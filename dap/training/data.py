@@ -8,7 +8,7 @@ and streaming datasets.
 import hashlib
 import logging
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,7 +197,7 @@ def tokenize_bitext(
         )
     if shuffle_buffer < 0:
         raise UserError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
-    backend = _backend(tokenizer, max_seq_length)
+    backend = cutting_backend(tokenizer, max_seq_length)
     state = hashlib.sha256(backend.to_str().encode()).hexdigest()
     ids, text = List(Value("int32")), Value("string")
     features = Features({"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text})
@@ -217,7 +217,7 @@ def tokenize_bitext(
     return tokenized
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
+def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
     """A copy that does what a call of the tokenizer would, whatever earlier calls left in it, and later ones will."""
     backend = plain_backend(tokenizer)
     backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -277,7 +277,7 @@ def tokenize_pairs(
     max_seq_length: int,
 ) -> list[dict[str, Any]]:
     """A few pairs as rows of `tokenize_bitext`."""
-    encode = _Tokenise(_backend(tokenizer, max_seq_length), language)
+    encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language)
     columns = encode({"source": list(sources), "target": list(targets)}, [*range(len(sources))])
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
@@ -372,17 +372,20 @@ class BitextCollator:
 
     Called with a list of B rows of `tokenize_bitext`, it returns LongTensors `source_input_ids`,
     `source_attention_mask` (B, S_x), `target_input_ids`, `target_attention_mask` (B, S_y), `language_ids` (B,), which
-    index `languages`, and the list of str `pair_ids`.
+    index `languages`, and the list of str `pair_ids`. With `negatives` also `negative_input_ids` and
+    `negative_attention_mask` (B, S_n), which is 0 throughout for a pair that has none.
 
     Attributes:
         pad_token_id: the tokenizer's padding id.
         languages: all languages of the run.
-        pad_to_multiple_of: rounds both lengths up; 8 suits GPUs.
+        pad_to_multiple_of: rounds all lengths up; 8 suits GPUs.
+        negatives: gives the token ids of each row's changed copy of its target, such as `HardNegatives`.
     """
 
     pad_token_id: int
     languages: Sequence[str]
     pad_to_multiple_of: int = 1
+    negatives: Callable[[Sequence[Mapping[str, Any]]], list[list[int]]] | None = None
 
     def __post_init__(self) -> None:
         if self.pad_token_id is None:
@@ -393,10 +396,12 @@ class BitextCollator:
         if unknown := {row["language"] for row in rows} - self._index.keys():
             raise UserError(f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}")
         batch: dict[str, Any] = {}
-        for side in ("source", "target"):
-            sequences = [row[f"{side}_input_ids"] for row in rows]
+        sides = {side: [row[f"{side}_input_ids"] for row in rows] for side in ("source", "target")}
+        if self.negatives is not None:
+            sides["negative"] = self.negatives(rows)
+        for side, sequences in sides.items():
             lengths = np.array([len(sequence) for sequence in sequences])  # (B,)
-            width = -(-int(lengths.max()) // self.pad_to_multiple_of) * self.pad_to_multiple_of
+            width = -(-max(1, int(lengths.max())) // self.pad_to_multiple_of) * self.pad_to_multiple_of
             mask = np.arange(width) < lengths[:, None]  # (B, S)
             ids = np.full(mask.shape, self.pad_token_id, dtype=np.int64)  # (B, S)
             ids[mask] = np.concatenate(sequences)

@@ -18,7 +18,7 @@ from losses_dap import at_least_float32, columns_of, first_row
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 from objectives_dap import Batch, Chunk, Comparison, Side
 
-SIDES = ("source", "target")
+SIDES = ("source", "target", "negative")
 
 
 @dataclass
@@ -107,12 +107,15 @@ def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tup
     """A batch, and its parts, each as wide as its own longest row."""
     inputs = dict(inputs)
     sides = []
-    for side in SIDES:
+    for side in (side for side in SIDES if f"{side}_input_ids" in inputs):
         ids, noise = inputs[f"{side}_input_ids"], inputs.pop(f"{side}_noise", None)
-        sides.append(Side(ids, inputs[f"{side}_attention_mask"], model.draw_noise(ids) if noise is None else noise))
-    batch = Batch(*sides, inputs.get("language_ids"), first_row(len(sides[0].ids)))
-    lengths = torch.stack([(side.mask * (columns_of(side.mask) + 1)).amax(1) for side in sides])  # (2, B)
-    widths = [part.amax(1) for part in lengths.split(size, 1)]  # (2,) each
+        noise = model.draw_noise(ids) if noise is None and side != "negative" else noise
+        sides.append(Side(ids, inputs[f"{side}_attention_mask"], noise))
+    source, target, *negatives = sides
+    first = first_row(len(source.ids))
+    batch = Batch(source, target, inputs.get("language_ids"), first, negatives=negatives[0] if negatives else None)
+    lengths = torch.stack([(side.mask * (columns_of(side.mask) + 1)).amax(1) for side in sides])  # (2 or 3, B)
+    widths = [part.amax(1) for part in lengths.clamp(min=1).split(size, 1)]  # (2 or 3,) each
     seeds = torch.randint(2**62, (len(widths),)).tolist()
     parts = []
     for number, (*columns, seed) in enumerate(zip(*torch.stack(widths, 1).tolist(), seeds)):
@@ -120,7 +123,8 @@ def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tup
         own = {name: value[rows] for name, value in inputs.items()}
         for side, width in zip(SIDES, columns):
             own |= {f"{side}_{name}": own[f"{side}_{name}"][:, :width] for name in ("input_ids", "attention_mask")}
-        cut = tuple(None if side.noise is None else side.noise[rows, :width] for side, width in zip(sides, columns))
+        noises = ((side.noise, width) for side, width in zip(batch.sides, columns))
+        cut = tuple(None if noise is None else noise[rows, :width] for noise, width in noises)
         parts.append(Part(own, Chunk(batch.first + rows.start, cut), seed))
     return batch, parts
 

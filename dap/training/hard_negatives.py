@@ -7,7 +7,13 @@ are English; words of other languages are exchanged, moved and deleted, too, if 
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from dap.errors import UserError
+from dap.training.data import cutting_backend
 
 #: Words of a line may stand for each other: modality, tense, quantity, degree, place, conjunction, person, time.
 SWAPS = """
@@ -60,6 +66,8 @@ _WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 _CLAUSE = re.compile(r"[,;:]\s|\s[-–—]\s")
 #: Letters of the shortest content word.
 CONTENT = 4
+#: Further targets of a batch from which a copy may have a word.
+OTHERS = 8
 
 
 def perturbed(text: str, seed: object, others: Sequence[str] = ()) -> str | None:
@@ -151,3 +159,43 @@ def _put(text: str, place: re.Match[str], word: str) -> str:
 
 Rule = Callable[[str, random.Random, Sequence[str]], str | None]
 RULES: list[Rule] = [_function_word, _word_of_another, _deletion, _exchange, _clause]
+
+
+class HardNegatives:
+    """Changed copies of a batch's targets, as token ids.
+
+    They depend on the seed and the batch alone, so that a resumed run has the same; and no two epochs have the same,
+    as their batches differ.
+
+    Args:
+        tokenizer, max_seq_length: what the ids of the targets were made with.
+        share: of the pairs, drawn one by one, that are to bring a copy.
+
+    Raises:
+        ValueError: the tokenizer cannot make text of ids.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, share: float, seed: int) -> None:
+        self.tokenizer, self.share, self.seed = cutting_backend(tokenizer, max_seq_length), share, seed
+        if self.tokenizer.decoder is None:
+            raise UserError(f"tr_hard_negatives={share}: the tokenizer has no decoder for the text to change; give 0")
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The ids of each row's copy; none for a pair that is not drawn, or whose target no rule changes.
+
+        Nor has one a target whose text has other ids than it (as of an unknown letter): its copy would tell itself.
+        """
+        rng = random.Random(f"{self.seed} {' '.join(row['pair_id'] for row in rows)}")
+        targets = [list(row["target_input_ids"]) for row in rows]
+        texts, found = self.tokenizer.decode_batch(targets), {}
+        for row in range(len(rows)):
+            if rng.random() < self.share:
+                others = [texts[(row + 1 + k) % len(texts)] for k in range(min(OTHERS, len(texts) - 1))]
+                found[row] = perturbed(texts[row], rng.random(), others)
+        found = {row: copy for row, copy in found.items() if copy is not None}
+        encoded = self.tokenizer.encode_batch_fast([*found.values(), *(texts[row] for row in found)])
+        ids: list[list[int]] = [[] for _ in rows]
+        for row, copy, again in zip(found, encoded, encoded[len(found) :]):
+            if again.ids == targets[row] != copy.ids:
+                ids[row] = copy.ids
+        return ids

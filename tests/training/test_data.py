@@ -483,6 +483,19 @@ def test_collator_pads_and_nothing_else(tokenized: dict[str, Dataset], multiple:
     assert batch["pair_ids"] == ["sw:0", "de:1", "fr:2", "sw:3"]
 
 
+@pytest.mark.parametrize("copies", [[[0, 7, 2], [], [0, 2], []], [[], [], [], []]])
+def test_collator_gives_a_mask_of_zeros_to_pairs_without_a_negative(
+    copies: list[list[int]], tokenized: dict[str, Dataset]
+) -> None:
+    rows = tokenized["de"].select(range(4)).to_list()
+    batch = BitextCollator(1, ["de"], negatives=lambda given: copies if given == rows else None)(rows)
+    ids, mask = batch["negative_input_ids"], batch["negative_attention_mask"]
+    assert ids.shape == mask.shape == (4, max(1, *map(len, copies)))
+    assert [row[real.bool()].tolist() for row, real in zip(ids, mask)] == copies
+    assert set(ids[mask == 0].tolist()) <= {1}
+    assert not [name for name in BitextCollator(1, ["de"])(rows) if name.startswith("negative")]
+
+
 def test_collator_refuses_unknown_languages_and_no_padding(tokenized: dict[str, Dataset]) -> None:
     with pytest.raises(ValueError, match=r"languages \['sw'\] are not among"):
         BitextCollator(1, ["de"])([tokenized["sw"][0]])

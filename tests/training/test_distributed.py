@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from conftest import free_port
 from forked import run_two
-from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
+from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +23,7 @@ MASKING = {"tlm_probability": 0.5, "mlm_probability": 0.5}
 CASES = [
     *({"objective": objective, **MASKING} for objective in COMBINATIONS),
     {"objective": "tr", "tr_bidirectional": True, "tr_weight": 0.3},
+    {"objective": "tr+rtl", "tr_bidirectional": True, "tr_hard_negatives": 0.7},
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
     {"objective": "tr+rtl", "target_vocab_size": 140, "rtl_tied": False, "rtl_reembed": True},
     {"objective": "tr+rtl+tlm", "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
@@ -34,11 +35,12 @@ VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]
 PAIRS = 10  # in all processes together: an odd number in each of two
 
 
-def micro_batch(step: int) -> dict[str, Tensor]:
+def micro_batch(step: int, case: dict) -> dict[str, Tensor]:
     """Pairs with uneven numbers of tokens; the first and the last, on different processes, have the same target."""
     batch = make_batch(PAIRS, longest=11, seed=step)
     for key in ("target_input_ids", "target_attention_mask", "target_noise"):
         batch[key][-1] = batch[key][0]
+    batch = with_negatives(batch) if "tr_hard_negatives" in case else batch
     return batch | {"language_ids": torch.arange(PAIRS) % 3}
 
 
@@ -46,7 +48,8 @@ def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tenso
     """The rows of one process, without the columns that are padding in all of them."""
     rows = {key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world] for key, value in batch.items()}
     languages = rows.pop("language_ids")
-    width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in ("source", "target")}
+    sides = [key.split("_")[0] for key in rows if key.endswith("mask")]
+    width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in sides}
     cut = {key: value[:, : width[key.split("_")[0]]] for key, value in rows.items()}
     return cut | {"language_ids": languages}
 
@@ -62,7 +65,7 @@ def step_gradients(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     wrapped = DistributedDataParallel(model) if world > 1 else model
     for step in range(accumulation):
-        losses = chunk_losses(model, wrapped, share_of(micro_batch(step), rank, world), size)
+        losses = chunk_losses(model, wrapped, share_of(micro_batch(step, case), rank, world), size)
         for number, loss in enumerate(losses, 1):
             waits = step < accumulation - 1 or number < len(losses)
             with wrapped.no_sync() if waits and world > 1 else contextlib.nullcontext():

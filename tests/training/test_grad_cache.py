@@ -22,7 +22,7 @@ def test_chunks_give_the_gradients_of_the_batch(case: dict, size: int, monkeypat
 
 def test_losses_are_those_of_the_batch() -> None:
     for case in CASES:
-        model, batch = tiny_model("bert", **case), micro_batch(0)
+        model, batch = tiny_model("bert", **case), micro_batch(0, case)
         expected, cached = model(**batch), CachedBatch(model, model, batch, 5)
         for part in cached.parts:
             cached.run(part)

@@ -2,12 +2,16 @@
 
 import random
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from conftest import synthetic_pairs
+from transformers import PreTrainedTokenizerFast
 
 from dap.search.hard_negatives import ANTONYMS, NAMES, NUMBER_WORDS, hard_negative_copies
-from dap.training.hard_negatives import RULES, SWAPS, UNTOUCHED, perturbed
+from dap.training.data import tokenize_pairs
+from dap.training.hard_negatives import RULES, SWAPS, UNTOUCHED, HardNegatives, perturbed
 
 TATOEBA = Path(__file__).resolve().parents[3] / "shared" / "data" / "tatoeba"
 SENTENCES = [
@@ -81,3 +85,47 @@ def test_nearly_every_real_sentence_can_be_changed(language: str) -> None:
     lines = [line for line in lines if len(line.split()) >= 4]
     changed = sum(perturbed(line, 0) is not None for line in lines)
     assert changed > 0.95 * len(lines)
+
+
+def rows_of(tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32) -> list[dict]:
+    rows = tokenize_pairs(targets, targets, "de", tokenizer, length)
+    return [row | {"target_input_ids": row["target_input_ids"].tolist()} for row in rows]
+
+
+@pytest.mark.parametrize("length", [8, 32])
+def test_copies_are_ids_as_the_targets_are(length: int, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    targets = [target for _, target in synthetic_pairs("de", 60)]
+    rows = rows_of(tiny_tokenizer, targets, length)
+    copies = HardNegatives(tiny_tokenizer, length, 1.0, 0)(rows)
+    assert sum(map(bool, copies)) > 40
+    for row, ids in zip(rows, copies):
+        if ids:
+            text = tiny_tokenizer.decode(ids, skip_special_tokens=True)
+            assert text != tiny_tokenizer.decode(row["target_input_ids"], skip_special_tokens=True)
+            assert ids == tiny_tokenizer(text, truncation=True, max_length=length).input_ids != row["target_input_ids"]
+            assert len(ids) <= length
+
+
+def test_copies_depend_on_seed_and_batch_alone(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 100)])
+    make = HardNegatives(tiny_tokenizer, 32, 0.5, 0)
+    copies = make(rows)
+    assert 30 < sum(map(bool, copies)) < 70
+    make(rows[:7])
+    assert make(rows) == HardNegatives(tiny_tokenizer, 32, 0.5, 0)(rows) == copies
+    assert HardNegatives(tiny_tokenizer, 32, 0.5, 1)(rows) != copies
+    assert make(rows[::-1])[::-1] != copies  # as of another epoch
+
+
+def test_a_target_that_is_not_its_text_brings_no_copy(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    targets = ["kaban lofin \u4e16 misut neder", "kaban lofin misut neder", ""]
+    copies = HardNegatives(tiny_tokenizer, 32, 1.0, 0)(rows_of(tiny_tokenizer, targets))
+    assert [bool(ids) for ids in copies] == [False, True, False]
+    assert all(HardNegatives(tiny_tokenizer, 32, 1.0, 0)(rows_of(tiny_tokenizer, targets[1:2])))
+
+
+def test_a_tokenizer_that_makes_no_text_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    mute = deepcopy(tiny_tokenizer)
+    mute.backend_tokenizer.decoder = None
+    with pytest.raises(ValueError, match=r"tr_hard_negatives=0.5: the tokenizer has no decoder"):
+        HardNegatives(mute, 32, 0.5, 0)
