@@ -113,7 +113,7 @@ def test_batches_of_one_and_of_512_sentences_give_the_same_accuracies(
     assert sizes[0] == 512
     assert singles["languages"] == large["languages"]
     assert all(0 < numbers[way] < 100 for numbers in large["languages"].values() for way in ("xx-en", "en-xx"))
-    sentences = [text for pair in read_languages([str(near_dir)])["de"] for text in pair]
+    sentences = [text for pair in read_languages([str(near_dir)])["de"][:40] for text in pair]
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     one, many = (encoder.encode(sentences, budget) for budget in (1, 4096))
     assert np.abs(one - many).max() < 1e-5 < np.abs(one - one[0]).max()

@@ -1,6 +1,7 @@
 import json
+import os
 import shutil
-import time
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,14 @@ import modeling_dap
 from dap.errors import UserError
 from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
+from dap.training.trainer import DAPTrainer
 from train_dap import build_datasets, build_trainer, main, run
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    schedule = ["--max_steps", "120", "--eval_strategy", "steps", "--save_strategy", "steps", "--save_steps", "30"]
-    more = ["--eval_steps", "30", "--load_best_model_at_end", "--eval_on_start", "--objective", "tr"]
+    schedule = ["--max_steps", "80", "--eval_strategy", "steps", "--save_strategy", "steps", "--save_steps", "40"]
+    more = ["--eval_steps", "40", "--load_best_model_at_end", "--eval_on_start", "--objective", "tr"]
     run([*flags, *schedule, *more, "--learning_rate", "5e-3", "--output_dir", str(out)])
     history = json.loads((out / "trainer_state.json").read_text())["log_history"]
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
@@ -39,22 +41,38 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], 
         run([*flags, "--max_steps", "2", "--output_dir", str(out)])
 
 
+def run_killed_at(step: int, flags: list[str]) -> None:
+    """A run that kills its process as that step begins."""
+    training_step = DAPTrainer.training_step
+
+    def kill(self: DAPTrainer, *args: object) -> torch.Tensor:
+        if self.state.global_step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return training_step(self, *args)
+
+    DAPTrainer.training_step = kill
+    run(flags)
+
+
 def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
-    schedule = ["--max_steps", "60", "--save_strategy", "steps", "--save_steps", "20", "--rtl_ratio", "0.7"]
-    schedule += ["--tr_hard_negatives", "0.5"]
+    flags += [
+        "--per_device_train_batch_size",
+        "100",
+        "--rtl_ratio",
+        "0.7",
+        "--tr_hard_negatives",
+        "0.5",
+    ]  # 5 steps an epoch
+    flags += ["--max_steps", "8", "--save_strategy", "steps", "--save_steps", "3"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = processes.Process(target=run, args=([*flags, *schedule, "--output_dir", str(killed)],))
+    process = processes.Process(target=run_killed_at, args=(4, [*flags, "--output_dir", str(killed)]))
     process.start()
-    deadline = time.monotonic() + 100
-    while not (killed / "checkpoint-20" / "trainer_state.json").exists():
-        assert process.is_alive(), "the run ended before its first checkpoint"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.kill()
-    process.join()
+    process.join(100)
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-3"]
     assert not (killed / FINISHED).exists()
-    run([*flags, *schedule, "--output_dir", str(killed)])
-    run([*flags, *schedule, "--output_dir", str(whole)])
+    run([*flags, "--output_dir", str(killed)])
+    run([*flags, "--output_dir", str(whole)])
     resumed, expected = (load_file(folder / "model.safetensors") for folder in (killed, whole))
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 

@@ -15,7 +15,7 @@ MASK, PAD = 4, 1
 
 
 def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # as `_repeatable` in conftest.py
     options = {"mask_token_id": MASK, "objective": "tr+rtl", **config}
     model = DAPForPreTraining(DAPConfig(tiny_config(model_type), **options))
     for parameter in model.parameters():  # biases and norms too: zeros and ones would hide mistakes

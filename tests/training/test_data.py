@@ -419,8 +419,11 @@ def batches(
     return loader
 
 
-@pytest.mark.parametrize(("split", "workers"), [("datasets", 0), ("datasets", 2), ("accelerate", 2)])
-@pytest.mark.parametrize("files", SHARDS)
+@pytest.mark.parametrize(
+    ("files", "split", "workers"),
+    [*((files, "datasets", 2) for files in SHARDS), ("one", "datasets", 0), ("two", "datasets", 0)]
+    + [("one", "accelerate", 2), ("uneven", "accelerate", 2)],
+)
 def test_processes_draw_full_batches_of_different_pairs_without_end(
     sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, split: str, workers: int
 ) -> None:

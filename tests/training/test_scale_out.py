@@ -15,9 +15,10 @@ from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from conftest import REPOSITORY, free_port
+from conftest import REPOSITORY, free_port, tiny_config
 from forked import run_two
 from safetensors.torch import load_file
+from transformers import BertModel, PreTrainedTokenizerFast
 
 import train_dap
 from dap.training.arguments import Arguments, DAPTrainingArguments, parse_arguments
@@ -31,24 +32,42 @@ LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_toke
 
 
 @pytest.fixture(scope="module")
-def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
-    text = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
-    steps = ["--total_train_batch_size", "90", "--max_steps", "5", "--gradient_accumulation_steps", "2"]  # 3 an epoch
+def encoder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of two layers."""
+    folder = tmp_path_factory.mktemp("encoder")
+    config = tiny_config("bert", len(tiny_tokenizer))
+    config.num_hidden_layers = 2
+    torch.manual_seed(0)
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flags(encoder: Path, bitext_dir: Path) -> list[str]:
+    text = ["--model_name_or_path", str(encoder), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
+    steps = ["--total_train_batch_size", "134", "--max_steps", "4", "--gradient_accumulation_steps", "2"]  # 2 an epoch
     quiet = ["--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1", "--ddp_timeout", "100"]
-    return [*text, *steps, *quiet, "--dev_pairs", "20", "--learning_rate", "1e-4", "--head_learning_rate", "5e-4"]
+    rates = ["--learning_rate", "1e-4", "--head_learning_rate", "5e-4", "--rtl_layers", "1"]
+    return [*text, *steps, *quiet, *rates, "--dev_pairs", "20"]
 
 
 @pytest.fixture(scope="module")
 def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process with whole batches; DDP and FSDP2 in chunks (GradCache), the latter once more as after a kill."""
+    """One process with whole batches; DDP and FSDP2 in chunks (GradCache), the latter once more as after a kill.
+
+    Each also trains heads alone.
+    """
     folder = tmp_path_factory.mktemp("runs")
+    ddp = ["--mini_batch_size", "34", "--save_strategy", "no", "--output_dir", str(folder / "ddp")]
+    fsdp = ["--mini_batch_size", "34", "--save_strategy", "steps", "--save_steps", "3", "--load_best_model_at_end"]
+    fsdp += ["--eval_strategy", "steps", "--eval_steps", "3", "--eval_on_start", "--output_dir", str(folder / "fsdp2")]
+    heads = [*flags, "--freeze_encoder", "--max_steps", "2", "--save_strategy", "no", "--output_dir"]
     run([*flags, "--save_strategy", "no", "--output_dir", str(folder / "one")])
-    ddp = ["--mini_batch_size", "16", "--save_strategy", "no", "--output_dir", str(folder / "ddp")]
-    fsdp = ["--mini_batch_size", "16", "--save_strategy", "steps", "--save_steps", "4", "--load_best_model_at_end"]
-    fsdp += ["--eval_strategy", "steps", "--eval_steps", "4", "--eval_on_start", "--output_dir", str(folder / "fsdp2")]
+    run([*heads, str(folder / "heads-one")])
     for config, own in (("ddp", ddp), ("fsdp2", fsdp)):
-        run_two(train, free_port(), CONFIGS[config], [*flags, *own])
-    for name in ("checkpoint-5", FINISHED):  # as if it had been killed before its end
+        run_two(train, free_port(), CONFIGS[config], [*flags, *own], [*heads, str(folder / f"heads-{config}")])
+    for name in ("checkpoint-4", FINISHED):  # as if it had been killed before its end
         (folder / "fsdp2" / name).rename(folder / name)
     run_two(train, free_port(), CONFIGS["fsdp2"], [*flags, *fsdp])
     return folder
@@ -67,14 +86,15 @@ def parse_as_with_gpus(argv: list[str]) -> Arguments:
     return arguments
 
 
-def train(rank: int, port: int, config: Path, flags: list[str]) -> None:
-    """One process of two."""
+def train(rank: int, port: int, config: Path, *runs: list[str]) -> None:
+    """One process of two: its trainings, one after the other."""
     os.environ |= launch_environment(config, "--num_processes", "2")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         train_dap.parse_arguments = parse_as_with_gpus
-    run(flags)
+    for flags in runs:
+        run(flags)
 
 
 def log_of(folder: Path) -> list[dict[str, float]]:
@@ -84,32 +104,27 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_two_processes_in_chunks_have_the_losses_of_one(name: str, runs: Path) -> None:
     one, two = ([line for line in log_of(runs / run) if "loss" in line] for run in ("one", name))
-    assert len(one) == 5
+    assert len(one) == 4
     for first, second in zip(one, two, strict=True):
         for key in LOSSES:
             assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_two_processes_train_heads_on_a_frozen_encoder_as_one(
-    name: str, flags: list[str], tiny_bert_dir: Path, tmp_path: Path
-) -> None:
-    flags = [*flags, "--freeze_encoder", "--max_steps", "2", "--save_strategy", "no", "--output_dir"]
-    run([*flags, str(tmp_path / "one")])
-    run_two(train, free_port(), CONFIGS[name], [*flags, str(tmp_path / name)])
-    lines = [[line for line in log_of(tmp_path / folder) if "loss" in line] for folder in ("one", name)]
+def test_two_processes_train_heads_on_a_frozen_encoder_as_one(name: str, runs: Path, encoder: Path) -> None:
+    lines = [[line for line in log_of(runs / f"heads-{run}") if "loss" in line] for run in ("one", name)]
     assert len(lines[0]) == 2
     for first, second in zip(*lines, strict=True):
         for key in (*LOSSES, "head_learning_rate"):
             assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
-    saved, start = load_file(tmp_path / name / "model.safetensors"), load_file(tiny_bert_dir / "model.safetensors")
+    saved, start = load_file(runs / f"heads-{name}" / "model.safetensors"), load_file(encoder / "model.safetensors")
     assert all(torch.equal(saved[f"dap.encoder.{key}"], start[key]) for key in start)
 
 
 def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
     ends = [json.loads((runs / name / "eval_results.json").read_text()) for name in ("one", "ddp")]
     lines = [line for line in log_of(runs / "fsdp2") if "eval_mean_accuracy" in line]
-    assert [line["step"] for line in lines] == [0, 4, 4, 5]  # on start, and on the second start
+    assert [line["step"] for line in lines] == [0, 3, 3, 4]  # on start, and on the second start
     for key in (key for key in ends[0] if key.endswith("accuracy")):
         assert ends[1][key] == pytest.approx(ends[0][key], abs=5.01), key  # one of 20 sentences
         assert lines[-1][key] == pytest.approx(ends[0][key], abs=5.01), key
@@ -121,7 +136,7 @@ def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
 
 
 def test_checkpoints_of_shards_load_anywhere(runs: Path) -> None:
-    for folder in (runs / "fsdp2", runs / "fsdp2" / "checkpoint-4"):
+    for folder in (runs / "fsdp2", runs / "fsdp2" / "checkpoint-3"):
         _, report = DAPForPreTraining.from_pretrained(folder, output_loading_info=True)
         assert not any(report.values()), report
         config = json.loads((folder / "config.json").read_text())
@@ -130,7 +145,7 @@ def test_checkpoints_of_shards_load_anywhere(runs: Path) -> None:
 
 
 def test_a_run_of_shards_resumed_in_its_second_epoch_ends_with_the_same_weights(runs: Path) -> None:
-    folders = runs / "checkpoint-5", runs / "fsdp2" / "checkpoint-5"
+    folders = runs / "checkpoint-4", runs / "fsdp2" / "checkpoint-4"
     before, after = (load_file(folder / "model.safetensors") for folder in folders)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)

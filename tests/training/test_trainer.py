@@ -188,7 +188,7 @@ def test_gradient_that_is_not_finite_stops_before_the_step(make_trainer, tmp_pat
 
 
 def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN001
-    trainer, seen = make_trainer("tr", max_steps=150, logging_steps=150, learning_rate=0.0), []
+    trainer, seen = make_trainer("tr", per_device_train_batch_size=60, max_steps=20, learning_rate=0.0), []
     collate = trainer.data_collator
     trainer.data_collator = lambda rows: seen.extend(row["pair_id"] for row in rows) or collate(rows)
     trainer.train()
@@ -255,7 +255,7 @@ def test_heads_have_a_learning_rate_of_their_own(make_trainer) -> None:  # noqa:
 
 def test_with_a_rate_of_zero_for_either_the_other_learns_alone(make_trainer) -> None:  # noqa: ANN001
     for rates in ((0.0, 1e-3), (1e-3, 0.0)):
-        trainer = make_trainer(learning_rate=rates[0], head_learning_rate=rates[1], mini_batch_size=3)
+        trainer = make_trainer(learning_rate=rates[0], head_learning_rate=rates[1], mini_batch_size=4, max_steps=2)
         before = {name: value.clone() for name, value in trainer.model.named_parameters()}
         trainer.train()
         moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
