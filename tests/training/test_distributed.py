@@ -39,7 +39,8 @@ IN_TURN = [
     {"objective": "tr+rtl+tlm", "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
     {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
 ]
-CASES = [*itertools.product(EVERY_WAY, VARIANTS), *zip(IN_TURN, itertools.cycle(VARIANTS), strict=False)]
+CASES = [*EVERY_WAY, *IN_TURN]
+RUNS = [*itertools.product(EVERY_WAY, VARIANTS), *zip(IN_TURN, itertools.cycle(VARIANTS), strict=False)]
 PAIRS = 10  # in all processes together: an odd number in each of two
 
 
@@ -92,10 +93,10 @@ def chunk_losses(
 
 
 def save_gradients(rank: int, port: int, folder: Path) -> None:
-    """One process of two; the first writes the gradients of every case."""
+    """One process of two; the first writes the gradients of every run."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=100))
-    found = [step_gradients(case, *variant, rank, 2) for case, variant in CASES]
+    found = [step_gradients(case, *variant, rank, 2) for case, variant in RUNS]
     if rank == 0:
         torch.save(found, folder / "gradients.pt")
     dist.destroy_process_group()
@@ -104,7 +105,7 @@ def save_gradients(rank: int, port: int, folder: Path) -> None:
 def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) -> None:
     run_two(save_gradients, free_port(), tmp_path)
     found = torch.load(tmp_path / "gradients.pt")
-    for (case, (accumulation, *variant)), gradient in zip(CASES, found, strict=True):
+    for (case, (accumulation, *variant)), gradient in zip(RUNS, found, strict=True):
         whole = step_gradients(case, accumulation, False)
         assert (gradient - whole).norm() / whole.norm() < 1e-5, (case, accumulation, variant)
 
