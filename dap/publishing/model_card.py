@@ -31,19 +31,10 @@ RECIPE = (
     "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "freeze_encoder",
     "bf16", "fp16", "seed",
 )  # fmt: skip
+OBJECTIVES = ("tr", "rtl", "tlm", "mlm", "xum")
 #: What a field's name begins with -> the part of an objective that has a use for it.
-OF_OBJECTIVE = {"tr_": "tr", "projection": "tr", "rtl_": "rtl", "target_vocab": "rtl", "tlm_": "tlm", "mlm_": "mlm",
-                "xum_": "xum"}  # fmt: skip
-CURVE = (
-    "loss",
-    "tr_loss",
-    "rtl_loss",
-    "tlm_loss",
-    "mlm_loss",
-    "xum_loss",
-    "eval_rtl_source_nats",
-    "eval_mean_accuracy",
-)
+OF_OBJECTIVE = {"projection": "tr", "target_vocab": "rtl", **{f"{name}_": name for name in OBJECTIVES}}
+CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES), "eval_rtl_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
 
