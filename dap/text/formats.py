@@ -34,7 +34,7 @@ _warn_once = cache(logger.warning)  # a later pass over the same file has nothin
 
 JUDGE_AFTER = 100_000  # lines
 SHOWN = 5  # bad lines quoted in a warning or an error, per file
-BATCH = 50_000  # rows of a table before the bad ones are left out
+BATCH = 10_000  # rows of a table before the bad ones are left out
 
 #: Columns of the tables: the two sides, and the line from 1 (in TMX the unit, in Parquet and on the Hub the row).
 TABLE = pa.schema({"source": pa.string(), "target": pa.string(), "line": pa.int64()})
