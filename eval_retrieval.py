@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,13 @@ def encode_sides(
     """
     if truncate_dim is not None or precision != "float32":
         require_reducible(encoder.encode([""]).shape[1], truncate_dim, precision)
-    sentences = [sentence for side in sides.values() for sentence in side]
+    sentences = list(chain(*sides.values()))
+    rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}  # each is encoded once
     if embeddings_dir is None:
-        embeds = encoder.encode(sentences, token_budget, progress)  # (N, D)
+        embeds = encoder.encode(list(rows), token_budget, progress)
     else:
-        embeds = _kept(encoder, sentences, Path(embeddings_dir), token_budget, progress, sides)
+        embeds = _kept(encoder, list(rows), Path(embeddings_dir), token_budget, progress, sides)
+    embeds = embeds[[rows[sentence] for sentence in sentences]]  # (N, D)
     bad = np.flatnonzero(~np.isfinite(embeds).all(1))
     if len(bad):
         text = f"NaN or infinity in the vector of {sentences[bad[0]][:60]!r} (one of {len(bad)} such vectors)"
@@ -186,21 +189,19 @@ def _kept(
     progress: bool,
     sides: dict[Place, list[str]],
 ) -> np.ndarray:
-    """`encoder.encode(sentences)` through the folder of this model and text; equal sentences are encoded once."""
-    rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-    distinct, fingerprint = list(rows), model_fingerprint(encoder)
+    """`encoder.encode(sentences)` through the folder of this model and text; no sentence comes twice."""
+    fingerprint = model_fingerprint(encoder)
     own = folder / f"{fingerprint[:16]}-{_digest(sentences)}"
     with claimed(own, "--embeddings_dir"):
-        vectors = embed_to_disk(
+        return embed_to_disk(
             encoder,
-            distinct,
+            sentences,
             own,
             token_budget=token_budget,
             progress=progress,
-            where=lambda row: _place(sides, sentences.index(distinct[row])),
+            where=lambda row: _place(sides, list(chain(*sides.values())).index(sentences[row])),
             fingerprint=fingerprint,
         )
-    return vectors[[rows[sentence] for sentence in sentences]]  # (N, D)
 
 
 def _place(sides: dict[Place, list[str]], number: int) -> str:
