@@ -63,8 +63,8 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 def comparison(
     study: Study, runs: Mapping[str, str], rows: Sequence[Measure], heads: Mapping[str, list[Cell]] | None = None
 ) -> str:
-    """A row a measure, a column a run, and DAP minus TR, in the mean and by seed; `heads` are rows above them."""
-    paired = ["DAP − TR", "by seed"] if {"DAP", "TR"} <= set(runs) else []
+    """A row a measure, a column a run, and DAP minus TR: mean, by seed, 95% of draws; `heads` are rows above them."""
+    paired = ["DAP − TR", "by seed", "95%"] if {"DAP", "TR"} <= set(runs) else []
     lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
     for measure in rows:
         differences = _paired(study, runs["DAP"], runs["TR"], measure) if paired else []
@@ -95,10 +95,13 @@ def _cells(study: Study, runs: Mapping[str, str], measure: Measure) -> list[str]
 
 
 def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
-    """The mean difference of equal seeds, and every one of them."""
-    found = study.differences(name, base, measure)
-    by_seed = ", ".join(number(Spread(value, None, 1), 1, "+") for value in found.values()) or ABSENT
-    return [number(spread(found.values()), len(study.final(name)), "+"), by_seed]
+    """The mean difference of equal seeds, every one of them, and the interval over seeds and languages."""
+    found, within = study.differences(name, base, measure), study.interval(name, base, measure)
+    by_seed, ends = (
+        ", ".join(number(Spread(value, None, 1), 1, "+") for value in values) or ABSENT
+        for values in (found.values(), within or ())
+    )
+    return [number(spread(found.values()), len(study.final(name)), "+"), by_seed, ends]
 
 
 def paper_block(studies: Sequence[Study]) -> str:

@@ -11,9 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dap.reports import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
 from experiments.recipes import Recipe, Run
 
+HARD = ("hard_negatives", "mean", "error")
+DRAWS = 5_000  # of a bootstrap
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
@@ -28,12 +32,14 @@ class Measure:
     Attributes:
         label: its name in tables.
         paper: the paper's model -> its number; empty where it has none.
+        by_language: where the number of a language stands, with None in place of its code; empty where nowhere.
     """
 
     label: str
     paths: tuple[tuple[str, ...], ...]
     lower_is_better: bool = False
     paper: Mapping[str, float] = field(default_factory=dict)
+    by_language: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,15 @@ class Outcome:
         numbers = {**self.content["evaluations"], "dev": self.content.get("dev", {})}
         found = [_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
+
+    def languages(self, measure: Measure) -> dict[str, float]:
+        """Language code -> its number; empty where there is none by language."""
+        if None not in measure.by_language:
+            return {}
+        place = measure.by_language.index(None)
+        parts = _at(self.content["evaluations"], measure.by_language[:place]) or {}
+        found = {code: _at(part, measure.by_language[place + 1 :]) for code, part in parts.items() if code != "mean"}
+        return {code: value for code, value in found.items() if value is not None}
 
 
 def _at(tree: Any, path: Sequence[str]) -> Any:
@@ -139,6 +154,21 @@ def sd_of_differences(groups: Iterable[Iterable[float]]) -> tuple[float, int] | 
     if not several:
         return None
     return pooled_sd(several), sum(each.count - 1 for each in several)
+
+
+def interval(differences: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Where 95% of the means lie when seeds (rows) and languages (columns) are drawn anew: a bootstrap over both.
+
+    A language drawn anew brings all its sentences, which makes this wider than a bootstrap over sentences.
+
+    >>> interval([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    (1.0, 1.0)
+    """
+    grid, draw = np.asarray(differences), np.random.default_rng(0)  # (S, L)
+    rows, columns = (draw.integers(count, size=(DRAWS, count)) for count in grid.shape)
+    means = grid[rows[:, :, None], columns[:, None, :]].mean((1, 2))  # (DRAWS,)
+    low, high = np.quantile(means, (0.025, 0.975)).tolist()
+    return low, high
 
 
 # --------------------------------------------------------------------------------------------------- studies
@@ -220,6 +250,14 @@ class Study:
         ours, theirs = self.values(name, measure), self.values(base, measure)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
+    def interval(self, name: str, base: str, measure: Measure) -> tuple[float, float] | None:
+        """`interval` of a run minus another; None below two seeds and languages that both have."""
+        ours, theirs = ({each.seed: each.languages(measure) for each in self.final(run)} for run in (name, base))
+        seeds = [seed for seed in ours if ours[seed] and ours[seed].keys() == theirs.get(seed, {}).keys()]
+        if len(seeds) < 2 or len(ours[seeds[0]]) < 2:
+            return None
+        return interval([[ours[seed][code] - theirs[seed][code] for code in ours[seed]] for seed in seeds])
+
     def missing(self) -> dict[str, str]:
         """Run -> which of its trainings and evaluations have no result, of those that lack one."""
         found = {name: self._missing(run) for name, run in self.recipe.runs.items()}
@@ -265,6 +303,8 @@ def measures(study: Study) -> list[Measure]:
     groups = dict.fromkeys(name for report in reports for name in report.get("tatoeba", {}).get("averages", {}))
     pairs = dict.fromkeys(pair for report in reports for pair in report.get("bucc", {}).get("pairs", {}))
     found = [HELD_OUT, *(_tatoeba(group, direction) for direction in DIRECTIONS for group in groups)]
+    hard = {(name, won) for report in reports for name in report for won in _at(report[name], HARD) or ()}
+    found += [_hard(name, won) for name, won in sorted(hard)]
     found += [_bucc(pair, name) for pair in pairs for name in ("f1", "precision", "recall")]
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli))
@@ -320,7 +360,14 @@ def _tatoeba(group: str, direction: str) -> Measure:
         printed = {model: row[direction][TATOEBA_GROUPS.index(group)] for model, row in PAPER_TATOEBA.items()}
         paper = {model: number for model, number in printed.items() if number is not None}
     label = f"Tatoeba {DIRECTIONS[direction]}, {group}"
-    return Measure(label, (("tatoeba", "averages", group, direction),), paper=paper)
+    by_language = ("tatoeba", "languages", None, direction) if group not in TATOEBA_GROUPS[:2] else ()
+    return Measure(label, (("tatoeba", "averages", group, direction),), paper=paper, by_language=by_language)
+
+
+def _hard(name: str, won: str) -> Measure:
+    label = f"hard negatives of {name}, error" + ("" if won == "error" else f" by {won}")
+    path = (name, *HARD, won)
+    return Measure(label, (path,), lower_is_better=True, by_language=(*path[:2], None, *path[3:]))
 
 
 def _bucc(pair: str, name: str) -> Measure:

@@ -34,7 +34,7 @@ BATCHES = 8
 SAMPLE = 50_000  # pairs that batches are drawn from
 # Arguments that runs must share for their steps to be compared on the same batches, and their defaults.
 SHARED = {"train_data": None, "total_train_batch_size": None, "max_seq_length": 32, "language_mix": "natural"}
-SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False}
+SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False, "bf16": False}
 
 
 def compared(workspace: Workspace) -> dict[str, Run]:
@@ -94,7 +94,7 @@ def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str,
     return [{key: value for key, value in batch.items() if key != "pair_ids"} for batch in islice(loader, BATCHES)]
 
 
-def training_step(folder: Path, frozen: bool, data: Sequence[dict[str, Tensor]]) -> Callable[[], None]:
+def training_step(folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[str, Tensor]]) -> Callable[[], None]:
     """A function that takes the next step of a model."""
     model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
     if frozen:
@@ -104,7 +104,9 @@ def training_step(folder: Path, frozen: bool, data: Sequence[dict[str, Tensor]])
     turns: Iterator[dict[str, Tensor]] = cycle(data)
 
     def step() -> None:
-        model(**next(turns)).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(**next(turns)).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -124,8 +126,8 @@ def measure(workspace: Workspace, repeats: int) -> None:
     if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
         raise UserError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
     data = batches(arguments, next(iter(folders.values())))
-    frozen = bool(arguments["freeze_word_embeddings"])
-    steps = {name: training_step(folder, frozen, data) for name, folder in folders.items()}
+    how = bool(arguments["freeze_word_embeddings"]), bool(arguments["bf16"])
+    steps = {name: training_step(folder, *how, data) for name, folder in folders.items()}
     found = alternate(steps, repeats, "cpu")
     about = {"pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()}
     write_json({"steps": found, **about}, workspace.timing)

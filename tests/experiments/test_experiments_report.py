@@ -76,7 +76,9 @@ class Project:
         if accuracy is not None:
             averages = {"36 languages": {"xx-en": accuracy, "en-xx": accuracy - 2}}
             settings = {"max_pairs": 250, "text": "abc"}
+            languages = {code: {"xx-en": accuracy + own, "en-xx": accuracy} for code, own in (("de", 1), ("fi", -1))}
             evaluations["tatoeba"] = {"protocol": "p", "settings": settings, "averages": averages}
+            evaluations["tatoeba"]["languages"] = languages
         if "xnli" in more:
             evaluations["xnli"] = {"mean": {"languages": 15, "accuracy": more["xnli"]}}
         if "bucc" in more:
@@ -158,7 +160,7 @@ def test_the_best_is_named_only_if_it_is_clearly_ahead() -> None:
 
 def test_comparison_has_means_deviations_and_differences(project: Project) -> None:
     found = project.add_comparison()
-    start, tr, tlm, dap, difference, by_seed = project.row("Tatoeba xx→en, 36 languages")
+    start, tr, tlm, dap, difference, by_seed, within = project.row("Tatoeba xx→en, 36 languages")
     assert start == "80.00"  # one seed has no deviation
     assert tr == f"{statistics.fmean(found['tr']):.2f} ± {statistics.stdev(found['tr']):.2f}"
     assert tlm == f"{statistics.fmean(found['tlm']):.2f} ± {statistics.stdev(found['tlm']):.2f}"
@@ -166,6 +168,9 @@ def test_comparison_has_means_deviations_and_differences(project: Project) -> No
     paired = [a - b for a, b in zip(found["dap"], found["tr"], strict=True)]
     assert difference == f"{statistics.fmean(paired):+.2f} ± {statistics.stdev(paired):.2f}"
     assert by_seed == ", ".join(f"{each:+.2f}" for each in paired)
+    low, high = map(float, within.split(", "))
+    assert round(min(paired), 2) <= low < statistics.fmean(paired) < high <= round(max(paired), 2)
+    assert project.row("XNLI, mean accuracy")[-1] == "–"  # nothing by language
     assert project.row("seeds")[:4] == ["1", "3", "3", "3"]
     assert project.row("pairs seen")[:4] == ["0", "640", "640", "640"]
     assert "the first 250 pairs of each language" in project.tables().replace("\n", " ")
@@ -197,7 +202,7 @@ def test_readme_shows_the_chosen_rows_of_studies_that_were_run(project: Project)
 def test_fewer_seeds_than_the_run_are_marked(project: Project) -> None:
     project.add_comparison()
     project.add("dap", 1e-3, 2, 91.0)  # without xnli
-    *_, dap, _, by_seed = project.row("XNLI, mean accuracy")
+    *_, dap, _, by_seed, _ = project.row("XNLI, mean accuracy")
     assert dap.strip("*").endswith("(n=2)")
     assert by_seed.count(",") == 1
 
@@ -385,11 +390,15 @@ def test_cost_stands_beside_table_6(tmp_path: Path) -> None:
 
 
 def test_measures_are_those_that_some_model_has(project: Project) -> None:
-    project.add("tr", 1e-3, 0, 80.0, bucc=85.0)
+    path = project.add("tr", 1e-3, 0, 80.0, bucc=85.0)
+    content = json.loads(path.read_text())
+    content["evaluations"]["news"] = {"hard_negatives": {"mean": {"error": {"error": 20.0, "name": 5.0}}}}
+    path.write_text(json.dumps(content))
     study = next(study for study in project.studies() if study.name == "small")
     labels = [measure.label for measure in measures(study)]
     tatoeba = ["Tatoeba xx→en, 36 languages", "Tatoeba en→xx, 36 languages"]
-    assert labels[:4] == [HELD_OUT.label, *tatoeba, "BUCC zh-en sample, F1"]
+    hard = ["hard negatives of news, error", "hard negatives of news, error by name"]
+    assert labels[:6] == [HELD_OUT.label, *tatoeba, *hard, "BUCC zh-en sample, F1"]
     assert not any("XNLI" in label for label in labels)
 
 
