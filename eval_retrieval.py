@@ -271,15 +271,15 @@ def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
 def summary(
     pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool, is_cut: bool = False
 ) -> str:
-    """The tables a user sees: languages and averages; beside the paper's for Tatoeba or a complete group of it.
+    """The tables a user sees: languages and averages, beside the paper's for all of Tatoeba.
 
-    What `is_cut` to its first pairs has fewer candidates, and is not shown beside the paper's.
+    What `is_cut` to its first pairs has fewer candidates.
     """
     averages, counts = group_averages(accuracies), {code: len(rows) for code, rows in pairs.items()}
-    complete = not is_cut and bool(set(averages) & set(TATOEBA_GROUPS))
-    beside = PAPER_MODELS if complete or is_tatoeba and not is_cut else ()
-    text = tatoeba_table(accuracies, averages, counts, beside)
-    return f"{text}\n\n{paper_table(averages, name)}" if complete else text
+    is_comparable = is_tatoeba and not is_cut
+    text = tatoeba_table(accuracies, averages, counts, PAPER_MODELS if is_comparable else ())
+    whole_groups = is_comparable and set(averages) & set(TATOEBA_GROUPS)
+    return f"{text}\n\n{paper_table(averages, name)}" if whole_groups else text
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
