@@ -2,7 +2,15 @@
 
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
 from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, model_fingerprint
-from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
+from dap.encoding.encoder import (
+    POOLINGS,
+    LibraryEncoder,
+    SentenceEncoder,
+    hub_commit,
+    load_encoder,
+    longest_input,
+    pooling_mode,
+)
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_reducible
 
@@ -13,6 +21,7 @@ __all__ = [
     "INT8",
     "LibraryEncoder",
     "OnnxEncoder",
+    "POOLINGS",
     "PRECISIONS",
     "SHARD_SIZE",
     "SentenceEncoder",
@@ -21,6 +30,7 @@ __all__ = [
     "load_encoder",
     "longest_input",
     "model_fingerprint",
+    "pooling_mode",
     "reduced",
     "require_packages",
     "require_reducible",

@@ -375,7 +375,7 @@ def _sentence_transformers_settings(name_or_path: str, revision: str | None) -> 
     transformer = _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
     pooling = _read_json(name_or_path, f"{folders[1]}/config.json", revision) or {}
     library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
-    mode, prefix = _pooling_mode(pooling), (library.get("prompts") or {}).get(library.get("default_prompt_name"), "")
+    mode, prefix = pooling_mode(pooling), (library.get("prompts") or {}).get(library.get("default_prompt_name"), "")
     if (
         mode not in POOLINGS
         or transformer.get("do_lower_case")
@@ -396,7 +396,7 @@ def _module_kind(dotted: str) -> str:
     return dotted.rsplit(".", 1)[-1] if dotted.startswith("sentence_transformers.") else dotted
 
 
-def _pooling_mode(config: dict[str, Any]) -> str:
+def pooling_mode(config: dict[str, Any]) -> str:
     """One pooling mode of either spelling of the pooling config; several joined by '+'."""
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
