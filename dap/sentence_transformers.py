@@ -6,7 +6,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from dap.encoding import POOLINGS, pooling_mode
+from dap.encoding import pooling_mode
 from dap.errors import UserError
 from encoder_dap import use_packing
 from losses_dap import world_size
@@ -46,14 +46,13 @@ class DAPLoss(nn.Module):
                 f"the model consists of {', '.join(kinds)}: give Transformer, Pooling (and Normalize) alone."
             )
         encoder, pooling = model[0].auto_model, model[1].get_config_dict()
-        mode = pooling_mode(pooling)
-        if mode not in POOLINGS or not pooling.get("include_prompt", True):
-            raise UserError(f"the model pools by {mode!r} or without its prompt: pool all by {' or '.join(POOLINGS)}.")
         shape = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
         theirs, own = ([getattr(each.config, name) for name in shape] for each in (encoder, dap.dap.encoder))
         if theirs != own:
             raise UserError(f"the heads are for an encoder of {own} ({', '.join(shape)}), the model's has {theirs}.")
-        dap.dap.encoder, dap.config.pooling = encoder, mode
+        dap.config.pooling = pooling_mode(pooling) + " without its prompt" * (not pooling.get("include_prompt", True))
+        dap.config.check()
+        dap.dap.encoder = encoder
         use_packing(encoder)
         self.dap = dap.to(encoder.device, encoder.dtype)
 
@@ -67,23 +66,19 @@ class DAPLoss(nn.Module):
         Raises:
             ValueError: several processes, more columns than three, or text that is packed already.
         """
-        columns = [column for features in sentence_features for column in self._tokens(features)]
+        texts = list(sentence_features)
+        if any("attention_mask" not in text for text in texts):
+            raise UserError("sentence-transformers has packed the text: set model[0].unpad_inputs = False.")
         if world_size() > 1:
             raise UserError(f"DAPLoss is for one process, not {world_size()}: train with train_dap.py.")
-        if len(columns) not in (4, 6):
-            raise UserError(f"{len(columns) // 2} columns of text: give source, target and at most one hard negative.")
+        if len(texts) not in (2, 3):
+            raise UserError(f"{len(texts)} columns of text: give source, target and at most one hard negative.")
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
-        negatives = dict(zip(("negative_input_ids", "negative_attention_mask"), columns[4:]))
-        out = self.dap(*columns[:4], language_ids=labels, **negatives)
-        names = {f"{own.name}_loss": own.weight for own in self.dap.objectives}
-        return {name: weight * out.measures[name] for name, weight in names.items()}
+        sides = zip(("source", "target", "negative"), texts)
+        tokens = {f"{side}_{key}": text[key] for side, text in sides for key in ("input_ids", "attention_mask")}
+        out = self.dap(**tokens, language_ids=labels)
+        return {f"{own.name}_loss": own.weight * getattr(out, f"{own.name}_loss") for own in self.dap.objectives}
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about the loss."""
         return {"objective": self.dap.config.objective}
-
-    @staticmethod
-    def _tokens(features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        if "attention_mask" not in features:
-            raise UserError("sentence-transformers has packed the text: set model[0].unpad_inputs = False.")
-        return features["input_ids"], features["attention_mask"]
