@@ -1,8 +1,11 @@
 """The objectives as a loss for sentence-transformers' own trainer."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
+from accelerate.state import AcceleratorState
+from accelerate.utils.modeling import get_mixed_precision_context_manager
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
@@ -17,8 +20,9 @@ class DAPLoss(nn.Module):
     """The loss of `DAPForPreTraining` for `SentenceTransformerTrainer`.
 
     The encoder is the SentenceTransformer's own, so that it learns; the heads are the loss's. Loss and gradients are
-    those of `DAPForPreTraining` on the same token ids. The columns of the data are source, translation and, where
-    they are wanted as hard negatives, changed copies of the translations; a label is a `language_id`.
+    those of `DAPForPreTraining` on the same token ids, with the encoder's dropout and the trainer's autocast. The
+    columns of the data are source, translation and, where they are wanted as hard negatives, changed copies of the
+    translations; a label is a `language_id`. With `model_init` the trainer is to be given a function that makes it.
 
     Other than in `train_dap.py`:
 
@@ -76,7 +80,10 @@ class DAPLoss(nn.Module):
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
         sides = zip(("source", "target", "negative"), texts)
         tokens = {f"{side}_{key}": text[key] for side, text in sides for key in ("input_ids", "attention_mask")}
-        out = self.dap(**tokens, language_ids=labels)
+        # accelerate has put the trainer's autocast into the SentenceTransformer's forward, which is not called here
+        mixed = AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no"
+        with get_mixed_precision_context_manager(True) if mixed else nullcontext():
+            out = self.dap(**tokens, language_ids=labels)
         return {f"{own.name}_loss": own.weight * getattr(out, f"{own.name}_loss") for own in self.dap.objectives}
 
     def get_config_dict(self) -> dict[str, Any]:

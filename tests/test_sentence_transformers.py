@@ -20,9 +20,12 @@ def library_model(folder: Path, pooling: str = "mean", *more: torch.nn.Module) -
     return SentenceTransformer(modules=[Transformer(str(folder)), Pooling(32, pooling), *more], device="cpu")
 
 
-@pytest.mark.parametrize(("objective", "pooling"), [("tr", "cls"), ("tr+rtl", "mean"), ("tr+rtl+tlm+xum", "cls")])
+@pytest.mark.parametrize(
+    ("objective", "pooling", "bf16"),
+    [("tr", "cls", False), ("tr+rtl", "mean", False), ("tr+rtl", "mean", True), ("tr+rtl+tlm+xum", "cls", False)],
+)
 def test_gradients_are_those_of_the_model_by_itself(
-    objective: str, pooling: str, tiny_bert_dir: Path, tmp_path: Path
+    objective: str, pooling: str, bf16: bool, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     fields = {"rtl_weight": 0.5, "rtl_ratio": 0.7} if "rtl" in objective else {}
     heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective, **fields)
@@ -33,9 +36,8 @@ def test_gradients_are_those_of_the_model_by_itself(
     loss = DAPLoss(model, heads.eval())
     columns = dict(zip(("anchor", "positive", "negative"), zip(*PAIRS, strict=True)))
     columns["negative"] = columns["positive"][1:] + ("no copy of these words",)
-    arguments = SentenceTransformerTrainingArguments(
-        str(tmp_path), per_device_train_batch_size=6, report_to=[], seed=1
-    )
+    options = {"per_device_train_batch_size": 6, "report_to": [], "bf16": bf16, "use_cpu": True}
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path), **options)
     trainer = SentenceTransformerTrainer(model, arguments, Dataset.from_dict(columns), loss=loss)
     batch = next(iter(trainer.get_train_dataloader()))
     torch.manual_seed(3)  # of the masks
@@ -48,7 +50,8 @@ def test_gradients_are_those_of_the_model_by_itself(
         for key in ("input_ids", "attention_mask")
     }
     torch.manual_seed(3)
-    expected = alone(**tokens).loss
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        expected = alone(**tokens).loss
     expected.backward()
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
     found = {name: parameter.grad for name, parameter in loss.dap.named_parameters() if parameter.grad is not None}

@@ -75,10 +75,12 @@ def read_start(args: ModelArguments) -> Start:
             shape = AutoModel.from_config(config)
         library = replace(library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer))
         taken = name, library.pooling, library.prefix, library.max_seq_length
-        logger.info("%s has pooling %r, prefix %r and %d tokens; arguments given go before them", *taken)
+        logger.info("%s: pooling %r, prefix %r, %d tokens, where no argument says otherwise", *taken)
     is_dap = config.model_type == DAPConfig.model_type and args.config_name is None
     goes_on = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
-    saved = {name: getattr(config, name) for name in CONFIG_DEFAULTS} if goes_on else {}
+    saved = {} if library.pooling is None else {"pooling": library.pooling}
+    if is_dap:
+        saved = {name: getattr(config, name) for name in (CONFIG_DEFAULTS if goes_on else ["pooling"])}
     if config.model_type == DAPConfig.model_type and not is_dap:
         config = config.encoder_config  # another encoder of this shape
     heads = None if args.init_heads_from is None else read_heads(args.init_heads_from)
@@ -155,8 +157,7 @@ def load_model(
         model.config.check()
     else:
         mask = start.tokenizer.mask_token_id if start.predicts else None
-        pooling = {} if start.library.pooling is None else {"pooling": start.library.pooling}
-        given = {"mask_token_id": mask, **pooling, **given, **fields, **attention}
+        given = {"mask_token_id": mask, "pooling": start.settings["pooling"], **given, **fields, **attention}
         if args.config_name is None:
             model = model_class.from_encoder(start.name, subfolder=start.library.subfolder, **given, **source)
         else:
