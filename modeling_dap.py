@@ -220,6 +220,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
+        subfolder: str = "",
         **config: Any,
     ) -> "DAPForPreTraining":
         """Start pre-training from an encoder: a plain checkpoint, or one of this class made with objective `"mlm"`.
@@ -239,7 +240,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
                 mask token, a field that `DAPConfig` refuses, or ids or counts that the objective has no use for.
         """
-        source = {"trust_remote_code": trust_remote_code, "revision": revision}
+        source = {"trust_remote_code": trust_remote_code, "revision": revision, "subfolder": subfolder}
         encoder_config, kind = AutoConfig.from_pretrained(name_or_path, **source), AutoModelForMaskedLM
         if encoder_config.model_type == DAPConfig.model_type and encoder_config.objective == "mlm":
             saved, encoder_config, kind = encoder_config, encoder_config.encoder_config, cls

@@ -68,7 +68,8 @@ def build_datasets(
         train = drop_targets(train, (text for part in dev.values() for text in part["target"][:]))
     else:
         train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
-    return tokenize_bitext(train, tokenizer, data.max_seq_length, data.shuffle_buffer, training.seed_of_text), dev
+    cut = data.max_seq_length, data.shuffle_buffer, training.seed_of_text, data.prefix or ""
+    return tokenize_bitext(train, tokenizer, *cut), dev
 
 
 def mix_languages(
@@ -109,6 +110,8 @@ def check_run(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
             "give --validation_data, or --eval_strategy no --load_best_model_at_end false."
         )
+    if data.prefix and model.config.tr_hard_negatives:
+        raise UserError(f"tr_hard_negatives would change the prefix {data.prefix!r}, too: leave one of them out.")
     check_metric(data, training, dev, model)
     longest = longest_input(model.dap)
     if longest is not None and data.max_seq_length > longest:
@@ -140,6 +143,11 @@ def build_trainer(
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Text, model and trainer, wired; and the record of the run."""
     start = read_start(model_args)
+    library = start.library
+    if data.prefix is None:
+        data.prefix = library.prefix
+    if data.max_seq_length is None:
+        data.max_seq_length = library.max_seq_length or 32
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, start.tokenizer)
     set_seed(training.seed)
@@ -166,6 +174,8 @@ def build_trainer(
         target_language=data.target_language,
         dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},
         max_seq_length=data.max_seq_length,
+        prefix=data.prefix,
+        library_length=library.max_seq_length,
         callbacks=callbacks,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)

@@ -5,9 +5,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from conftest import REPOSITORY
 
+from dap.encoding import SentenceEncoder
 from dap.training import parse_arguments
 from modeling_dap import DAPForPreTraining
 
@@ -108,14 +111,19 @@ def test_readme_python_runs_as_it_is_written(
     (tmp_path / "build" / "quickstart" / "model").symlink_to(tmp_path / "out")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     results = []
     for block in blocks:
         names: dict = {}
         exec(block, names)
         results.append(names)
-    use, in_code, auto_model = results
+    use, in_code, auto_model, library = results
     assert (use["unit"][0] @ use["unit"][1].T).shape == (3, 3)
     assert auto_model["vectors"].shape == (2, 32)
     assert "torch.Size([2, 32])" in capsys.readouterr().out
     assert in_code["out"].rtl_loss > 0
+    learned = SentenceEncoder.from_pretrained("out-st")
+    assert (learned.pooling, learned.max_seq_length) == ("mean", 32)
+    np.testing.assert_allclose(library["vectors"], learned.encode(["Guten Morgen!", "Good morning!"]), atol=1e-5)
+    states = {name: value for name, value in learned.model.state_dict().items() if "pooler" not in name}
+    assert any(not torch.equal(value, model.dap.encoder.state_dict()[name]) for name, value in states.items())

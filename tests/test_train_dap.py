@@ -4,11 +4,13 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY, results, state, synthetic_pairs, tiny_config
 from forked import processes
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 from tokenizers import processors
 from transformers import (
     AutoModel,
@@ -19,7 +21,10 @@ from transformers import (
 )
 
 import modeling_dap
+from dap.encoding import SentenceEncoder
 from dap.errors import UserError
+from dap.publishing import write_modules
+from dap.search import retrieval_accuracy
 from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
@@ -574,4 +579,59 @@ def test_metrics_that_cannot_choose_the_best_model_are_refused(flags: list[str],
 def test_missing_training_text_is_named(flags: list[str], tmp_path: Path) -> None:
     flags[3] = str(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="nowhere"):
+        run([*flags, "--output_dir", str(tmp_path / "out")])
+
+
+def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
+    """A sentence-transformers folder with the encoder in a folder of its own, as earlier versions wrote it."""
+    folder.mkdir()
+    tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
+    write_modules(SentenceEncoder(BertModel.from_pretrained(encoder_dir), tokenizer, **settings), folder)
+    shutil.copytree(encoder_dir, folder / "0_Transformer")
+    shutil.move(folder / "sentence_bert_config.json", folder / "0_Transformer")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_Transformer"}, *modules[1:]]))
+    return folder
+
+
+def test_a_sentence_transformers_folder_gives_pooling_prefix_and_length_and_the_model_keeps_them(
+    flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    flags[1] = str(library_folder(tmp_path / "start", tiny_bert_dir, pooling="mean", prefix="ka: ", max_seq_length=9))
+    given = [*flags[:4], *flags[6:], "--objective", "tr", "--output_dir", str(tmp_path / "out")]
+    trainer, record = build_trainer(*parse_arguments(given))
+    assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("mean", "ka: ", 9)
+    tokenizer, row = trainer.processing_class, trainer.train_dataset[7]
+    language, number = row["pair_id"].split(":")
+    for side, text in zip(("source", "target"), synthetic_pairs(language)[int(number)], strict=True):
+        assert row[f"{side}_input_ids"] == tokenizer("ka: " + text, truncation=True, max_length=9)["input_ids"]
+    encoders = [SentenceEncoder(trainer.model.dap, tokenizer, "mean", prefix, 9) for prefix in ("ka: ", "")]
+    sides = trainer.dev_bitext["de"]
+    accuracies = [retrieval_accuracy(*map(encoder.encode, sides)) for encoder in encoders]
+    found = trainer.evaluate()
+    assert (found["eval_de-en_accuracy"], found["eval_en-de_accuracy"]) == tuple(accuracies[0]) != tuple(accuracies[1])
+    trainer.save_model()
+    expected = encoders[0].encode(sides[0])
+    np.testing.assert_allclose(
+        SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(sides[0]), expected, atol=1e-5
+    )
+    again, _ = build_trainer(
+        *parse_arguments([*given[:-1], str(tmp_path / "2"), "--model_name_or_path", str(tmp_path / "out")])
+    )
+    assert (again.prefix, again.max_seq_length, again.model.config.pooling) == ("ka: ", 9, "mean")
+    other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
+    trainer, record = build_trainer(*parse_arguments([*given, *other]))
+    assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
+    with pytest.raises(UserError, match="tr_hard_negatives would change the prefix 'ka: ', too"):
+        run([*given, "--tr_hard_negatives", "0.5"])
+
+
+def test_modules_that_cannot_be_trained_are_refused(flags: list[str], tmp_path: Path) -> None:
+    kinds = ("Transformer", "Pooling", "Dense")
+    modules = [{"path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    flags[1] = str(tmp_path)
+    with pytest.raises(
+        UserError, match="consists of the modules Transformer, Pooling, Dense, which cannot be trained: "
+    ):
         run([*flags, "--output_dir", str(tmp_path / "out")])

@@ -2,7 +2,18 @@
 
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
 from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, model_fingerprint
-from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
+from dap.encoding.encoder import (
+    LibraryEncoder,
+    LibrarySettings,
+    NeedsSentenceTransformers,
+    SentenceEncoder,
+    hub_commit,
+    library_length,
+    library_settings,
+    load_encoder,
+    longest_input,
+    pooling_mode,
+)
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_reducible
 
@@ -12,15 +23,20 @@ __all__ = [
     "FLOAT32",
     "INT8",
     "LibraryEncoder",
+    "LibrarySettings",
+    "NeedsSentenceTransformers",
     "OnnxEncoder",
     "PRECISIONS",
     "SHARD_SIZE",
     "SentenceEncoder",
     "embed_to_disk",
     "hub_commit",
+    "library_length",
+    "library_settings",
     "load_encoder",
     "longest_input",
     "model_fingerprint",
+    "pooling_mode",
     "reduced",
     "require_packages",
     "require_reducible",

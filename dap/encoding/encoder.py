@@ -42,7 +42,7 @@ class NeedsSentenceTransformers(ValueError):
 
 
 @dataclass(frozen=True)
-class _Settings:
+class LibrarySettings:
     """What a sentence-transformers folder says about itself."""
 
     subfolder: str = ""
@@ -122,8 +122,8 @@ class SentenceEncoder:
             NeedsSentenceTransformers: the folder has modules beyond what this class does; see `load_encoder`.
             ValueError: the checkpoint lacks weights of the encoder, or an argument does not fit it.
         """
-        found = _sentence_transformers_settings(name_or_path, revision)
-        settings = found or _Settings()
+        found = library_settings(name_or_path, revision)
+        settings = found or LibrarySettings()
         hub = {"revision": revision, "trust_remote_code": trust_remote_code, "subfolder": settings.subfolder}
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
         model = _load_complete_model(name_or_path, **hub)
@@ -132,7 +132,7 @@ class SentenceEncoder:
             pooling = "cls"
             logger.warning("%s does not say how it pools: using 'cls', as in the paper", name_or_path)
         if max_seq_length is None and found:
-            max_seq_length = _library_length(settings.max_seq_length, model, tokenizer)
+            max_seq_length = library_length(settings.max_seq_length, model, tokenizer)
         prefix = settings.prefix if prefix is None else prefix
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         encoder = cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16, layer)
@@ -322,7 +322,7 @@ def longest_input(model: PreTrainedModel) -> int | None:
     return None
 
 
-def _library_length(named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def library_length(named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """The tokens that the sentence-transformers library keeps, as far as the model has positions for them.
 
     That is the length that the folder names, else the lower of what its tokenizer and the model's config say. Folders
@@ -363,7 +363,7 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
         return None
 
 
-def _sentence_transformers_settings(name_or_path: str, revision: str | None) -> _Settings | None:
+def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings | None:
     """Reads modules.json and the files it names; None where there is no modules.json."""
     modules = _read_json(name_or_path, "modules.json", revision)
     if modules is None:
@@ -375,14 +375,14 @@ def _sentence_transformers_settings(name_or_path: str, revision: str | None) -> 
     transformer = _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
     pooling = _read_json(name_or_path, f"{folders[1]}/config.json", revision) or {}
     library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
-    mode, prefix = _pooling_mode(pooling), (library.get("prompts") or {}).get(library.get("default_prompt_name"), "")
+    mode, prefix = pooling_mode(pooling), (library.get("prompts") or {}).get(library.get("default_prompt_name"), "")
     if (
         mode not in POOLINGS
         or transformer.get("do_lower_case")
         or (prefix and not pooling.get("include_prompt", True))
     ):
         raise NeedsSentenceTransformers(f"{name_or_path} pools by {mode!r} or changes its text in a way of its own")
-    return _Settings(folders[0], mode, prefix, transformer.get("max_seq_length"))
+    return LibrarySettings(folders[0], mode, prefix, transformer.get("max_seq_length"))
 
 
 def _module_kind(dotted: str) -> str:
@@ -396,7 +396,7 @@ def _module_kind(dotted: str) -> str:
     return dotted.rsplit(".", 1)[-1] if dotted.startswith("sentence_transformers.") else dotted
 
 
-def _pooling_mode(config: dict[str, Any]) -> str:
+def pooling_mode(config: dict[str, Any]) -> str:
     """One pooling mode of either spelling of the pooling config; several joined by '+'."""
     if "pooling_mode" in config:
         modes = config["pooling_mode"]

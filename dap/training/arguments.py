@@ -111,7 +111,12 @@ class DataArguments:
     validation_data: list[str] = HfArg(default_factory=list, help="Dev pairs; held out if not given.")
     dev_pairs: int = arg(1000, "Pairs a language to hold out, at most a tenth; 0: none.")
     target_language: str = arg("en", "Language code of the target side.")
-    max_seq_length: int = arg(32, "Tokens a sentence is cut to.")
+    max_seq_length: int | None = arg(
+        None, "Tokens a sentence is cut to. Default: those of a sentence-transformers folder, else 32."
+    )
+    prefix: str | None = arg(
+        None, "Text before every sentence, such as 'query: '. Default: a sentence-transformers folder's, else none."
+    )
     language_mix: str = arg("natural", "natural, uniform or temperature.")
     mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
     streaming: bool = arg(False, "Read the text as it is needed; natural and temperature count it first.")

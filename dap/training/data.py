@@ -167,7 +167,12 @@ class _Unseen:
 
 
 def tokenize_bitext(
-    datasets: Bitext, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, shuffle_buffer: int = 0, seed: int = 0
+    datasets: Bitext,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    shuffle_buffer: int = 0,
+    seed: int = 0,
+    prefix: str = "",
 ) -> dict[str, Any]:
     """Token ids of both sides, with the tokenizer's special tokens and cut to `max_seq_length` tokens in all.
 
@@ -183,6 +188,7 @@ def tokenize_bitext(
         shuffle_buffer: pairs of a streamed language that a process, or each of its workers, tokenises ahead and holds
             in memory, about 2 kB each at 32 tokens; 0 keeps the order of the files.
         seed: of the shuffle of streams.
+        prefix: text before every sentence of both sides.
 
     Raises:
         ValueError: no fast tokenizer, a length outside 3 to `tokenizer.model_max_length`, or a negative
@@ -209,10 +215,10 @@ def tokenize_bitext(
             dataset, shuffled = dataset.repeat(None), seed if shuffle_buffer else None
             settings["batch_size"] = shuffle_buffer or ENCODED_AT_ONCE
         else:
-            key = repr((CACHE_VERSION, dataset._fingerprint, state, backend.encode_special_tokens, language))
+            key = repr((CACHE_VERSION, dataset._fingerprint, state, backend.encode_special_tokens, language, prefix))
             settings["new_fingerprint"] = hashlib.sha256(key.encode()).hexdigest()[:16]
             settings["desc"] = f"tokenise {language}"
-        encode = _Tokenise(backend, language, shuffled)
+        encode = _Tokenise(backend, language, shuffled, prefix)
         tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **settings)
     return tokenized
 
@@ -232,6 +238,7 @@ class _Tokenise:
     tokenizer: Tokenizer
     language: str
     seed: int | None = None
+    prefix: str = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Tokenise":
         return self  # never changes; `datasets` would hold a copy of the vocabulary for each language
@@ -249,7 +256,7 @@ class _Tokenise:
     def _encode(self, texts: list[str], order: Sequence[int]) -> list[np.ndarray]:
         ids: list[np.ndarray] = []
         for start in range(0, len(order), ENCODED_AT_ONCE):
-            part = [texts[number] for number in order[start : start + ENCODED_AT_ONCE]]
+            part = [self.prefix + texts[number] for number in order[start : start + ENCODED_AT_ONCE]]
             ids += [np.array(encoding.ids, np.int32) for encoding in self.tokenizer.encode_batch_fast(part)]
         return ids
 
@@ -275,9 +282,10 @@ def tokenize_pairs(
     language: str,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
+    prefix: str = "",
 ) -> list[dict[str, Any]]:
     """A few pairs as rows of `tokenize_bitext`."""
-    encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language)
+    encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix=prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, [*range(len(sources))])
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 

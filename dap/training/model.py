@@ -4,15 +4,16 @@ import json
 import logging
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from dap.encoding import LibrarySettings, NeedsSentenceTransformers, library_length, library_settings
 from dap.errors import UserError, refusals
 from dap.training.arguments import CHANGEABLE, CONFIG_DEFAULTS, ModelArguments, given_fields
 from modeling_dap import DAPConfig, DAPForPreTraining
@@ -33,6 +34,7 @@ class Start:
             other objectives.
         settings: every field of `DAPConfig`: what is given, over the checkpoint's where it goes on, over the defaults.
         heads: the model of `--init_heads_from`, if given.
+        library: what a sentence-transformers folder says about itself; its pooling, prefix and length are defaults.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Start:
     goes_on: bool
     settings: dict[str, Any]
     heads: DAPForPreTraining | None
+    library: LibrarySettings
 
     @property
     def predicts(self) -> set[str]:
@@ -62,18 +65,40 @@ def read_start(args: ModelArguments) -> Start:
     tokenizer_name = args.tokenizer_name or (str(Path(name).parent) if Path(name).is_file() else name)
     argument = "--config_name" if args.model_name_or_path is None else "--model_name_or_path"
     with refusals(f"{argument} {name}"):
-        config, given = AutoConfig.from_pretrained(name, **source), given_fields(args)
+        library = LibrarySettings() if args.model_name_or_path is None else read_library(name, args.revision)
+        inside = source | {"subfolder": library.subfolder}
+        config, given = AutoConfig.from_pretrained(name, **inside), given_fields(args)
     with refusals(f"--tokenizer_name {tokenizer_name}" if args.tokenizer_name else f"{argument} {name}"):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **source)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **(source if args.tokenizer_name else inside))
+    if library.pooling is not None:
+        with torch.device("meta"):  # for its shape alone
+            shape = AutoModel.from_config(config)
+        library = replace(library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer))
+        taken = name, library.pooling, library.prefix, library.max_seq_length
+        logger.info("%s: pooling %r, prefix %r, %d tokens, where no argument says otherwise", *taken)
     is_dap = config.model_type == DAPConfig.model_type and args.config_name is None
     goes_on = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
-    saved = {name: getattr(config, name) for name in CONFIG_DEFAULTS} if goes_on else {}
+    saved = {} if library.pooling is None else {"pooling": library.pooling}
+    if is_dap:
+        saved = {name: getattr(config, name) for name in (CONFIG_DEFAULTS if goes_on else ["pooling"])}
     if config.model_type == DAPConfig.model_type and not is_dap:
         config = config.encoder_config  # another encoder of this shape
     heads = None if args.init_heads_from is None else read_heads(args.init_heads_from)
-    start = Start(name, tokenizer, tokenizer_name, config, goes_on, CONFIG_DEFAULTS | saved | given, heads)
+    start = Start(name, tokenizer, tokenizer_name, config, goes_on, CONFIG_DEFAULTS | saved | given, heads, library)
     check_tokenizer(start, is_own=args.config_name is None and args.tokenizer_name is None)
     return start
+
+
+def read_library(name: str, revision: str | None) -> LibrarySettings:
+    """What a sentence-transformers folder says about itself, if it is one.
+
+    Raises:
+        ValueError: it has modules, or a pooling, that cannot be trained.
+    """
+    try:
+        return library_settings(name, revision) or LibrarySettings()
+    except NeedsSentenceTransformers as reason:
+        raise UserError(f"{reason}, which cannot be trained: give its encoder, saved by itself") from reason
 
 
 def check_tokenizer(start: Start, is_own: bool) -> None:
@@ -132,9 +157,9 @@ def load_model(
         model.config.check()
     else:
         mask = start.tokenizer.mask_token_id if start.predicts else None
-        given = {"mask_token_id": mask, **given, **fields, **attention}
+        given = {"mask_token_id": mask, "pooling": start.settings["pooling"], **given, **fields, **attention}
         if args.config_name is None:
-            model = model_class.from_encoder(start.name, **given, **source)
+            model = model_class.from_encoder(start.name, subfolder=start.library.subfolder, **given, **source)
         else:
             start.config.pad_token_id = start.tokenizer.pad_token_id
             model = model_class.from_scratch(start.config, **given)

@@ -20,7 +20,7 @@ Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # sources and target
 
 @torch.no_grad()
 def source_reading(
-    model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, bitext: Bitext, max_seq_length: int
+    model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, bitext: Bitext, max_seq_length: int, prefix: str = ""
 ) -> dict[str, float]:
     """The RTL loss of up to `PAIRS` pairs, the same with shuffled sources, and the difference: nats a token.
 
@@ -40,7 +40,7 @@ def source_reading(
     if sum(len(sources) for sources, _ in read.values()) < 2:
         return {}
     model.eval()
-    batch, others = sample_pairs(read, tokenizer, max_seq_length, known or list(read))
+    batch, others = sample_pairs(read, tokenizer, max_seq_length, known or list(read), prefix)
     configured, found = model.config.rtl_ratio, {}
     try:
         for ratio in {configured: None, **dict.fromkeys(RATIOS)}:
@@ -57,14 +57,15 @@ def source_reading(
 
 
 def sample_pairs(
-    bitext: Bitext, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, languages: Sequence[str]
+    bitext: Bitext, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, languages: Sequence[str], prefix: str = ""
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Forward's arguments for N pairs, as many of each language, and the row of each one's shuffled source (N,)."""
     rows, blocks = [], []
     for language, sides in bitext.items():
         count = min(len(sides[0]), max(2, PAIRS // len(bitext)))
         chosen = np.linspace(0, len(sides[0]) - 1, count).astype(int)
-        rows += tokenize_pairs(*([side[row] for row in chosen] for side in sides), language, tokenizer, max_seq_length)
+        texts = ([side[row] for row in chosen] for side in sides)
+        rows += tokenize_pairs(*texts, language, tokenizer, max_seq_length, prefix)
         blocks.append(torch.arange(len(rows) - count, len(rows)))
     batch = BitextCollator(tokenizer.pad_token_id, languages)(rows)
     del batch["pair_ids"]

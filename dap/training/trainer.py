@@ -19,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
-from dap.publishing import explained
+from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
 from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
@@ -40,7 +40,9 @@ class DAPTrainer(Trainer):
             `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent. With an RTL head
             also how much that reads the source: `eval_rtl_source_nats` and the others of `source_reading`.
         target_language: code of the targets' language, for the metrics' names.
-        max_seq_length: tokens a dev sentence is cut to.
+        max_seq_length, prefix: tokens a dev sentence is cut to, and text before it.
+        library_length: tokens that the saved model takes as a sentence-transformers folder, which it is with this or a
+            prefix.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
         args: everything else as in `Trainer`; `processing_class` is the tokenizer, `data_collator` a `BitextCollator`.
     """
@@ -53,12 +55,14 @@ class DAPTrainer(Trainer):
         dev_bitext: Mapping[str, Bitext] | None = None,
         target_language: str = "en",
         max_seq_length: int = 32,
+        prefix: str = "",
+        library_length: int | None = None,
         train_sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> None:
         self.dev_bitext = dict(dev_bitext or {})
         self.target_language, self.max_seq_length = target_language, max_seq_length
-        self.train_sampler = train_sampler
+        self.train_sampler, self.prefix, self.library_length = train_sampler, prefix, library_length
         self.meter = StepMeter()
         self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
         if self.dev_bitext:
@@ -217,6 +221,7 @@ class DAPTrainer(Trainer):
             whole_encoder(model),
             self.processing_class,
             pooling=model.config.pooling,
+            prefix=self.prefix,
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
         )
@@ -235,7 +240,7 @@ class DAPTrainer(Trainer):
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
         if model.rtl_head is not None:
             with self.compute_loss_context_manager():
-                reading = source_reading(self.model, self.processing_class, bitext, self.max_seq_length)
+                reading = source_reading(self.model, self.processing_class, bitext, self.max_seq_length, self.prefix)
             metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
@@ -251,9 +256,13 @@ class DAPTrainer(Trainer):
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         with own_class(self.model):
-            super()._save(*args, **kwargs)
+            super()._save(output_dir, state_dict)
+        if self.prefix or self.library_length:
+            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
+            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, self.library_length)
+            write_modules(encoder, Path(output_dir or self.args.output_dir))
 
     def _encode_shared(self, encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
         """Vectors (N, D) of the sentences on every process, each of which encodes its share."""
