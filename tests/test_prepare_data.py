@@ -65,13 +65,18 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
         assert {code: len(part) for code, part in loaded.items()} == {
             code: report["languages"][code][split] for code in ("de", "fr")
         }
-    dataset = load_dataset(str(out), "fr-en", cache_dir=str(tmp_path / "cache"))  # by the card's YAML
-    assert {split: len(part) for split, part in dataset.items()} == {
-        split: report["languages"]["fr"][split] for split in ("train", "dev")
-    }
+    dataset, of_all = (
+        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in ("fr-en", None)  # by the card's YAML
+    )
+    for found, codes in ((dataset, ["fr"]), (of_all, ["de", "fr"])):
+        assert {split: len(part) for split, part in found.items()} == {
+            split: sum(report["languages"][code][name] for code in codes)
+            for split, name in (("train", "train"), ("validation", "dev"))
+        }
+    assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {"de", "fr"}  # as `--train_data out`: out/train
     info = json.loads((out / "dataset_info.json").read_text())
     assert info["features"] == json.loads(json.dumps(dataset["train"].features.to_dict()))
-    assert info["configs"]["fr-en"]["splits"]["dev"] == {"num_examples": 5}
+    assert info["configs"]["fr-en"]["splits"]["validation"] == {"num_examples": 5}
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
     assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
@@ -146,7 +151,7 @@ def test_a_language_of_which_nothing_is_left_is_named(
     assert report["languages"]["sw"]["short"] == 1
     assert list(load_bitext(tmp_path / "out/train", cache_dir=tmp_path / "cache")) == ["de", "fr"]
     card = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---")[1])
-    assert [config["config_name"] for config in card["configs"]] == ["de-en", "fr-en"]
+    assert [config["config_name"] for config in card["configs"]] == ["default", "de-en", "fr-en"]
 
 
 def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dap.prepare.pipeline import SCHEMA
 from dap.prepare.run_folder import CARD, INFO, REPORT
 from dap.reports import markdown_table, text_table
 
-SPLITS = ("train", "dev")
+SPLITS = {"train": "train", "dev": "validation"}  # folder and name in the counts -> split of `datasets`
 SHOWN = ("read", *SPLITS, "target_repeated")  # counts of each language in the card
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
 LOSSES = {
@@ -68,7 +68,7 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
     """`dataset_info.json`: features, splits by configuration (a language and English), counts and settings."""
     configs = {
         f"{code}-{settings['target_language']}": {
-            "splits": {split: {"num_examples": counts[split]} for split in SPLITS},
+            "splits": {split: {"num_examples": counts[name]} for name, split in SPLITS.items()},
             "counts": {name: value for name, value in counts.items() if name != "origins"},
             "origins": counts["origins"],
         }
@@ -79,12 +79,14 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
 
 
 def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> DatasetCard:
-    """README.md: YAML that `datasets` reads (a configuration a language), counts, steps and licences."""
+    """README.md: YAML that `datasets` reads (all languages, and each as a configuration), counts, steps and licences."""
     target, sums, origins = settings["target_language"], total(languages), Counter()
     configs, pairs = [], []
+    for code, counts in ("*", sums), *languages.items():
+        files = [{"split": SPLITS[name], "path": f"{name}/*.{code}-{target}.parquet"} for name in SPLITS if counts[name]]
+        name = "default" if code == "*" else f"{code}-{target}"
+        configs += [{"config_name": name, "data_files": files}] if files else []
     for code, counts in languages.items():
-        files = [{"split": name, "path": f"{name}/*.{code}-{target}.parquet"} for name in SPLITS if counts[name]]
-        configs += [{"config_name": f"{code}-{target}", "data_files": files}] if files else []
         pairs.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in SHOWN)])
         origins.update(counts["origins"])
     named = [[name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()]

@@ -113,6 +113,8 @@ def download(url: str, path: Path, wait: float = 1.0) -> Path:
             raise FileNotFoundError(f"{url}: the server has no such file")
         if not done.returncode:
             break
+        if done.returncode == 33:  # the server cannot go on in the middle of a file
+            part.unlink()
         time.sleep(wait * 2**number)
     else:
         raise UserError(f"{url}: {TRIES} tries failed, see above; run again to go on with what is in {part}")
