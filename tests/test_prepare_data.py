@@ -66,8 +66,8 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
             code: report["languages"][code][split] for code in ("de", "fr")
         }
     dataset, of_all = (
-        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in ("fr-en", None)  # by the card's YAML
-    )
+        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in ("fr-en", None)
+    )  # by the card's YAML
     for found, codes in ((dataset, ["fr"]), (of_all, ["de", "fr"])):
         assert {split: len(part) for split, part in found.items()} == {
             split: sum(report["languages"][code][name] for code in codes)
@@ -399,6 +399,22 @@ def test_opus_is_fetched_named_and_mixed_with_other_text(raw: Path, opus: str, t
     assert "| WikiMatrix v1 | 36 | CC-BY-SA 4.0. (https://" in card
     with pytest.raises(ValueError, match="--opus WikiMatrix: none of the 1 files is there"):
         run(arguments(raw, tmp_path / "none", **options | {"languages": "fr"}))
+
+
+def test_the_released_steps_are_one_argument(
+    raw: Path, opus: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    options = {"opus": ["CCMatrix", "WikiMatrix"], "languages": ["sw", "de"], "mirror": opus}
+    options |= {"recipe": "release", "tokenizer": tmp_path / "tokenizer", "download_dir": tmp_path / "fetched"}
+    settings = run(arguments(raw, tmp_path / "out", **options | {"max_tokens": 500}))["settings"]
+    assert (settings["max_corpus_pairs"], settings["shared_beyond"], settings["dev_pairs"]) == (1_010_000, 5, 5)
+    assert settings["tokenizer"] == str(tmp_path / "tokenizer")  # what is given comes before the recipe
+    asked = [record.getMessage() for record in caplog.records if "OPUS has no CCMatrix" in record.getMessage()]
+    assert [message.rpartition("/")[2] for message in asked] == ["en-sw.txt.zip"]  # and no de-en
+    with pytest.raises(ValueError, match="--recipe 'ours' is unknown: give release, or leave it out"):
+        run(arguments(raw, tmp_path / "out", recipe="ours"))
 
 
 @pytest.mark.skipif(not (SHARED / "data/train").is_dir(), reason="../shared with real text is absent")

@@ -79,11 +79,12 @@ def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mappi
 
 
 def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> DatasetCard:
-    """README.md: YAML that `datasets` reads (all languages, and each as a configuration), counts, steps and licences."""
+    """README.md: YAML that `datasets` reads (a configuration a language, and of all), counts, steps and licences."""
     target, sums, origins = settings["target_language"], total(languages), Counter()
     configs, pairs = [], []
     for code, counts in ("*", sums), *languages.items():
-        files = [{"split": SPLITS[name], "path": f"{name}/*.{code}-{target}.parquet"} for name in SPLITS if counts[name]]
+        own = f"*.{code}-{target}.parquet"
+        files = [{"split": split, "path": f"{name}/{own}"} for name, split in SPLITS.items() if counts[name]]
         name = "default" if code == "*" else f"{code}-{target}"
         configs += [{"config_name": name, "data_files": files}] if files else []
     for code, counts in languages.items():

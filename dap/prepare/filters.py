@@ -61,6 +61,8 @@ class Cleaner:
             ValueError: the language identifier does not give one code a text.
         """
         languages = {"source": self.language, "target": self.options.target_language}
+        if self.options.strip_quotes:
+            pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
         pairs, counts = repair(pairs)
         measured = [self._measure(pairs[side], language) for side, language in languages.items()]
         reason = self._reason(pairs.with_columns(**measured[0], **measured[1]))
@@ -99,7 +101,7 @@ class Cleaner:
             "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
             "long": shortest > options.max_tokens,
             "identical": source == target,
-            "shared": (common > 0) & (common >= options.max_shared * fewest),
+            "shared": (shortest > options.shared_beyond) & (common > 0) & (common >= options.max_shared * fewest),
             "script": pl.col("source_foreign") | pl.col("target_foreign"),
         }
         reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)

@@ -84,8 +84,8 @@ def find_bitext(paths: str | Path | Sequence[str | Path], target_language: str =
     """The files of each source language, languages in alphabetical order, each file once.
 
     Args:
-        paths: files, folders (not searched but for `train` where they hold no text) or ids of Hub datasets. A Hub dataset is looked for only
-            when there is no such path and the name has the form `user/name` or `user/name:config`.
+        paths: files, folders (not searched but for `train/`, where they hold no text) or ids of Hub datasets. A Hub
+            dataset is looked for only when there is no such path and the name has the form `user/name[:config]`.
 
     Raises:
         ValueError: no path is given, a name does not tell its language, or a folder holds no parallel text.

@@ -124,7 +124,7 @@ def test_a_connection_that_breaks_again_and_again_is_resumed(server: ThreadingHT
 
 def test_a_later_run_goes_on_where_the_first_one_gave_up(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     server.faults = [200] + [500] * (TRIES - 1)
-    with pytest.raises(ValueError, match=r"5 tries failed, see above; run again to go on with what is in .*a.zip.part"):
+    with pytest.raises(ValueError, match=r"5 tries failed, see above; run again to go on with .*a.zip.part"):
         download(server.url, tmp_path / "a.zip", wait=0.001)
     assert [path.name for path in tmp_path.iterdir()] == ["a.zip.part"]
     server.faults = []
