@@ -58,7 +58,7 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
 ) -> None:
     out = tmp_path / "out"
     report = run(arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})))
-    assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json", "dataset_info.json"}
+    assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json"}
     assert json.loads((out / "report.json").read_text()) == report
     for split in ("train", "dev"):
         loaded = load_bitext(out / split, cache_dir=tmp_path / "cache")
@@ -74,9 +74,6 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
             for split, name in (("train", "train"), ("validation", "dev"))
         }
     assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {"de", "fr"}  # as `--train_data out`: out/train
-    info = json.loads((out / "dataset_info.json").read_text())
-    assert info["features"] == json.loads(json.dumps(dataset["train"].features.to_dict()))
-    assert info["configs"]["fr-en"]["splits"]["validation"] == {"num_examples": 5}
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
     assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
@@ -297,7 +294,7 @@ def test_a_finished_folder_takes_new_licences_and_misses_no_shard(raw: Path, tmp
     run(arguments(raw, out, **leaks))
     report = run(arguments(raw, out, **leaks, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})))
     assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
-    assert json.loads((out / "dataset_info.json").read_text())["licences"] == report["licences"]
+    assert json.loads((out / "report.json").read_text())["licences"] == report["licences"]
     with pytest.raises(ValueError, match="leaks were listed in .*/leaks.jsonl"):
         run(arguments(raw, out, **leaks | {"list_leaks": tmp_path / "elsewhere.jsonl"}))
     (out / "train/00000.fr-en.parquet").unlink()

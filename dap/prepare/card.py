@@ -1,18 +1,16 @@
-"""What describes prepared pairs: the table of counts, `dataset_info.json` and the Markdown card (no models)."""
+"""What describes prepared pairs: the table of counts, the report and the Markdown card (no models)."""
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Features
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dap.files import write_json
 from dap.languages import NAMES
 from dap.prepare.filters import REPAIRS
-from dap.prepare.pipeline import SCHEMA
-from dap.prepare.run_folder import CARD, INFO, REPORT
+from dap.prepare.run_folder import CARD, REPORT
 from dap.reports import markdown_table, text_table
 
 SPLITS = {"train": "train", "dev": "validation"}  # folder and name in the counts -> split of `datasets`
@@ -57,25 +55,10 @@ def counts_table(languages: Counts) -> str:
 
 
 def describe(folder: Path, report: Mapping[str, Any]) -> None:
-    """Writes `dataset_info.json`, the card `README.md`, and the report, which comes last and marks the end."""
-    content = (report["languages"], report["settings"], report["licences"])
-    write_json(dataset_info(*content), folder / INFO)
-    (folder / CARD).write_text(f"{data_card(*content)}\n", encoding="utf-8")
+    """Writes the card `README.md` and the report, which comes last and marks the end."""
+    card = data_card(report["languages"], report["settings"], report["licences"])
+    (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
     write_json(report, folder / REPORT)
-
-
-def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> dict[str, Any]:
-    """`dataset_info.json`: features, splits by configuration (a language and English), counts and settings."""
-    configs = {
-        f"{code}-{settings['target_language']}": {
-            "splits": {split: {"num_examples": counts[name]} for name, split in SPLITS.items()},
-            "counts": {name: value for name, value in counts.items() if name != "origins"},
-            "origins": counts["origins"],
-        }
-        for code, counts in languages.items()
-    }
-    features = Features.from_arrow_schema(SCHEMA).to_dict()
-    return {"features": features, "configs": configs, "licences": licences, "settings": settings}
 
 
 def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> DatasetCard:

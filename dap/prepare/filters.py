@@ -10,7 +10,7 @@ stands between spaces, and in the scripts of `CHARACTERS_PER_WORD`, which put no
 Shapes: N pairs of the block.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,9 +173,8 @@ def load_identifier(name: str) -> Identifier:
     Raises:
         ValueError: no such module or function.
     """
-    module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "

@@ -257,7 +257,8 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
             first, last = group["row"][0], group["row"][-1]
             text = rows.slice(first, last + 1 - first).with_row_index("row", first)
             table = text.join(group.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
-            writer.write_table(table.collect(engine="streaming").to_arrow().cast(SCHEMA))
+            whole = table.collect(engine="streaming").rechunk()  # its chunks, and so the bytes, depend on the threads
+            writer.write_table(whole.to_arrow().cast(SCHEMA))
 
 
 # Processes
