@@ -72,7 +72,7 @@ class Sources:
         history: `log_history` of `trainer_state.json`.
         steps: optimizer steps that the weights are of; None where it is not known which of a run they are.
         reports: what eval_retrieval.py, mine_bitext.py and run_xnli.py wrote.
-        dataset_info: the JSON file of a dataset (`prepare_data.py`'s report or `dataset_info.json`), or its card's text.
+        dataset_info: the JSON file of a dataset (`prepare_data.py`'s report or `dataset_info.json`), or its card.
         licence: the model's, as an identifier of the Hub.
     """
 
