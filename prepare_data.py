@@ -169,7 +169,7 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     files, licences = find_files(args, options)
     check_outputs(args.outputs(), [disk_path(path) for raw in files for path in raw.file.paths])
     plan = Plan(Path(args.output_dir), options, bool(args.evaluation_data), args.list_leaks is not None)
-    settings = {name: getattr(args, name) for name in ("data", "opus", "languages", "evaluation_data")}
+    settings = {name: getattr(args, name) for name in ("data", "opus", "recipe", "languages", "evaluation_data")}
     settings |= asdict(options) | {"list_leaks": plan.list_leaks}
     mark = _digest(settings, [file.key for file in files])
     if not args.overwrite and (ended := finished(plan, mark)):

@@ -55,9 +55,7 @@ class PushArguments:
     )
     dataset_info: str | None = field(
         default=None,
-        metadata={
-            "help": "Report of prepare_data.py, dataset_info.json or card of the training text."
-        },
+        metadata={"help": "Report of prepare_data.py, dataset_info.json or card of the training text."},
     )
     license: str | None = field(default=None, metadata={"help": "The model's licence, such as apache-2.0."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if CHECKPOINT is a Hub id."})

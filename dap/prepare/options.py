@@ -19,8 +19,8 @@ def option(default: Any, text: str) -> Any:
     return field(**given, metadata={"help": text})
 
 
-#: `--recipe release`: the steps of the paper's released code, as defaults that other arguments may replace. It counts
-#: the dev pairs apart, drops "N/A", and knows no check of the script.
+#: `--recipe release`: the steps of the paper's released code, as defaults that other arguments may replace. Its dev
+#: pairs come on top of a million for training, "N/A" is dropped, and no script is checked.
 RELEASE = {
     "tokenizer": "bert-base-multilingual-cased",
     "url_pattern": "@|http|^N/A$",
@@ -34,7 +34,7 @@ RELEASE = {
 
 @dataclass
 class PrepareOptions:
-    """What shapes the prepared text; the filters' defaults are the paper's release, which has no `min_script`."""
+    """What shapes the prepared text; the filters' defaults are the released code's but for `RELEASE`."""
 
     target_language: str = option("en", "Language code of the target side.")
     max_bad_lines: float = option(0.001, "Share of malformed lines a file may have.")
