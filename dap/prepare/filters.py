@@ -174,12 +174,15 @@ def load_identifier(name: str) -> Identifier:
         ValueError: no such module or function.
     """
     try:
-        return pkgutil.resolve_name(name)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "
             "code for each of a list of texts"
         ) from error
+    if not callable(found):
+        raise UserError(f"language_identifier {name!r} is a {type(found).__name__}, not a function")
+    return found
 
 
 def identified(identify: Identifier, texts: list[str]) -> list[str]:
