@@ -26,6 +26,8 @@ from dap.errors import UserError
 from dap.files import disk_full, read_object, whole_file, write_json
 from dap.languages import base_language
 from dap.prepare import (
+    NOT_IN_RELEASE,
+    RELEASE,
     Plan,
     PrepareOptions,
     RawFile,
@@ -57,6 +59,7 @@ class DataArguments:
     opus: list[str] = option([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
     languages: list[str] = option([], "Source languages. Default: all that there are (OPUS: the 36).")
     download_dir: str = option("raw", "Folder for what is fetched from OPUS.")
+    recipe: str | None = option(None, "'release': the data steps of the paper's released code; see docs/data.md.")
     mirror: str | None = option(None, "Base address of a copy of OPUS' file store.")
     licences: str | None = option(None, "JSON file for the data card: origin (file name) -> licence.")
     evaluation_data: list[str] = option(
@@ -69,6 +72,8 @@ class DataArguments:
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
             raise UserError("there is no text to prepare: give --data, --opus or both")
+        if self.recipe not in (None, "release"):
+            raise UserError(f"--recipe {self.recipe!r} is unknown: give release, or leave it out")
         if self.num_workers < 1:
             raise UserError(f"--num_workers {self.num_workers} must be at least 1")
 
@@ -99,7 +104,8 @@ def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFi
         ValueError, FileNotFoundError: as `find_bitext` and `fetch`; a language asked for that has no file.
     """
     names = [name for given in args.opus for name in given.split(",")]
-    corpora = fetch(names, args.languages, args.download_dir, args.mirror) if names else {}
+    without = NOT_IN_RELEASE if args.recipe else ()
+    corpora = fetch(names, args.languages, args.download_dir, args.mirror, without) if names else {}
     licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
     found = find_bitext([*args.data, *map(str, corpora)], options.target_language)
     wanted = [base_language(code) for code in args.languages] or list(found)
@@ -146,7 +152,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or text that do not fit, a folder of another run, or no space left on the device.
         FileNotFoundError: no such file or folder.
     """
-    args, options = ArgumentParser((DataArguments, PrepareOptions)).parse_args_into_dataclasses(args=argv)
+    parser = ArgumentParser((DataArguments, PrepareOptions))
+    args, options = parser.parse_args_into_dataclasses(args=argv)
+    if args.recipe:
+        parser.set_defaults(**RELEASE)
+        args, options = parser.parse_args_into_dataclasses(args=argv)
     check_outside(args, options)
     given = [args.licences, options.tokenizer, options.target_vocabulary]
     inputs = [Path(path).expanduser() for path in (*args.data, *args.evaluation_data, *filter(None, given))]
@@ -159,7 +169,7 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     files, licences = find_files(args, options)
     check_outputs(args.outputs(), [disk_path(path) for raw in files for path in raw.file.paths])
     plan = Plan(Path(args.output_dir), options, bool(args.evaluation_data), args.list_leaks is not None)
-    settings = {name: getattr(args, name) for name in ("data", "opus", "languages", "evaluation_data")}
+    settings = {name: getattr(args, name) for name in ("data", "opus", "recipe", "languages", "evaluation_data")}
     settings |= asdict(options) | {"list_leaks": plan.list_leaks}
     mark = _digest(settings, [file.key for file in files])
     if not args.overwrite and (ended := finished(plan, mark)):

@@ -54,7 +54,8 @@ class PushArguments:
         metadata={"help": "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card."},
     )
     dataset_info: str | None = field(
-        default=None, metadata={"help": "dataset_info.json or card of the training text: its sources and licences."}
+        default=None,
+        metadata={"help": "Report of prepare_data.py, dataset_info.json or card of the training text."},
     )
     license: str | None = field(default=None, metadata={"help": "The model's licence, such as apache-2.0."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if CHECKPOINT is a Hub id."})

@@ -58,20 +58,22 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
 ) -> None:
     out = tmp_path / "out"
     report = run(arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})))
-    assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json", "dataset_info.json"}
+    assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json"}
     assert json.loads((out / "report.json").read_text()) == report
     for split in ("train", "dev"):
         loaded = load_bitext(out / split, cache_dir=tmp_path / "cache")
         assert {code: len(part) for code, part in loaded.items()} == {
             code: report["languages"][code][split] for code in ("de", "fr")
         }
-    dataset = load_dataset(str(out), "fr-en", cache_dir=str(tmp_path / "cache"))  # by the card's YAML
-    assert {split: len(part) for split, part in dataset.items()} == {
-        split: report["languages"]["fr"][split] for split in ("train", "dev")
-    }
-    info = json.loads((out / "dataset_info.json").read_text())
-    assert info["features"] == json.loads(json.dumps(dataset["train"].features.to_dict()))
-    assert info["configs"]["fr-en"]["splits"]["dev"] == {"num_examples": 5}
+    dataset, of_all = (
+        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in ("fr-en", None)
+    )  # by the card's YAML
+    for found, codes in ((dataset, ["fr"]), (of_all, ["de", "fr"])):
+        assert {split: len(part) for split, part in found.items()} == {
+            split: sum(report["languages"][code][name] for code in codes)
+            for split, name in (("train", "train"), ("validation", "dev"))
+        }
+    assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {"de", "fr"}  # as `--train_data out`: out/train
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
     assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
@@ -146,7 +148,7 @@ def test_a_language_of_which_nothing_is_left_is_named(
     assert report["languages"]["sw"]["short"] == 1
     assert list(load_bitext(tmp_path / "out/train", cache_dir=tmp_path / "cache")) == ["de", "fr"]
     card = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---")[1])
-    assert [config["config_name"] for config in card["configs"]] == ["de-en", "fr-en"]
+    assert [config["config_name"] for config in card["configs"]] == ["default", "de-en", "fr-en"]
 
 
 def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_a_finished_folder_takes_new_licences_and_misses_no_shard(raw: Path, tmp
     run(arguments(raw, out, **leaks))
     report = run(arguments(raw, out, **leaks, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})))
     assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
-    assert json.loads((out / "dataset_info.json").read_text())["licences"] == report["licences"]
+    assert json.loads((out / "report.json").read_text())["licences"] == report["licences"]
     with pytest.raises(ValueError, match="leaks were listed in .*/leaks.jsonl"):
         run(arguments(raw, out, **leaks | {"list_leaks": tmp_path / "elsewhere.jsonl"}))
     (out / "train/00000.fr-en.parquet").unlink()
@@ -394,6 +396,22 @@ def test_opus_is_fetched_named_and_mixed_with_other_text(raw: Path, opus: str, t
     assert "| WikiMatrix v1 | 36 | CC-BY-SA 4.0. (https://" in card
     with pytest.raises(ValueError, match="--opus WikiMatrix: none of the 1 files is there"):
         run(arguments(raw, tmp_path / "none", **options | {"languages": "fr"}))
+
+
+def test_the_released_steps_are_one_argument(
+    raw: Path, opus: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    options = {"opus": ["CCMatrix", "WikiMatrix"], "languages": ["sw", "de"], "mirror": opus}
+    options |= {"recipe": "release", "tokenizer": tmp_path / "tokenizer", "download_dir": tmp_path / "fetched"}
+    settings = run(arguments(raw, tmp_path / "out", **options | {"max_tokens": 500}))["settings"]
+    assert (settings["max_corpus_pairs"], settings["shared_beyond"], settings["dev_pairs"]) == (1_010_000, 5, 5)
+    assert settings["tokenizer"] == str(tmp_path / "tokenizer")  # what is given comes before the recipe
+    asked = [record.getMessage() for record in caplog.records if "OPUS has no CCMatrix" in record.getMessage()]
+    assert [message.rpartition("/")[2] for message in asked] == ["en-sw.txt.zip"]  # and no de-en
+    with pytest.raises(ValueError, match="--recipe 'ours' is unknown: give release, or leave it out"):
+        run(arguments(raw, tmp_path / "out", recipe="ours"))
 
 
 @pytest.mark.skipif(not (SHARED / "data/train").is_dir(), reason="../shared with real text is absent")

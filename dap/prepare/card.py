@@ -1,21 +1,19 @@
-"""What describes prepared pairs: the table of counts, `dataset_info.json` and the Markdown card (no models)."""
+"""What describes prepared pairs: the table of counts, the report and the Markdown card (no models)."""
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Features
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dap.files import write_json
 from dap.languages import NAMES
 from dap.prepare.filters import REPAIRS
-from dap.prepare.pipeline import SCHEMA
-from dap.prepare.run_folder import CARD, INFO, REPORT
+from dap.prepare.run_folder import CARD, REPORT
 from dap.reports import markdown_table, text_table
 
-SPLITS = ("train", "dev")
+SPLITS = {"train": "train", "dev": "validation"}  # folder and name in the counts -> split of `datasets`
 SHOWN = ("read", *SPLITS, "target_repeated")  # counts of each language in the card
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
 LOSSES = {
@@ -57,34 +55,22 @@ def counts_table(languages: Counts) -> str:
 
 
 def describe(folder: Path, report: Mapping[str, Any]) -> None:
-    """Writes `dataset_info.json`, the card `README.md`, and the report, which comes last and marks the end."""
-    content = (report["languages"], report["settings"], report["licences"])
-    write_json(dataset_info(*content), folder / INFO)
-    (folder / CARD).write_text(f"{data_card(*content)}\n", encoding="utf-8")
+    """Writes the card `README.md` and the report, which comes last and marks the end."""
+    card = data_card(report["languages"], report["settings"], report["licences"])
+    (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
     write_json(report, folder / REPORT)
 
 
-def dataset_info(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> dict[str, Any]:
-    """`dataset_info.json`: features, splits by configuration (a language and English), counts and settings."""
-    configs = {
-        f"{code}-{settings['target_language']}": {
-            "splits": {split: {"num_examples": counts[split]} for split in SPLITS},
-            "counts": {name: value for name, value in counts.items() if name != "origins"},
-            "origins": counts["origins"],
-        }
-        for code, counts in languages.items()
-    }
-    features = Features.from_arrow_schema(SCHEMA).to_dict()
-    return {"features": features, "configs": configs, "licences": licences, "settings": settings}
-
-
 def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> DatasetCard:
-    """README.md: YAML that `datasets` reads (a configuration a language), counts, steps and licences."""
+    """README.md: YAML that `datasets` reads (a configuration a language, and of all), counts, steps and licences."""
     target, sums, origins = settings["target_language"], total(languages), Counter()
     configs, pairs = [], []
+    for code, counts in ("*", sums), *languages.items():
+        own = f"*.{code}-{target}.parquet"
+        files = [{"split": split, "path": f"{name}/{own}"} for name, split in SPLITS.items() if counts[name]]
+        name = "default" if code == "*" else f"{code}-{target}"
+        configs += [{"config_name": name, "data_files": files}] if files else []
     for code, counts in languages.items():
-        files = [{"split": name, "path": f"{name}/*.{code}-{target}.parquet"} for name in SPLITS if counts[name]]
-        configs += [{"config_name": f"{code}-{target}", "data_files": files}] if files else []
         pairs.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in SHOWN)])
         origins.update(counts["origins"])
     named = [[name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()]

@@ -10,7 +10,7 @@ stands between spaces, and in the scripts of `CHARACTERS_PER_WORD`, which put no
 Shapes: N pairs of the block.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,8 @@ class Cleaner:
             ValueError: the language identifier does not give one code a text.
         """
         languages = {"source": self.language, "target": self.options.target_language}
+        if self.options.strip_quotes:
+            pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
         pairs, counts = repair(pairs)
         measured = [self._measure(pairs[side], language) for side, language in languages.items()]
         reason = self._reason(pairs.with_columns(**measured[0], **measured[1]))
@@ -99,7 +101,7 @@ class Cleaner:
             "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
             "long": shortest > options.max_tokens,
             "identical": source == target,
-            "shared": (common > 0) & (common >= options.max_shared * fewest),
+            "shared": (shortest > options.shared_beyond) & (common > 0) & (common >= options.max_shared * fewest),
             "script": pl.col("source_foreign") | pl.col("target_foreign"),
         }
         reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
@@ -171,9 +173,8 @@ def load_identifier(name: str) -> Identifier:
     Raises:
         ValueError: no such module or function.
     """
-    module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "

@@ -19,9 +19,22 @@ def option(default: Any, text: str) -> Any:
     return field(**given, metadata={"help": text})
 
 
+#: `--recipe release`: the steps of the paper's released code, as defaults that other arguments may replace. Its dev
+#: pairs come on top of a million for training, "N/A" is dropped, and no script is checked.
+RELEASE = {
+    "tokenizer": "bert-base-multilingual-cased",
+    "url_pattern": "@|http|^N/A$",
+    "shared_beyond": 5,
+    "strip_quotes": True,
+    "min_script": 0.0,
+    "max_corpus_pairs": 1_010_000,
+    "max_pairs": 1_010_000,
+}
+
+
 @dataclass
 class PrepareOptions:
-    """What shapes the prepared text; the filters' defaults are the paper's release, which has no `min_script`."""
+    """What shapes the prepared text; the filters' defaults are the released code's but for `RELEASE`."""
 
     target_language: str = option("en", "Language code of the target side.")
     max_bad_lines: float = option(0.001, "Share of malformed lines a file may have.")
@@ -33,6 +46,8 @@ class PrepareOptions:
     max_shared: float = option(
         0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep."
     )
+    shared_beyond: int = option(0, "... where both sides have more tokens than this.")
+    strip_quotes: bool = option(False, "Take out straight double quotation marks.")
     min_script: float = option(0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep.")
     tokenizer: str | None = option(None, "Count its tokens in the filters, as the paper does. Default: words.")
     language_identifier: str | None = option(
@@ -46,6 +61,7 @@ class PrepareOptions:
         "of 10 of Tatoeba's English sentences, and 4 of 10 of the shorter Russian and Hindi ones.",
     )
     max_pairs: int = option(1_000_000, "Most pairs a language, drawn at random; 0: all.")
+    max_corpus_pairs: int = option(0, "Most pairs of each corpus of a language, drawn beforehand; 0: all.")
     dev_pairs: int = option(10_000, "Dev pairs a language, at most a tenth; 0: none.")
     seed: int = option(0, "Of the sample and the dev sets.")
     target_vocabulary: str | None = option(None, "Tokenizer whose ids of the English training side to write as JSON.")
@@ -62,6 +78,6 @@ class PrepareOptions:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UserError(f"--{name} {getattr(self, name)} is a share, 0 to 1 (0: no check)")
         least = {"max_ratio": 1.0, "max_shared": 1e-9, "min_tokens": 0, "max_tokens": 1}
-        for name, value in (least | {"max_pairs": 0, "dev_pairs": 0, "shard_size": 1}).items():
+        for name, value in (least | {"max_pairs": 0, "max_corpus_pairs": 0, "dev_pairs": 0, "shard_size": 1}).items():
             if getattr(self, name) < value:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least {value:g}")

@@ -1,18 +1,15 @@
 """The paper's six corpora in OPUS (https://opus.nlpl.eu): what they are, where they lie, and fetching them."""
 
-import http.client
 import logging
 import os
+import shutil
+import subprocess
 import time
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-from tqdm import tqdm
 
 from dap.errors import UserError
 from dap.languages import TATOEBA_36, to_iso1
@@ -21,9 +18,7 @@ logger = logging.getLogger(__name__)
 
 #: Below it: `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`, the codes of a pair in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
-TRIES = 5  # in a row without a byte more than before
-TIMEOUT = 60.0  # seconds without an answer
-_BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+TRIES = 5  # to fetch a file in one run
 
 
 class OpusCorpus(NamedTuple):
@@ -56,12 +51,18 @@ _TABLE = (
     ("WikiMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/WikiMatrix", "CC-BY-SA 4.0."),
 )  # fmt: skip
 CORPORA = {row[0]: OpusCorpus(*row) for row in _TABLE}
+#: What the paper's released code leaves out, as these languages have text enough.
+NOT_IN_RELEASE = {("CCMatrix", code) for code in ("ar", "de", "es", "fr", "it", "nl", "pt", "ru", "zh")}
 #: (Corpus, language) -> its codes there, where they are not the language's own.
 CODES = {("OpenSubtitles", "pt"): ("pt", "pt_br"), ("OpenSubtitles", "zh"): ("zh_cn", "zh_tw")}
 
 
 def fetch(
-    names: Sequence[str], languages: Sequence[str], folder: str | Path, mirror: str | None = None
+    names: Sequence[str],
+    languages: Sequence[str],
+    folder: str | Path,
+    mirror: str | None = None,
+    without: Collection[tuple[str, str]] = (),
 ) -> dict[Path, OpusCorpus]:
     """Downloads what the corpora have in these languages beside English, unless it is there: path -> corpus.
 
@@ -69,6 +70,7 @@ def fetch(
         names: keys of `CORPORA`; `["all"]` for all of them.
         languages: codes of the 36, with or without regions; none for all 36.
         mirror: base address of a copy of OPUS' file store, with the same folders below it.
+        without: corpora and languages to leave out.
 
     Raises:
         ValueError: an unknown corpus or language, as `download`, or no file is there.
@@ -79,9 +81,8 @@ def fetch(
     languages = list(dict.fromkeys(to_iso1(language) for language in languages or TATOEBA_36))
     if "en" in languages:
         raise UserError("languages holds 'en', which is the other side of every pair; leave it out")
-    wanted = [
-        (CORPORA[name], code) for name in names for each in languages for code in CODES.get((name, each), (each,))
-    ]
+    asked = [(name, each) for name in names for each in languages if (name, each) not in without]
+    wanted = [(CORPORA[name], code) for name, each in asked for code in CODES.get((name, each), (each,))]
     found = {}
     for corpus, code in wanted:
         pair = "-".join(sorted((code, "en")))
@@ -96,38 +97,33 @@ def fetch(
 
 
 def download(url: str, path: Path, wait: float = 1.0) -> Path:
-    """Fetches a zip archive into `path`, unless it is there; goes on with what a stopped run left in `path` + `.part`.
+    """Fetches a zip archive into `path` with curl, unless it is there; goes on with what a stopped run left.
 
     Args:
         wait: seconds before the second try, twice as many before each further one.
 
     Raises:
         FileNotFoundError: the server has no such file (404, 410).
-        ValueError: no whole archive after `TRIES` tries in a row that brought nothing, or a damaged one.
+        ValueError: no curl, no whole archive after `TRIES` tries, or a damaged one.
     """
     if path.exists():
         return path
     part = Path(f"{path}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    failed, most = 0, -1
-    while True:
-        try:
-            _fetch_rest(url, part)
+    command = ["curl", "--fail", "--location", "--speed-time", "60", "--continue-at", "-", "--create-dirs"]
+    command += ["--write-out", "%{http_code}", "--output", str(part), url]
+    if not shutil.which("curl"):
+        raise UserError(f"{url}: files are fetched by curl, which is absent; install it, or put the file in {path}")
+    for number in range(TRIES):
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.stdout in ("404", "410"):
+            raise FileNotFoundError(f"{url}: the server has no such file")
+        if not done.returncode:
             break
-        except _BROKEN as error:
-            status, came = getattr(error, "code", None), part.stat().st_size if part.exists() else 0
-            if status == 416:  # nothing lies behind what is here
-                break
-            if status in (404, 410):
-                raise FileNotFoundError(f"{url}: {error}: the server has no such file") from None
-            failed, most = (1, came) if came > most else (failed + 1, most)
-            if failed >= TRIES:
-                raise UserError(
-                    f"{url}: {error}, {TRIES} tries in a row; check the address and the network, and run again; the "
-                    f"{came:,} bytes that are here are kept"
-                ) from error
-            logger.warning("%s: %s; another try follows", url, error)
-            time.sleep(wait * 2 ** (failed - 1))
+        if done.returncode == 33:  # the server cannot go on in the middle of a file
+            part.unlink()
+        time.sleep(wait * 2**number)
+    else:
+        raise UserError(f"{url}: {TRIES} tries failed, see above; run again to go on with what is in {part}")
     try:
         damaged = zipfile.ZipFile(part).testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -137,19 +133,3 @@ def download(url: str, path: Path, wait: float = 1.0) -> Path:
         raise UserError(f"{url}: a damaged file came ({damaged}); run again to fetch it anew")
     os.replace(part, path)
     return path
-
-
-def _fetch_rest(url: str, part: Path) -> None:
-    """Appends to `part` what it lacks, or writes it anew if the server sends the whole."""
-    start = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "dap-transformers"} | ({"Range": f"bytes={start}-"} if start else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
-        start = start if response.status == 206 else 0
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length else None
-        bar = tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem)
-        with bar, part.open("ab" if start else "wb") as file:
-            while block := response.read1(1 << 20):
-                bar.update(file.write(block))
-            if total is not None and file.tell() < total:
-                raise ConnectionError(f"the connection broke after {file.tell():,} of {total:,} bytes")

@@ -62,6 +62,8 @@ SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
 #: Of `rows.parquet`: the pairs that the sample may need; `english` is the random place of the English sentence.
 _ROWS = pa.schema(_TEXT | {"rank": pa.uint64(), "english": pa.uint64()})
+#: The random place of a pair among those of its corpus, another one than among those of the language.
+CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("corpus_rank")
 #: Of the list of leaks, behind the language.
 _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment")
 
@@ -126,7 +128,8 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     identify = load_identifier(options.language_identifier) if options.language_identifier else None
     clean = Cleaner(raw.file.language, options, tokenizer, identify)
     index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.check_leaks else None
-    admit, counts = Admission(options.max_pairs or None), Counter(read=0)
+    rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
+    admit, counts = Admission(options.max_corpus_pairs or options.max_pairs or None), Counter(read=0)
     with (
         new_folder(plan.cleaned(raw)) as folder,
         pq.ParquetWriter(folder / "keys.parquet", _KEYS, compression="none", use_dictionary=False) as keys,
@@ -151,7 +154,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
                     listed.write(leaks.select(language, *_LISTED).write_ndjson().encode())
             counts.update(found, read=len(table), leak=len(pairs) - len(passed))
             keys.write_table(passed.select(_KEYS.names).to_arrow())
-            admitted = passed.filter(admit(passed["rank"].to_numpy()))
+            admitted = passed.filter(admit(passed.select(rank).to_series().to_numpy()))
             rows.write_table(admitted.select(_ROWS.names).to_arrow().cast(_ROWS))
         write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
 
@@ -173,15 +176,21 @@ def _leaks(
 def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
     """Which cleaned pairs of a language to keep, and which of these are its dev set.
 
-    Of equal pairs (as normalised) the first of the first file is kept; of what is left the `max_pairs` whose seeded
-    hash is smallest; of these, as `split_validation`, those whose English sentence's is smallest for dev.
+    Of equal pairs (as normalised) the first of the first file is kept (with `max_corpus_pairs`, of these of each
+    corpus so many, drawn apart); of what is left the `max_pairs` whose seeded hash is smallest; of these, as
+    `split_validation`, those whose English sentence's is smallest for dev.
 
     Counts `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
     """
     with new_folder(plan.selected(language)) as folder:
         keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
         rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row")
-        kept = sample(rows.select("row", "rank", "english"), "rank", plan.options.max_pairs or None)
+        drawn = rows.select("row", "rank", "english")
+        if most := plan.options.max_corpus_pairs:
+            corpora = [rows.filter(origin=name) for name in sorted({raw.origin for raw in files})]
+            columns = [corpus.select("row", "rank", "english", CORPUS_RANK) for corpus in corpora]
+            drawn = pl.concat(sample(each, "corpus_rank", most).lazy() for each in columns).drop("corpus_rank")
+        kept = sample(drawn, "rank", plan.options.max_pairs or None)
         dev = sample(kept.lazy(), "english", min(plan.options.dev_pairs, len(kept) // 10))
         kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
         pq.write_table(kept.to_arrow(), folder / "kept.parquet")
@@ -248,7 +257,8 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
             first, last = group["row"][0], group["row"][-1]
             text = rows.slice(first, last + 1 - first).with_row_index("row", first)
             table = text.join(group.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
-            writer.write_table(table.collect(engine="streaming").to_arrow().cast(SCHEMA))
+            whole = table.collect(engine="streaming").rechunk()  # its chunks, and so the bytes, depend on the threads
+            writer.write_table(whole.to_arrow().cast(SCHEMA))
 
 
 # Processes

@@ -16,7 +16,7 @@ from dap.text import BitextFile, disk_path
 
 logger = logging.getLogger(__name__)
 
-REPORT, WORK, INFO, CARD = "report.json", ".work", "dataset_info.json", "README.md"
+REPORT, WORK, CARD = "report.json", ".work", "README.md"
 VOCABULARY, NOTE = "target_vocabulary.json", "run.json"
 SHOWN = 5  # names in an error
 
@@ -132,7 +132,7 @@ def begin(plan: Plan, files: Sequence[RawFile], mark: str, overwrite: bool) -> N
             reason = f"but no {REPORT} of this command, and is not overwritten: give another --output_dir"
         raise UserError(f"{output} holds {', '.join(names[:SHOWN])} {reason}")
     write_json({"fingerprint": "being emptied"}, note)  # a kill leaves a folder that is known for one of this command
-    made = [output / name for name in (REPORT, VOCABULARY, INFO, CARD, "train", "dev")]
+    made = [output / name for name in (REPORT, VOCABULARY, CARD, "train", "dev")]
     kept = {plan.cleaned(raw) for raw in files} | {note}
     for path in (*made, *plan.work_dir.iterdir()):
         if path not in kept:

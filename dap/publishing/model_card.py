@@ -72,7 +72,7 @@ class Sources:
         history: `log_history` of `trainer_state.json`.
         steps: optimizer steps that the weights are of; None where it is not known which of a run they are.
         reports: what eval_retrieval.py, mine_bitext.py and run_xnli.py wrote.
-        dataset_info: a dataset's `dataset_info.json`, or the text of its card.
+        dataset_info: the JSON file of a dataset (`prepare_data.py`'s report or `dataset_info.json`), or its card.
         licence: the model's, as an identifier of the Hub.
     """
 
@@ -199,14 +199,14 @@ def is_hub_id(name: str) -> bool:
 
 
 def _dataset(info: Mapping[str, Any] | str | None) -> str:
-    """Origins and licences of a `dataset_info.json`: prepare_data.py's, or what a data set of the Hub says."""
+    """Origins and licences by `prepare_data.py`'s report, or what the `dataset_info.json` of a data set says."""
     if info is None:
         return f"Sources and licences: {NOT_STATED}."
     if isinstance(info, str):
         return info
     lines = [str(info[name]).strip() for name in ("description", "homepage") if info.get(name)]
     licences, origins = info.get("licences") or {}, Counter()
-    for each in info.get("configs", {}).values():
+    for each in info.get("languages", {}).values():
         origins.update(each.get("origins", {}))
     if origins:
         rows = [[name, f"{count:,}", licences.get(name) or NOT_STATED] for name, count in origins.most_common()]

@@ -84,8 +84,8 @@ def find_bitext(paths: str | Path | Sequence[str | Path], target_language: str =
     """The files of each source language, languages in alphabetical order, each file once.
 
     Args:
-        paths: files, folders (not searched recursively) or ids of Hub datasets. A Hub dataset is looked for only
-            when there is no such path and the name has the form `user/name` or `user/name:config`.
+        paths: files, folders (not searched but for `train/`, where they hold no text) or ids of Hub datasets. A Hub
+            dataset is looked for only when there is no such path and the name has the form `user/name[:config]`.
 
     Raises:
         ValueError: no path is given, a name does not tell its language, or a folder holds no parallel text.
@@ -126,6 +126,8 @@ def _files_in(folder: Path, target: str) -> list[BitextFile]:
     paths = _list(folder)
     exists = set(paths).__contains__
     files = [file for path in paths for file in _classify(path, target, exists)]
+    if not files and (folder / "train").is_dir():  # as `datasets` takes such a folder, and `prepare_data.py` makes it
+        return _files_in(folder / "train", target)
     if not files:
         names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
         deeper = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

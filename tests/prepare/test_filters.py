@@ -45,6 +45,14 @@ def test_good_pairs_stay(language: str) -> None:
     assert sum(counts[reason] for reason in REASONS) == 0
 
 
+def test_the_released_code_keeps_short_pairs_that_share_words_and_drops_quotation_marks() -> None:
+    pair = ('Wir "sehen" uns OK Tom', "See you OK Tom")
+    assert reasons("de", pair, ("a b c d e OK Tom X", "f g h OK Tom X"), shared_beyond=5) == [None, "shared"]
+    assert reasons("de", pair) == ["shared"]
+    kept, _ = Cleaner("de", PrepareOptions(shared_beyond=5, strip_quotes=True))(frame(pair))
+    assert kept.rows() == [("Wir sehen uns OK Tom", pair[1])]
+
+
 @pytest.mark.parametrize("language", GOOD)
 def test_each_reason_in_each_script(language: str) -> None:
     source, target = GOOD[language]

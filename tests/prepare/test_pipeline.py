@@ -167,6 +167,17 @@ def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_files(raw: P
     assert chosen[0] == chosen[1] != chosen[2]
 
 
+def test_so_many_pairs_of_each_corpus_are_drawn_before_those_of_the_language(raw: Path, tmp_path: Path) -> None:
+    counts = prepare(plan_of(tmp_path, max_corpus_pairs=60, max_pairs=0, dev_pairs=0), files_of(raw), 1)
+    for language in LANGUAGES:
+        first, second = (counts[language]["origins"][f"part{part}.{language}-en.tsv"] for part in (0, 1))
+        assert (first, counts[language]["train"]) == (60, first + second)
+        assert 40 < second <= 60  # without those that the first has, too
+        assert counts[language]["train"] + counts[language]["not_sampled"] == len(
+            {tuple(map(normalise, pair)) for pair in raw_pairs(raw, language) if pair[0] != "zu kurz"}
+        )
+
+
 def test_without_limits_everything_good_stays(raw: Path, tmp_path: Path) -> None:
     counts = prepare(plan_of(tmp_path, max_pairs=0, dev_pairs=0), files_of(raw), 1)
     for language in LANGUAGES:

@@ -88,7 +88,7 @@ def test_card_says_what_is_known() -> None:
         steps=320,
         reports=[TATOEBA, BUCC, XNLI],
         dataset_info={
-            "configs": {"de-en": {"origins": {"Tanzil": 876, "Europarl": 31000}}, "sw-en": {"origins": {"Tanzil": 1}}},
+            "languages": {"de": {"origins": {"Tanzil": 876, "Europarl": 31000}}, "sw": {"origins": {"Tanzil": 1}}},
             "licences": {"Europarl": "public domain"},
         },
         licence="apache-2.0",

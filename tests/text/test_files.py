@@ -76,11 +76,12 @@ def test_names_that_tell_no_language(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_folder_of_folders_is_refused_with_their_names(tmp_path: Path) -> None:
     write(tmp_path / "report.json", "{}")
-    for name in ("dev", "train"):
+    for name in ("dev", "test"):
         write(tmp_path / name / "de-en.tsv", "a\tb\n")
-    with pytest.raises(ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/train/ itself"):
+    with pytest.raises(ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/test/ itself"):
         find_bitext(tmp_path)
-    assert list(find_bitext(tmp_path / "train")) == ["de"]
+    write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
+    assert list(find_bitext(tmp_path)) == ["fr"]  # whose name tells what it is for
 
 
 def test_what_cannot_be_read_in_a_folder_stops_instead_of_vanishing(
