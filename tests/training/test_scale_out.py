@@ -84,7 +84,7 @@ def parse_as_with_gpus(argv: list[str]) -> Arguments:
 
 
 def train(rank: int, port: int, config: Path, *runs: list[str]) -> None:
-    """One process of two: its trainings, one after the other; what is there already goes on as if it had been killed."""
+    """One process of two: its trainings, one after the other; a second one in a folder goes on as after a kill."""
     os.environ |= launch_environment(config, "--num_processes", "2")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
