@@ -327,7 +327,7 @@ def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_t
         torch.nn.init.normal_(parameter, std=0.3)
     made.save_pretrained(tmp_path)
     batch = make_batch()
-    for objective in ("tr", "tr+tlm", "tr+rtl"):
+    for objective in ("tr", "tr+tlm", "tr+rtl") if model_type == "bert" else ("tr+rtl",):
         model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
         assert (model.config.objective, model.config.pooling) == (objective, "mean")
         shared = {name: value for name, value in made.state_dict().items() if name in model.state_dict()}
