@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from conftest import tiny_config
 from datasets import Dataset
 from tiny_models import (
+    ALL,
     COMBINATIONS,
     ENCODERS,
     MASK,
@@ -38,8 +39,6 @@ from modeling_dap import (
     DAPModel,
 )
 from objectives_dap import OBJECTIVES
-
-ALL = "+".join(OBJECTIVES)
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +74,9 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
     return losses, labels
 
 
-@pytest.mark.parametrize("objective", ["tr+rtl", "rtl+tlm"])
-@pytest.mark.parametrize(("size", "untied"), [(None, False), (60, False), (60, True)])
+@pytest.mark.parametrize(
+    ("size", "untied", "objective"), [(None, False, "tr+rtl"), (60, False, "rtl+tlm"), (60, True, "tr+rtl")]
+)
 def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(
     size: int | None, untied: bool, objective: str
 ) -> None:
@@ -94,8 +94,7 @@ def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(
     torch.testing.assert_close(model.eval()(**batch).rtl_loss, full)
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
-@pytest.mark.parametrize("ratio", [1.0, 0.5])
+@pytest.mark.parametrize(("model_type", "ratio"), [*zip(ENCODERS, itertools.repeat(0.5)), ("bert", 1.0)])
 def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(model_type: str, ratio: float) -> None:
     model = tiny_model(model_type, rtl_ratio=ratio).double()
     batch = make_batch()
@@ -171,8 +170,11 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(ids:
         assert torch.isfinite(model(**batch).rtl_loss)
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
-@pytest.mark.parametrize("options", [{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}], ids=str)
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [*zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}]))],
+    ids=str,
+)
 def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(model_type: str, options: dict) -> None:
     """Sentence by sentence; a copy that is the very target of a source is no negative of that source."""
     settings = {"tr_bidirectional": True, "tr_similarity": "dot", "tr_temperature": 3.0, **options}
@@ -238,20 +240,26 @@ def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -
     assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
 
 
+def mask_one_by_one(batch: dict[str, Tensor], side: str, row: int) -> tuple[Tensor, Tensor, list[int]]:
+    """One sentence as it is and as MLM shows it (a share of 0.6 chosen), and the places to predict."""
+    ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
+    masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
+    for i in chosen:
+        if noise[i] < 0.8 * 0.6:
+            masked[i] = MASK
+        elif noise[i] < 0.9 * 0.6:
+            masked[i] = int((noise[i] * 2**20) % 1 * 250)
+    return ids, masked, chosen
+
+
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: str) -> None:
     model = tiny_model(model_type, objective="mlm", mlm_probability=0.6, projection="mlp").double()
     batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
     losses, kinds = [], set()
     for side, row in itertools.product(("source", "target"), range(6)):
-        ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
-        masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
-        for i in chosen:
-            if noise[i] < 0.8 * 0.6:
-                masked[i] = MASK
-            elif noise[i] < 0.9 * 0.6:
-                masked[i] = int((noise[i] * 2**20) % 1 * 250)
-            kinds.add("masked" if noise[i] < 0.8 * 0.6 else "random" if noise[i] < 0.9 * 0.6 else "kept")
+        ids, masked, chosen = mask_one_by_one(batch, side, row)
+        kinds |= {"masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random" for i in chosen}
         states = encoder(masked[None]).last_hidden_state[0]
         for i in chosen:
             hidden = prediction.norm(prediction.activation(prediction.dense(states[i])))
@@ -265,8 +273,7 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     assert (out.source_embeds, out.target_embeds) == (None, None)  # nobody read the sentences as they are
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize(("model_type", "pooling"), [*zip(ENCODERS, itertools.cycle(["mean", "cls"]))])
 def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place_of_cls(
     model_type: str, pooling: str
 ) -> None:
@@ -274,13 +281,7 @@ def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place
     batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
     table, losses, vectors = model.get_input_embeddings().weight, [], []
     for side, row in itertools.product(("source", "target"), range(6)):
-        ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
-        masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
-        for i in chosen:
-            if noise[i] < 0.8 * 0.6:
-                masked[i] = MASK
-            elif noise[i] < 0.9 * 0.6:
-                masked[i] = int((noise[i] * 2**20) % 1 * 250)
+        ids, masked, chosen = mask_one_by_one(batch, side, row)
         other = tokens_of(batch, {"source": "target", "target": "source"}[side], row)
         vectors.append(model.dap(other[None]).pooler_output)
         words = torch.cat([vectors[-1], table[masked[1:]]])
@@ -326,7 +327,7 @@ def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_t
         torch.nn.init.normal_(parameter, std=0.3)
     made.save_pretrained(tmp_path)
     batch = make_batch()
-    for objective in ("tr", "tr+tlm", "tr+rtl"):
+    for objective in ("tr", "tr+tlm", "tr+rtl") if model_type == "bert" else ("tr+rtl",):
         model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
         assert (model.config.objective, model.config.pooling) == (objective, "mean")
         shared = {name: value for name, value in made.state_dict().items() if name in model.state_dict()}
@@ -449,8 +450,8 @@ def test_projection_is_for_the_loss_only() -> None:
 @pytest.mark.parametrize(
     ("model_type", "objective"),
     [
-        *(("bert", objective) for objective in COMBINATIONS),
-        *((model_type, ALL) for model_type in ("xlm-roberta", "roberta", "modernbert")),
+        *(("bert", objective) for objective in ("tr", "rtl")),
+        *((model_type, ALL) for model_type in ("bert", "xlm-roberta", "roberta", "modernbert")),
     ],
 )
 def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
@@ -535,7 +536,7 @@ def test_labels_are_counted_exactly_in_half_precision() -> None:
     assert model(**batch).ignored_tokens.item() == 0
 
 
-@pytest.mark.parametrize("objective", COMBINATIONS)
+@pytest.mark.parametrize("objective", ["tr", ALL])
 def test_vocabulary_can_be_resized(objective: str) -> None:
     model, batch = tiny_model("bert", objective=objective), make_batch()
     model.resize_token_embeddings(260)
@@ -581,8 +582,9 @@ def test_models_refuse_what_was_set_after_the_config_was_checked() -> None:
         DAPForPreTraining(DAPConfig(tiny_config("bert")))
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert", "deberta-v2"])
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [("bert", "cls"), ("xlm-roberta", "mean"), ("modernbert", "cls"), ("deberta-v2", "mean")]
+)
 def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -> None:
     torch.manual_seed(0)
     model = DAPForSequenceClassification(DAPConfig(tiny_config(kind), num_labels=3, pooling=pooling, objective="tr"))

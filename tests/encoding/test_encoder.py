@@ -109,8 +109,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("prefix", ["", "query: "])
+@pytest.mark.parametrize(("pooling", "prefix"), [("cls", ""), ("mean", "query: "), ("mean", "")])
 def test_equals_one_sentence_at_a_time(tiny_bert_dir: Path, pooling: str, prefix: str) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling, prefix, max_seq_length=40)
     model, tokenizer = AutoModel.from_pretrained(tiny_bert_dir), AutoTokenizer.from_pretrained(tiny_bert_dir)
@@ -120,8 +119,7 @@ def test_equals_one_sentence_at_a_time(tiny_bert_dir: Path, pooling: str, prefix
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("token_budget", [1, 50, 100_000])
-@pytest.mark.parametrize("full", [1, 64, 100_000])
+@pytest.mark.parametrize(("token_budget", "full"), [(1, 64), (50, 1), (50, 100_000), (100_000, 1), (100_000, 64)])
 def test_budget_and_batching_change_nothing(
     tiny_bert_dir: Path, token_budget: int, full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,8 +281,9 @@ def test_length_of_a_folder_whose_tokenizer_has_no_limit(
     np.testing.assert_allclose(encoder.encode(SENTENCES), library.encode(SENTENCES), atol=1e-5)
 
 
-@pytest.mark.parametrize(("names", "pooling"), [("legacy", LEGACY_POOLING), ("new", NEW_POOLING)])
-@pytest.mark.parametrize("more", [(), ("Normalize",)])
+@pytest.mark.parametrize(
+    ("names", "pooling", "more"), [("legacy", LEGACY_POOLING, ("Normalize",)), ("new", NEW_POOLING, ())]
+)
 def test_folders_of_earlier_sentence_transformers(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, names: str, pooling: dict, more: tuple[str, ...]
 ) -> None:

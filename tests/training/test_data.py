@@ -31,12 +31,12 @@ from dap.training.model import target_vocabulary, token_counts
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
-@pytest.fixture
-def bitext(bitext_dir: Path, tmp_path: Path) -> dict[str, Dataset]:
-    return load_bitext(bitext_dir, cache_dir=tmp_path)
+@pytest.fixture(scope="module")
+def bitext(bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    return load_bitext(bitext_dir, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tokenized(bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast) -> dict[str, Dataset]:
     return tokenize_bitext(bitext, tiny_tokenizer, 8)
 
@@ -421,8 +421,10 @@ def batches(
 
 @pytest.mark.parametrize(
     ("files", "split", "workers"),
-    [*((files, "datasets", 2) for files in SHARDS), ("one", "datasets", 0), ("two", "datasets", 0)]
-    + [("one", "accelerate", 2), ("uneven", "accelerate", 2)],
+    [
+        *(("one", "datasets", 2), ("uneven", "datasets", 2), ("two", "datasets", 0)),
+        *(("one", "accelerate", 2), ("three", "accelerate", 2)),
+    ],
 )
 def test_processes_draw_full_batches_of_different_pairs_without_end(
     sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, split: str, workers: int

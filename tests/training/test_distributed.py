@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from conftest import free_port
 from forked import run_two
-from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model, with_negatives
+from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,12 +26,12 @@ MASKING = {"tlm_probability": 0.5, "mlm_probability": 0.5}
 VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]
 #: Every loss at once, and the losses with options that change how they are divided: in every variant.
 EVERY_WAY = [
-    {"objective": "+".join(OBJECTIVES), "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
+    {"objective": ALL, "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
     {"objective": "tr+rtl", "projection": "mlp", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
 ]
 #: The others in one variant each, in turn.
 IN_TURN = [
-    *({"objective": objective, **MASKING} for objective in COMBINATIONS),
+    *({"objective": objective, **MASKING} for objective in OBJECTIVES),
     {"objective": "tr", "tr_bidirectional": True, "tr_weight": 0.3},
     {"objective": "tr+rtl", "tr_bidirectional": True, "tr_hard_negatives": 0.7},
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},

@@ -1,8 +1,9 @@
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from test_distributed import CASES, PAIRS, micro_batch, step_gradients
+from test_distributed import CASES, EVERY_WAY, IN_TURN, PAIRS, micro_batch, step_gradients
 from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 
 import losses_dap
@@ -12,11 +13,16 @@ from modeling_dap import DAPForPreTraining
 from objectives_dap import Batch, Side, TranslationRanking
 
 
-@pytest.mark.parametrize("size", [1, 5])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
-def test_chunks_give_the_gradients_of_the_batch(case: dict, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "size", "accumulation"),
+    [*itertools.product(EVERY_WAY, (1, 5), (2,)), *zip(IN_TURN, itertools.cycle((5, 3)), itertools.repeat(1))],
+    ids=str,
+)
+def test_chunks_give_the_gradients_of_the_batch(
+    case: dict, size: int, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(losses_dap, "SIMILARITIES_PER_BLOCK", 2 * PAIRS)  # blocks of two queries
-    expected, found = (step_gradients(case, 2, False, chunk) for chunk in (None, size))
+    expected, found = (step_gradients(case, accumulation, False, chunk) for chunk in (None, size))
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 

@@ -65,11 +65,8 @@ def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads = [*flags, "--freeze_encoder", "--max_steps", "2", "--save_strategy", "no", "--output_dir"]
     run([*flags, "--save_strategy", "no", "--output_dir", str(folder / "one")])
     run([*heads, str(folder / "heads-one")])
-    for config, own in (("ddp", ddp), ("fsdp2", fsdp)):
-        run_two(train, free_port(), CONFIGS[config], [*flags, *own], [*heads, str(folder / f"heads-{config}")])
-    for name in ("checkpoint-4", FINISHED):  # as if it had been killed before its end
-        (folder / "fsdp2" / name).rename(folder / name)
-    run_two(train, free_port(), CONFIGS["fsdp2"], [*flags, *fsdp])
+    for config, own, again in (("ddp", ddp, []), ("fsdp2", fsdp, [[*flags, *fsdp]])):
+        run_two(train, free_port(), CONFIGS[config], [*flags, *own], [*heads, str(folder / f"heads-{config}")], *again)
     return folder
 
 
@@ -87,13 +84,20 @@ def parse_as_with_gpus(argv: list[str]) -> Arguments:
 
 
 def train(rank: int, port: int, config: Path, *runs: list[str]) -> None:
-    """One process of two: its trainings, one after the other."""
+    """One process of two: its trainings, one after the other; a second one in a folder goes on as after a kill."""
     os.environ |= launch_environment(config, "--num_processes", "2")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         train_dap.parse_arguments = parse_as_with_gpus
     for flags in runs:
+        folder = Path(flags[-1])
+        if (folder / FINISHED).exists():
+            torch.distributed.barrier()  # both have seen it
+            if rank == 0:
+                for name in ("checkpoint-4", FINISHED):
+                    (folder / name).rename(folder.parent / name)
+            torch.distributed.barrier()
         run(flags)
 
 
