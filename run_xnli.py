@@ -99,9 +99,9 @@ def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITr
     test = {code: found["test"][code] for code in codes}
     options = {"revision": model_args.revision, "trust_remote_code": model_args.trust_remote_code, "device": "cpu"}
     options |= {"prefix": "", "max_seq_length": data.max_seq_length}
-    with refusals(f"--model_name_or_path {model_args.model_name_or_path}"):
-        encoder = SentenceEncoder.from_pretrained(model_args.model_name_or_path, model_args.pooling, **options)
-        if not isinstance(encoder.model, DAPModel):
+    encoder = SentenceEncoder.from_pretrained(model_args.model_name_or_path, model_args.pooling, **options)
+    if not isinstance(encoder.model, DAPModel):
+        with refusals():
             require_encoder(encoder.model.config, model_args.model_name_or_path)
     types, limits = has_token_types(encoder), (data.max_train_pairs, data.max_test_pairs)
     text = prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, *limits)

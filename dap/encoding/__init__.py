@@ -2,7 +2,15 @@
 
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
 from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, model_fingerprint
-from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
+from dap.encoding.encoder import (
+    LibraryEncoder,
+    SentenceEncoder,
+    hub_commit,
+    load_complete,
+    load_config,
+    load_encoder,
+    longest_input,
+)
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_reducible
 
@@ -18,6 +26,8 @@ __all__ = [
     "SentenceEncoder",
     "embed_to_disk",
     "hub_commit",
+    "load_complete",
+    "load_config",
     "load_encoder",
     "longest_input",
     "model_fingerprint",
