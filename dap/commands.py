@@ -96,7 +96,7 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
 
     Raises:
         UserError: an output that is an input or lies in one, a file of the model or another output (names both), that
-            is a folder, or that cannot be written.
+            is a folder or a device, or that cannot be written.
     """
     inputs, taken = list(inputs), {}
     for name, path in files.items():
@@ -106,8 +106,8 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
         _keep_out(name, path, inputs)
         if place in taken:
             raise UserError(f"{name} {path} would overwrite {taken[place]}: give another file")
-        if place.is_dir():
-            raise UserError(f"{name} {path} is a folder: give the file to write")
+        if place.exists() and not place.is_file():
+            raise UserError(f"{name} {path} is {'a folder' if place.is_dir() else 'a device'}: give the file to write")
         taken[place] = f"{name} {path}"
     for name, path in files.items():
         with _writing(name, path):

@@ -43,11 +43,11 @@ def refusals(subject: str = "") -> Iterator[None]:
         subject: argument and value that the message begins with, as libraries seldom name them.
 
     Raises:
-        UserError: of a `ValueError` or an `OSError`.
+        UserError: of a `ValueError`, an `OSError`, or an `ImportError` of a package that is not installed.
     """
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if not subject and isinstance(error, UserError | OSError):
             raise
         raise UserError(f"{subject}: {one_line(error)}" if subject else one_line(error)) from error

@@ -14,8 +14,9 @@ def load_tokenizer(name: str | Path, **source: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or Hub id; raises `UserError` where there is none, or one that cannot be read."""
     with loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
+        int(tokenizer.model_max_length), tokenizer("a, b")  # some damage shows in use alone
     if len(tokenizer) - len(tokenizer.all_special_ids) < 3:  # Transformers makes up one of special tokens and blanks
-        raise UserError(f"{name} holds no tokenizer: add its files (to train, or name one with --tokenizer_name)")
+        raise UserError(f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name")
     return tokenizer
 
 
@@ -27,6 +28,12 @@ def require_embeddings(tokenizer: PreTrainedTokenizerBase, config: PreTrainedCon
             f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a configuration with as many "
             "ids or more, or another tokenizer"
         )
+
+
+def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+    """Raise `UserError` for a tokenizer that cannot make a batch of sentences."""
+    if tokenizer.pad_token is None:
+        raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

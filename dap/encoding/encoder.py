@@ -25,7 +25,7 @@ from dap.errors import UserError, loading, refusals
 from dap.files import read_json
 from dap.tokenizers import load_tokenizer, require_embeddings
 from encoder_dap import load_masked_lm, pool
-from modeling_dap import DAPModel
+from modeling_dap import DAPForPreTraining, DAPModel
 
 logger = logging.getLogger(__name__)
 
@@ -291,12 +291,12 @@ def load_config(name_or_path: str, **source: Any) -> PreTrainedConfig:
     """The configuration of a folder or Hub id; raises `UserError` for one that cannot be read or built."""
     with loading("configuration", name_or_path):
         config = AutoConfig.from_pretrained(name_or_path, **source)
-    own = getattr(config, "encoder_config", config)
-    counts = {name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")}
-    for name, value in (own.to_dict() | counts).items():
-        no_count = name in counts and isinstance(value, int) and not 0 < value <= MOST_LAYERS
-        if no_count or value != value:
-            raise UserError(f"{name_or_path} has {name}={value} in its configuration: no encoder is so")
+        own = getattr(config, "encoder_config", config)
+        counts = {name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")}
+        for name, value in (own.to_dict() | counts).items():
+            no_count = name in counts and isinstance(value, int) and not 0 < value <= MOST_LAYERS
+            if no_count or value != value:
+                raise UserError(f"{name_or_path} has {name}={value} in its configuration: no encoder is so")
     return config
 
 
@@ -308,6 +308,8 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
     """
     with refusals():
         model, names = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
+        if isinstance(model, DAPForPreTraining) and model.config.target_vocab_size:
+            model.set_target_vocabulary(model.prediction_head.token_ids.tolist())  # refuses ids that are out of range
     if missing := sorted(name for name in names if "pooler" not in name):
         part = "encoder" if kind is AutoModel else "heads"
         raise UserError(f"{name_or_path} lacks {len(missing)} weights of its {part}, such as {missing[0]!r}")

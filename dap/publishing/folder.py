@@ -29,6 +29,7 @@ from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, POOLER_SCALE, Published, Sources, model_card, read_sources
+from dap.tokenizers import require_padding
 from modeling_dap import DAPForPreTraining
 
 LAYOUTS = ("plain", "dap")
@@ -159,6 +160,7 @@ def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
     )
     if isinstance(encoder, LibraryEncoder):
         raise UserError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
+    require_padding(encoder.tokenizer, checkpoint)  # other libraries need it
     encoder.model.to("cpu")
     own = getattr(encoder.model.config, "pooling", None)
     if options.layout == "dap" and encoder.pooling != own:

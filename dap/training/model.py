@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from dap.encoding import load_complete, load_config
 from dap.errors import UserError, refusals
-from dap.tokenizers import load_tokenizer, require_embeddings
+from dap.tokenizers import load_tokenizer, require_embeddings, require_padding
 from dap.training.arguments import CHANGEABLE, CONFIG_DEFAULTS, ModelArguments, given_fields
 from modeling_dap import DAPConfig, DAPForPreTraining
 
@@ -83,6 +83,7 @@ def check_tokenizer(start: Start) -> None:
             "token before and after each sentence: give it a post-processor that adds them."
         )
     require_embeddings(tokenizer, start.config, start.name)
+    require_padding(tokenizer, name)
     if start.predicts and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective {start.settings['objective']!r} needs: give "
