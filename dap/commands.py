@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dap.errors import UserError, one_line
+from dap.files import disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ def guarded(
 ) -> Iterator[None]:
     """Checks everything that a run will write, and keeps other runs out of it until the block or the process ends.
 
+    Where the disk is full within the block, that is said in one line (`disk_full`).
+
     Args:
         files, folders: argument that names the output -> output.
         inputs: files and folders that the run reads.
@@ -85,6 +88,8 @@ def guarded(
         for name, path in (files or {}).items() if is_writer else ():
             with _writing(name, path):
                 stack.enter_context(claimed(path, name, beside=True))
+        for path in [*(folders or {}).values(), *(files or {}).values()][:1]:
+            stack.enter_context(disk_full(Path(path)))
         yield
 
 

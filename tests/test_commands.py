@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -183,6 +184,29 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert end.value.code == 0
     assert not re.search(r"\(default: (None|False|\[\])\)", text)
     assert not re.search(r"[dD]efault(?:(?! --)[^()])*\. \(default:", text)
+
+
+#: Command, its arguments, and bytes that a file may have, which are too few for torch or for safetensors.
+FULL = [
+    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 200_000),
+    ("push_to_hub", "--pooling cls", 90_000),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "size"), FULL)
+def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
+    name: str, more: str, size: int, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    argv = [*argv_of(name, str(tiny_bert_dir), bitext_dir / "de-en.tsv", tmp_path / "out"), *more.split()]
+    main, hard = import_module(name).main, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/out: the disk is full \(.*make room, then run"):
+            main(argv)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    main(argv)
+    assert [*(tmp_path / "out").rglob("model.safetensors")]
 
 
 # ---------------------------------------------------------------------------------- what they do not write
