@@ -27,12 +27,12 @@ STEPS = (
     "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
 )
 COMMANDS = (
-    "prepare_data --data text --evaluation_data test --list_leaks out/leaks --output_dir out/clean",
     f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 {STEPS} --output_dir out",
-    "eval_retrieval --data_dir text --model dap --hard_negatives --embeddings_dir out/vectors --output_file out/r.json",
+    "eval_retrieval --data_dir text --model dap --embeddings_dir out/vectors --output_file out/r.json",
     "mine_bitext text/a.fr text/a.en --model dap --shard_size 5 --output out/pairs",
-    f"run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4 --seeds 1 2 {STEPS} --output_dir out",
+    f"run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4 {STEPS} --output_dir out",
     "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out",
+    "prepare_data --data text --evaluation_data test --num_workers 1 --list_leaks out/leaks --output_dir out/clean",
 )
 TIMES = re.compile("second|runtime|per_second|time|created|resumed_from")  # keys of what no two runs have in common
 OF_RESUMING = re.compile(r"checkpoint-|^\.|\.tmp$|tmp-")

@@ -363,6 +363,8 @@ def test_results_may_lie_beside_a_models_files(tmp_path: Path) -> None:
     (tmp_path / "onnx" / "model.onnx").touch()
     check_outputs({"--output_file": tmp_path / "retrieval.json"}, model=tmp_path)
     check_outputs({"--output_file": tmp_path.parent / "config.json"}, model=tmp_path)
+    with pytest.raises(UserError, match="^--output_file /dev/null is a device: give the file to write"):
+        check_outputs({"--output_file": os.devnull})
     for name in ("tokenizer.json", "onnx/model_quantized.onnx"):
         with pytest.raises(UserError, match="a file of the model"):
             check_outputs({"--output_file": tmp_path / name}, model=tmp_path / "onnx" / "model.onnx")
