@@ -34,7 +34,8 @@ COMMANDS = (
     "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out",
     "prepare_data --data text --evaluation_data test --num_workers 1 --list_leaks out/leaks --output_dir out/clean",
 )
-TIMES = re.compile("second|runtime|per_second|time|created|resumed_from")  # keys of what no two runs have in common
+#: Keys of times, and of what the Trainer counts over the steps of the last process alone.
+TIMES = re.compile("second|time|created|resumed_from|^steps$|epoch|train_loss|total_flos")
 OF_RESUMING = re.compile(r"checkpoint-|^\.|\.tmp$|tmp-")
 
 
