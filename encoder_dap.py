@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -96,12 +97,21 @@ def load_masked_lm(
     """A checkpoint as a masked-LM model, and the names of the weights that it lacks (reported by the caller).
 
     Raises:
-        ValueError: some of these are the encoder's.
+        ValueError: some of these are the encoder's, or the weights cannot be read or are of another shape.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         model, report = kind.from_pretrained(name_or_path, output_loading_info=True, **options)
+    except Exception as error:  # of damaged files libraries raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, UnpicklingError):  # whose text recommends to run it
+            reason = "a pickle that is damaged or would run code"
+        if "ignore_mismatched_sizes" in reason:
+            reason = "their shapes are not those of the configuration"
+        raise ValueError(
+            f"the weights of {name_or_path} cannot be loaded ({reason}): mend them, or give others"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
     missing = set(report["missing_keys"])

@@ -29,7 +29,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.encoding import SHARD_SIZE, Encoder, EncoderArguments, embed_to_disk, model_fingerprint, tokens_of_a_batch
 from dap.errors import UserError
-from dap.files import disk_full, write_json
+from dap.files import write_json
 from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
 from dap.search import (
     MARGINS,
@@ -219,8 +219,7 @@ def read_split(args: MiningArguments, split: Split) -> Texts:
 def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     folder = Path(args.embeddings_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with disk_full(folder / "text"):
-        side = Side(path, DistinctSentences(lines, folder))
+    side = Side(path, DistinctSentences(lines, folder))
     if PartialState().is_main_process:
         counts = "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences"
         print(f"{path}: {counts.format(**side.text.counts())}")

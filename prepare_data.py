@@ -23,7 +23,7 @@ from typing import Any
 from dap.arguments import ArgumentParser
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
-from dap.files import disk_full, read_object, whole_file, write_json
+from dap.files import read_object, whole_file, write_json
 from dap.languages import base_language
 from dap.prepare import (
     NOT_IN_RELEASE,
@@ -160,7 +160,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     check_outside(args, options)
     given = [args.licences, options.tokenizer, options.target_vocabulary]
     inputs = [Path(path).expanduser() for path in (*args.data, *args.evaluation_data, *filter(None, given))]
-    with disk_full(Path(args.output_dir)), guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs):
+    with guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs):
         return _run(args, options)
 
 

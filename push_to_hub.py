@@ -19,6 +19,7 @@ from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.errors import UserError, refusals
+from dap.files import disk_full
 from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write
 from dap.reports import read_report
 
@@ -95,7 +96,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
         with guarded(folders={"--output_dir": folder}, model=checkpoint):
             return publish(checkpoint, folder, args)
-    with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder, disk_full(Path(folder)):
         return publish(checkpoint, Path(folder), args)
 
 

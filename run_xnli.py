@@ -25,6 +25,7 @@ from dap.errors import UserError, refusals
 from dap.files import read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
 from dap.reports import merge_seeds, report, text_table, xnli_table
+from dap.tokenizers import require_padding
 from dap.training import changes_weights, differences, leave_together
 from dap.xnli import (
     RESULT,
@@ -99,9 +100,10 @@ def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITr
     test = {code: found["test"][code] for code in codes}
     options = {"revision": model_args.revision, "trust_remote_code": model_args.trust_remote_code, "device": "cpu"}
     options |= {"prefix": "", "max_seq_length": data.max_seq_length}
-    with refusals(f"--model_name_or_path {model_args.model_name_or_path}"):
-        encoder = SentenceEncoder.from_pretrained(model_args.model_name_or_path, model_args.pooling, **options)
-        if not isinstance(encoder.model, DAPModel):
+    encoder = SentenceEncoder.from_pretrained(model_args.model_name_or_path, model_args.pooling, **options)
+    require_padding(encoder.tokenizer, model_args.model_name_or_path)
+    if not isinstance(encoder.model, DAPModel):
+        with refusals():
             require_encoder(encoder.model.config, model_args.model_name_or_path)
     types, limits = has_token_types(encoder), (data.max_train_pairs, data.max_test_pairs)
     text = prepare_nli(source, dev, test, encoder.tokenizer, data.max_seq_length, types, *limits)

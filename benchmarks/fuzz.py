@@ -14,6 +14,7 @@ import logging
 import lzma
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -33,9 +34,11 @@ from dap.errors import UserError, one_line
 from dap.text import LineAudit, find_bitext, read_tables
 
 PIECES = [b"\n", b"\r", b"\r\n", b"\t", b"\0", bytes(4), b"\xff", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b'"', b"{", b"]"]
+VALUES = [b"NaN", b"-1", b"0", b"1e999", b"1000000000", b"null", b"[]", b"[3]", b"{}", b"true", b'"x"', b'""', b"0.5"]
 PIECES += [b"<", b">", b"</tu>", b"\x1b[2J", b"NaN", b"-1", b"1e999", b"null", b"[]", b"\\ud800", b"\xed\xa0\x80"]
 SHORT = "--max_steps 1 --per_device_train_batch_size 4 --report_to none --save_strategy no --eval_strategy no"
-#: Command and arguments; text/, model/ and so on are made by `write_inputs`, and only what is named is damaged.
+#: Command and arguments. What is named here is made by `write_inputs`, and one file of it damaged: model/ is a plain
+#: encoder, dap/ a checkpoint of ours with all that may lie beside it.
 COMMANDS = (
     "prepare_data --data text --evaluation_data test --licences licences.json --list_leaks out/l --output_dir out/c",
     "prepare_data --data text --max_bad_lines 0.9 --target_vocabulary model --output_dir out/c",
@@ -45,6 +48,10 @@ COMMANDS = (
     f"train_dap recipe.yaml --model_name_or_path model --use_cpu {SHORT} --output_dir out/t",
     f"run_xnli --data_dir xnli --model_name_or_path model --use_cpu {SHORT} --output_dir out/x",
     "push_to_hub model --repo_id user/a --pooling cls --dry_run --output_dir out/h",
+    "mine_bitext text/a.fr text/a.en --model dap --output out/p",
+    f"train_dap --train_data text/de-en.tsv --model_name_or_path dap --use_cpu {SHORT} --output_dir out/t",
+    f"run_xnli --data_dir xnli --model_name_or_path dap --use_cpu {SHORT} --output_dir out/x",
+    "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out/h",
     "dap.reports.merge run.json other.json --output out/m",
 )
 
@@ -56,7 +63,8 @@ def damaged(data: bytes, others: list[bytes], draw: random.Random) -> bytes:
     """The bytes of a file with one thing wrong, or those of something else."""
     start = draw.randrange(len(data) + 1)
     end = min(len(data), start + draw.choice([1, 4, 60, 1000]))
-    kind = draw.randrange(8)
+    kind = draw.randrange(9)
+    values = [found.span() for found in re.finditer(rb'(?<=": )[^\s,{}\[\]]+', data)]  # of JSON
     if kind == 0:
         return data[:start]
     if kind == 1:
@@ -65,6 +73,9 @@ def damaged(data: bytes, others: list[bytes], draw: random.Random) -> bytes:
         return data + draw.choice([data, bytes(draw.randrange(9)), b"trailing"])
     if kind == 3:
         return draw.choice(others)
+    if kind == 8 and values:
+        start, end = draw.choice(values)
+        return data[:start] + draw.choice(VALUES) + data[end:]
     filler = {4: b"", 5: draw.randbytes(end - start), 6: draw.choice(PIECES) * draw.choice([1, 1, 50])}
     return data[:start] + filler.get(kind, data[start:end] * 3) + data[end:]
 
@@ -153,7 +164,10 @@ def write_inputs(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+    from dap.encoding import SentenceEncoder
+    from dap.publishing import write_modules
     from dap.reports import report
+    from modeling_dap import DAPConfig, DAPForPreTraining
 
     write_texts(folder / "text")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -161,11 +175,17 @@ def write_inputs(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names = {f"{word[1:-1].lower()}_token": word for word in special}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names).save_pretrained(folder / "model")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
     config = BertConfig(vocab_size=len(words), max_position_embeddings=160, **shape)
-    BertModel(config).save_pretrained(folder / "model")
+    ours = DAPForPreTraining(DAPConfig(config, mask_token_id=fast.mask_token_id, rtl_layers=1, target_vocab_size=9))
+    for name, model in {"model": BertModel(config), "dap": ours}.items():
+        model.save_pretrained(folder / name)
+        fast.save_pretrained(folder / name)
+    write_modules(SentenceEncoder(ours.dap, fast, prefix="query: ", max_seq_length=32), folder / "dap")
+    (folder / "dap" / "run.json").write_text('{"learning_rate": 0.1, "training text": {"de": "9 pairs, 0"}}')
+    (folder / "dap" / "trainer_state.json").write_text('{"global_step": 9, "log_history": [{"step": 1, "loss": 2.0}]}')
     (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
     (folder / "test").mkdir()
     (folder / "test" / "plain.txt").write_text("a sentence\nanother one\twith two parts\n")
@@ -189,7 +209,7 @@ def run_damaged(pristine: Path, folder: Path, case: int) -> tuple[str, str, str]
     os.chdir(folder / "in")
     command = draw.choice(COMMANDS)
     named = [Path(word) for word in command.split() if Path(word).exists()]
-    files = sorted(file for path in named for file in (path.iterdir() if path.is_dir() else [path]))
+    files = sorted(file for path in named for file in [path, *path.rglob("*")] if file.is_file())
     path = draw.choice(files)
     data = path.read_bytes()
     if draw.random() < 0.05:

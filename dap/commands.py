@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dap.errors import UserError, one_line
+from dap.files import disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ def guarded(
 ) -> Iterator[None]:
     """Checks everything that a run will write, and keeps other runs out of it until the block or the process ends.
 
+    Where the disk is full within the block, that is said in one line (`disk_full`).
+
     Args:
         files, folders: argument that names the output -> output.
         inputs: files and folders that the run reads.
@@ -85,6 +88,8 @@ def guarded(
         for name, path in (files or {}).items() if is_writer else ():
             with _writing(name, path):
                 stack.enter_context(claimed(path, name, beside=True))
+        for path in [*(folders or {}).values(), *(files or {}).values()][:1]:
+            stack.enter_context(disk_full(Path(path)))
         yield
 
 
@@ -96,7 +101,7 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
 
     Raises:
         UserError: an output that is an input or lies in one, a file of the model or another output (names both), that
-            is a folder, or that cannot be written.
+            is a folder or a device, or that cannot be written.
     """
     inputs, taken = list(inputs), {}
     for name, path in files.items():
@@ -106,8 +111,8 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
         _keep_out(name, path, inputs)
         if place in taken:
             raise UserError(f"{name} {path} would overwrite {taken[place]}: give another file")
-        if place.is_dir():
-            raise UserError(f"{name} {path} is a folder: give the file to write")
+        if place.exists() and not place.is_file():
+            raise UserError(f"{name} {path} is {'a folder' if place.is_dir() else 'a device'}: give the file to write")
         taken[place] = f"{name} {path}"
     for name, path in files.items():
         with _writing(name, path):

@@ -3,8 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from safetensors import SafetensorError
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -36,19 +35,34 @@ def require_utf8(path: object) -> None:
 
 @contextmanager
 def refusals(subject: str = "") -> Iterator[None]:
-    """Turns what a library or a model file raises for the user's values into a `UserError`.
+    """Turns what a library raises for the user's values into a `UserError`.
 
-    Only for the few calls that load or build something from what the user gave; also a decorator.
+    Only for the few calls that build something from what the user gave; also a decorator.
 
     Args:
         subject: argument and value that the message begins with, as libraries seldom name them.
 
     Raises:
-        UserError: of a `ValueError`, an `OSError` or damaged safetensors.
+        UserError: of a `ValueError`, an `OSError`, or an `ImportError` of a package that is not installed.
     """
     try:
         yield
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if not subject and isinstance(error, UserError | OSError):
             raise
         raise UserError(f"{subject}: {one_line(error)}" if subject else one_line(error)) from error
+
+
+@contextmanager
+def loading(part: str, name: str | Path) -> Iterator[None]:
+    """Turns anything that is raised while a file of a model is read into a `UserError` that names both.
+
+    Of damaged or odd files Transformers, tokenizers and our own readers of foreign JSON raise any exception there is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"the {part} of {name} cannot be loaded ({reason}): mend it, or give another") from error

@@ -13,6 +13,9 @@ from typing import Any, BinaryIO
 from dap.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: How those say it who give no number: numpy, safetensors, torch.
+FULL_IN_WORDS = ("requested and", *(f"(os error {number})" for number in FULL), "unexpected pos", "iostream error")
+FULL_IN_WORDS += ("PytorchStreamWriter failed",)
 KEPT = "make room, then run again: what is finished is kept"
 
 
@@ -84,15 +87,23 @@ def whole_file(path: str | Path, needed: int | None = None, remedy: str = KEPT) 
 def disk_full(path: Path, needed: int | None = None, remedy: str = KEPT) -> Iterator[None]:
     """Turns "no space left" into a message that says where, how many bytes are needed if known, and what to do.
 
+    Any exception may say it, or come from one that does; all others, and those that are such messages, pass.
+
     Raises:
         DiskFullError: no space, no quota, or a file that may not become so large.
     """
     try:
         yield
-    except OSError as error:
-        cut_short = error.errno is None and "requested and" in str(error)  # numpy's, when it writes less than asked
-        if error.errno not in FULL and not cut_short:
+    except Exception as error:
+        if isinstance(error, DiskFullError) or not _is_full(error):
             raise
         amount = "" if needed is None else f"{needed:,} bytes to write, "
-        free = shutil.disk_usage(path.parent).free
+        free = shutil.disk_usage(path if path.is_dir() else path.parent).free
         raise DiskFullError(f"{path}: the disk is full ({amount}{free:,} free); {remedy}") from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    says = getattr(error, "errno", None) in FULL or any(words in str(error) for words in FULL_IN_WORDS)
+    return says or _is_full(error.__cause__ or error.__context__)

@@ -1,9 +1,39 @@
-"""A tokenizer as it is by itself, without the truncation and padding that each call leaves in a fast one."""
+"""A tokenizer as a checkpoint holds it: loaded or refused, and without what each call leaves in a fast one."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from dap.errors import UserError, loading
+
+
+def load_tokenizer(name: str | Path, **source: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub id; raises `UserError` where there is none, or one that cannot be read."""
+    with loading("tokenizer", name):
+        tokenizer = AutoTokenizer.from_pretrained(name, **source)
+        int(tokenizer.model_max_length), tokenizer("a, b")  # some damage shows in use alone
+    if len(tokenizer) - len(tokenizer.all_special_ids) < 3:  # Transformers makes up one of special tokens and blanks
+        raise UserError(f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name")
+    return tokenizer
+
+
+def require_embeddings(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str) -> None:
+    """Raise `UserError` for token ids that a model has no embedding for."""
+    highest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
+    if size is not None and highest >= size:
+        raise UserError(
+            f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a configuration with as many "
+            "ids or more, or another tokenizer"
+        )
+
+
+def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+    """Raise `UserError` for a tokenizer that cannot make a batch of sentences."""
+    if tokenizer.pad_token is None:
+        raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

@@ -1,7 +1,11 @@
 """What all commands share: how they end, what they refuse to write, and who may write it now."""
 
+import json
+import math
 import os
+import pickle
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,8 +24,11 @@ import run_xnli
 import train_dap
 from dap.arguments import ArgumentParser
 from dap.commands import check_outputs, claimed, command, guarded
+from dap.encoding import EncoderArguments
 from dap.errors import UserError, refusals
 from dap.files import read_json, read_object, whole_file, write_json
+from dap.publishing import Options, build
+from dap.training import load_model, parse_arguments, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
 COMMANDS += ("dap.publishing.onnx_export", "dap.publishing.import_release", "dap.reports.merge")
@@ -96,26 +103,75 @@ def test_refusals_of_libraries_become_ours_and_name_what_is_refused() -> None:
         raise TypeError
 
 
-def test_a_damaged_model_and_a_refused_configuration_are_one_line(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+def test_a_refused_configuration_is_one_line(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path) -> None:
+    flags = ["--tr_temperature", "-1", "--max_steps", "1"]
+    with pytest.raises(SystemExit, match="^error: .*tr_temperature"):
+        train_dap.main([*argv_of("train_dap", str(tiny_bert_dir), bitext_dir, tmp_path / "out"), *flags])
+    assert not (tmp_path / "out").exists()
+
+
+class Planted:
+    """A pickle of it would stop this process."""
+
+    def __reduce__(self) -> tuple:
+        return os._exit, (9,)
+
+
+def modules(*paths: object) -> list:
+    kinds = ("sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling")
+    return [{"path": path, "type": kind} for path, kind in zip(paths, kinds)]
+
+
+#: File of a checkpoint, what is in it instead (None: it is gone; a dict: fields of it), and what is said.
+DAMAGE = [
+    ("model.safetensors", b"", "the weights of .*SafetensorError: .*header too small"),
+    ("model.safetensors", 0.5, "the weights of .*SafetensorError: .*not fully covered"),
+    ("model.safetensors", None, "the weights of .*OSError: .*no file named model.safetensors"),
+    ("pytorch_model.bin", pickle.dumps(Planted(), 2), "a pickle that is damaged or would run code"),
+    ("config.json", {"vocab_size": 999}, "the weights of .*their shapes are not those of the configuration"),
+    ("config.json", {"hidden_act": "nope"}, "the weights of .*KeyError: 'nope'"),
+    ("config.json", {"hidden_act": math.nan}, "the configuration of .*expected str, got float"),
+    ("config.json", {"layer_norm_eps": math.nan}, "has layer_norm_eps=nan in its configuration"),
+    ("config.json", {"num_hidden_layers": 10**9}, "has num_hidden_layers=1000000000 in its configuration"),
+    ("config.json", {"num_attention_heads": -1}, "has num_attention_heads=-1 in its configuration"),
+    ("config.json", {"vocab_size": 200}, "has vocab_size=200, its tokenizer has ids up to 246"),
+    ("config.json", [1], "the configuration of .*Unrecognized model"),
+    ("config.json", b"\xff", "the configuration of .*not a valid JSON"),
+    ("tokenizer.json", {}, "the tokenizer of .*KeyError: 'added_tokens'"),
+    ("tokenizer*", None, "holds no tokenizer: add its files"),
+    ("modules.json", [3], "the sentence-transformers files of .*TypeError"),
+    ("modules.json", modules(3, "1"), "the sentence-transformers files of .*TypeError"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "said"), DAMAGE)
+def test_a_damaged_checkpoint_is_refused_alike_wherever_it_is_read(
+    file: str, content: object, said: str, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_bert_dir, tmp_path / "model")
-    flags = [
-        "--model_name_or_path",
-        str(model),
-        "--train_data",
-        str(bitext_dir),
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    with pytest.raises(SystemExit, match="^error: .*tr_temperature"):
-        train_dap.main([*flags, "--tr_temperature", "-1", "--max_steps", "1", "--use_cpu"])
-    (model / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(SystemExit, match=f"^error: --model_name_or_path {model}: "):
-        eval_retrieval.main(["--model", str(model), "--data_dir", str(bitext_dir)])
-    with pytest.raises(SystemExit, match="^error: "):
-        train_dap.main([*flags, "--max_steps", "1", "--use_cpu"])
-    assert not (tmp_path / "out").exists()
+    whole = (model / file).read_bytes() if (model / file).exists() else b""
+    for path in model.glob("model.safetensors" if file.endswith(".bin") else file):
+        path.unlink()
+    if isinstance(content, dict) and content:
+        content = json.loads(whole) | content
+    if isinstance(content, float):
+        content = whole[: int(content * len(whole))]
+    if content is not None:
+        (model / file).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    argv = argv_of("train_dap", str(model), tmp_path, tmp_path / "out")
+    train, _, _ = parse_arguments([*argv, "--objective", "tr"])
+    readers = {
+        "encode": EncoderArguments(str(model)).load,
+        "push": lambda: build(model, tmp_path / "out", Options(pooling="cls")),
+        "train": lambda: load_model(train, read_start(train), {}),
+    }
+    for name, read in readers.items():
+        if name == "train" and file == "modules.json":  # which training does not read
+            continue
+        with pytest.raises(UserError, match=None if name == "push" else said) as refused:
+            read()
+        assert str(model) in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -128,6 +184,29 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert end.value.code == 0
     assert not re.search(r"\(default: (None|False|\[\])\)", text)
     assert not re.search(r"[dD]efault(?:(?! --)[^()])*\. \(default:", text)
+
+
+#: Command, its arguments, and bytes that a file may have, which are too few for torch or for safetensors.
+FULL = [
+    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 200_000),
+    ("push_to_hub", "--pooling cls", 90_000),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "size"), FULL)
+def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
+    name: str, more: str, size: int, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    argv = [*argv_of(name, str(tiny_bert_dir), bitext_dir / "de-en.tsv", tmp_path / "out"), *more.split()]
+    main, hard = import_module(name).main, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/out: the disk is full \(.*make room, then run"):
+            main(argv)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    main(argv)
+    assert [*(tmp_path / "out").rglob("model.safetensors")]
 
 
 # ---------------------------------------------------------------------------------- what they do not write
@@ -284,6 +363,8 @@ def test_results_may_lie_beside_a_models_files(tmp_path: Path) -> None:
     (tmp_path / "onnx" / "model.onnx").touch()
     check_outputs({"--output_file": tmp_path / "retrieval.json"}, model=tmp_path)
     check_outputs({"--output_file": tmp_path.parent / "config.json"}, model=tmp_path)
+    with pytest.raises(UserError, match="^--output_file /dev/null is a device: give the file to write"):
+        check_outputs({"--output_file": os.devnull})
     for name in ("tokenizer.json", "onnx/model_quantized.onnx"):
         with pytest.raises(UserError, match="a file of the model"):
             check_outputs({"--output_file": tmp_path / name}, model=tmp_path / "onnx" / "model.onnx")

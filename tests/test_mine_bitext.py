@@ -253,7 +253,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str]
         (["--output", ""], "--output is empty: give a value"),
         (["--pair", "de-en"], "--pair belongs to --bucc"),
         (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),
-        (["--model", "no-such-model"], "--model_name_or_path no-such-model: "),
+        (["--model", "no-such-model"], "the configuration of no-such-model cannot be loaded "),
     ],
 )
 def test_unfit_arguments_are_one_message(

@@ -324,9 +324,9 @@ def test_a_foreign_report_and_a_file_for_the_folder_are_named(raw: Path, tmp_pat
 
 
 def test_ids_beyond_the_vocabulary_are_refused(raw: Path, tmp_path: Path) -> None:
-    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 7}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 7}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(ValueError, match="has 2 tokens, but ids up to 7"):
+    with pytest.raises(ValueError, match="has 4 tokens, but ids up to 7"):
         run(arguments(raw, tmp_path / "out", target_vocabulary=tmp_path / "tokenizer"))
 
 
@@ -343,7 +343,7 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"data": "absent"}, "absent: no such file"),
         ({"languages": "th"}, "--languages th: there is text in de fr only"),
-        ({"tokenizer": "no/such-tokenizer"}, "tokenizer no/such-tokenizer"),
+        ({"tokenizer": "no/such-tokenizer"}, "the tokenizer of no/such-tokenizer"),
         ({"evaluation_data": "absent.txt"}, "absent.txt"),
         ({"language_identifier": "absent:f"}, "language_identifier 'absent:f'"),
         ({"num_workers": 0}, "--num_workers 0 must be at least 1"),

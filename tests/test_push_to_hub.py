@@ -40,6 +40,8 @@ FAULTS = {
     "user/unchecked": Fault("check", 403, "Forbidden"),
     "user/quota-model": Fault("create", 401, "Access to user/quota-model is denied"),
     "user/hidden": Fault("info", 403, "not with {token}"),
+    "user/odd": Fault("create", 200, "JSON without what belongs there"),
+    "user/escape": Fault("create", 403, "no \x1b[2J"),
 }
 FAULT_OF_RUN = {"user/run-late": Fault("commit", 503, "Service Unavailable")}
 SAID = {
@@ -56,6 +58,8 @@ SAID = {
     "user/unchecked": "but what arrived could not be checked: ",
     "user/quota-model": "(the token is missing, wrong or expired",
     "user/hidden": "was not pushed: 403 not with Bearer ***",
+    "user/odd": "was not pushed: KeyError: 'url' (push again",
+    "user/escape": "was not pushed: 403 no \\x1b[2J",
 }
 # Plays scripts, each in a process and a folder of its own and with an empty cache. All in a new python, as the client
 # reads its settings when it is imported.

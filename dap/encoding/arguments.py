@@ -9,7 +9,7 @@ import torch
 from configuration_dap import CHOICES
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.encoding.onnx import OnnxEncoder
-from dap.errors import UserError, refusals
+from dap.errors import UserError
 from dap.reports import report, training_record
 
 
@@ -49,8 +49,7 @@ class EncoderArguments:
         """
         options = dict(vars(self))
         name = options.pop("model_name_or_path")
-        with refusals(f"--model_name_or_path {name}"):
-            return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
+        return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
 
     def _load_onnx(self) -> OnnxEncoder:
         if self.pooling or self.bf16 or self.layer is not None:

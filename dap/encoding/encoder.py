@@ -17,27 +17,29 @@ from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from configuration_dap import CHOICES
-from dap.errors import UserError
+from dap.errors import UserError, loading, refusals
 from dap.files import read_json
+from dap.tokenizers import load_tokenizer, require_embeddings
 from encoder_dap import load_masked_lm, pool
-from modeling_dap import DAPModel
+from modeling_dap import DAPForPreTraining, DAPModel
 
 logger = logging.getLogger(__name__)
 
 POOLINGS = CHOICES["pooling"]
 DEFAULT_MAX_SEQ_LENGTH = 128
 SHORTEST = 3  # tokens: CLS, one of text, SEP
+MOST_LAYERS = 1000  # far above any encoder's; of a nonsensical number Transformers would build layers for days
 #: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
 CHUNK = 100_000
 #: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.
 FULL_CPU_BATCH = 512
 
 
-class NeedsSentenceTransformers(ValueError):
+class NeedsSentenceTransformers(UserError):
     """The folder's sentence-transformers modules do more than transformer + cls/mean pooling (+ normalisation)."""
 
 
@@ -122,11 +124,14 @@ class SentenceEncoder:
             NeedsSentenceTransformers: the folder has modules beyond what this class does; see `load_encoder`.
             ValueError: the checkpoint lacks weights of the encoder, or an argument does not fit it.
         """
-        found = library_settings(name_or_path, revision)
+        with loading("sentence-transformers files", name_or_path):
+            found = library_settings(name_or_path, revision)
         settings = found or LibrarySettings()
         hub = {"revision": revision, "trust_remote_code": trust_remote_code, "subfolder": settings.subfolder}
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
-        model = _load_complete_model(name_or_path, **hub)
+        config = load_config(name_or_path, **hub)
+        tokenizer = load_tokenizer(name_or_path, **hub)
+        require_embeddings(tokenizer, config, name_or_path)
+        model = load_complete(name_or_path, config=config, **hub)
         pooling = pooling or getattr(model.config, "pooling", None) or settings.pooling
         if pooling is None:
             pooling = "cls"
@@ -276,9 +281,39 @@ def load_encoder(
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise UserError(f"{reason}: pip install 'dap-transformers[st]' to evaluate it") from reason
-    model = SentenceTransformer(name_or_path, trust_remote_code=trust_remote_code, revision=revision)
+    with loading("modules", name_or_path):
+        model = SentenceTransformer(name_or_path, trust_remote_code=trust_remote_code, revision=revision)
     model.max_seq_length = max_seq_length or model.max_seq_length
     return LibraryEncoder(model, prefix)
+
+
+def load_config(name_or_path: str, **source: Any) -> PreTrainedConfig:
+    """The configuration of a folder or Hub id; raises `UserError` for one that cannot be read or built."""
+    with loading("configuration", name_or_path):
+        config = AutoConfig.from_pretrained(name_or_path, **source)
+        own = getattr(config, "encoder_config", config)
+        counts = {name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")}
+        for name, value in (own.to_dict() | counts).items():
+            no_count = name in counts and isinstance(value, int) and not 0 < value <= MOST_LAYERS
+            if no_count or value != value:
+                raise UserError(f"{name_or_path} has {name}={value} in its configuration: no encoder is so")
+    return config
+
+
+def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: Any) -> Any:
+    """The model of a class in float32, without heads that the class has not.
+
+    Raises:
+        UserError: weights that cannot be read, are of another shape, or are missing (but a pooler's).
+    """
+    with refusals():
+        model, names = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
+        if isinstance(model, DAPForPreTraining) and model.config.target_vocab_size:
+            model.set_target_vocabulary(model.prediction_head.token_ids.tolist())  # refuses ids that are out of range
+    if missing := sorted(name for name in names if "pooler" not in name):
+        part = "encoder" if kind is AutoModel else "heads"
+        raise UserError(f"{name_or_path} lacks {len(missing)} weights of its {part}, such as {missing[0]!r}")
+    return model
 
 
 def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:
@@ -344,14 +379,6 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def _load_complete_model(name_or_path: str, **hub: Any) -> PreTrainedModel:
-    """`AutoModel` in float32; heads that an encoder does not use are dropped, missing weights are an error."""
-    model, names = load_masked_lm(name_or_path, AutoModel, dtype=torch.float32, **hub)
-    if missing := sorted(name for name in names if "pooler" not in name):
-        raise UserError(f"{name_or_path} lacks {len(missing)} weights of its encoder, such as {missing[0]!r}")
-    return model
-
-
 def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
     """The parsed file of a local folder or a Hub repository; None where it does not exist."""
     if Path(name_or_path).is_dir():
@@ -382,7 +409,10 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
         or (prefix and not pooling.get("include_prompt", True))
     ):
         raise NeedsSentenceTransformers(f"{name_or_path} pools by {mode!r} or changes its text in a way of its own")
-    return LibrarySettings(folders[0], mode, prefix, transformer.get("max_seq_length"))
+    length = transformer.get("max_seq_length")
+    if not isinstance(prefix, str) or not isinstance(length, int | None):
+        raise UserError(f"{name_or_path} has max_seq_length={length!r} and the prompt {prefix!r}: no number, no text")
+    return LibrarySettings(folders[0], mode, prefix, length)
 
 
 def _module_kind(dotted: str) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dap.encoding.encoder import SentenceEncoder
-from dap.errors import UserError
+from dap.errors import UserError, loading
+from dap.tokenizers import load_tokenizer
 
 FLOAT32, INT8 = "model.onnx", "model_quantized.onnx"
 
@@ -39,7 +40,8 @@ class _Session(nn.Module):
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()  # it does not look at OMP_NUM_THREADS
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        with loading("graph", path):
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.settings: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
         if not {"pooling", "hidden_size"} <= set(self.settings):
             raise UserError(f"{path} was not written by dap.publishing.onnx_export: it does not say how it pools")
@@ -93,7 +95,7 @@ class OnnxEncoder(SentenceEncoder):
             raise UserError(f"max_seq_length={length} is above the model's {positions} positions: lower it")
         if tokenizer is None:
             folder = path.parent.parent if path.parent.name == "onnx" else path.parent
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = load_tokenizer(folder)
         super().__init__(model, tokenizer, own["pooling"], own["prefix"] if prefix is None else prefix, length)
 
     def _pool(self, out: BaseModelOutputWithPooling, mask: Tensor) -> Tensor:

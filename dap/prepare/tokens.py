@@ -17,12 +17,9 @@ def load_tokenizer(name: str) -> Any:
     Raises:
         ValueError: there is no such tokenizer, or it is a slow one.
     """
-    from transformers import AutoTokenizer
+    from dap.tokenizers import load_tokenizer as load  # Transformers takes seconds to import
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"tokenizer {name}: {error}") from error
+    tokenizer = load(name)
     if not tokenizer.is_fast:
         raise UserError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
     tokenizer.backend_tokenizer.no_padding()

@@ -23,13 +23,13 @@ from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
 from configuration_dap import DAPConfig
-from dap.encoding import LibraryEncoder, SentenceEncoder, load_encoder, longest_input
-from dap.errors import UserError, refusals
+from dap.encoding import LibraryEncoder, SentenceEncoder, load_complete, load_encoder, longest_input
+from dap.errors import UserError, loading
 from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, POOLER_SCALE, Published, Sources, model_card, read_sources
-from encoder_dap import load_masked_lm
+from dap.tokenizers import require_padding
 from modeling_dap import DAPForPreTraining
 
 LAYOUTS = ("plain", "dap")
@@ -64,8 +64,9 @@ class Options:
 
 def require_safetensors(folder: Path) -> None:
     """Raise `ValueError` unless the folder has weights as safetensors: pickles can run code, and are not read."""
-    modules = _read(folder / "modules.json") or [{"path": ""}]
-    place = folder / modules[0]["path"]  # sentence-transformers may keep the encoder in a subfolder
+    with loading("modules.json", folder):
+        modules = _read(folder / "modules.json") or [{"path": ""}]
+        place = folder / modules[0]["path"]  # sentence-transformers may keep the encoder in a subfolder
     if any(place.glob("model*.safetensors")):
         return
     pickles = sorted(path.name for path in place.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
@@ -152,14 +153,14 @@ def _require_same_making(report: dict[str, Any], published: Published) -> None:
 
 
 def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
-    config = _read(checkpoint / "config.json")
-    _require_publishable(checkpoint, config, options)
-    with refusals(f"{checkpoint} cannot be loaded"):
-        encoder = load_encoder(
-            str(checkpoint), options.pooling, options.prefix, options.max_seq_length, options.trust_remote_code
-        )
+    with loading("configuration", checkpoint):
+        _require_publishable(checkpoint, _read(checkpoint / "config.json"), options)
+    encoder = load_encoder(
+        str(checkpoint), options.pooling, options.prefix, options.max_seq_length, options.trust_remote_code
+    )
     if isinstance(encoder, LibraryEncoder):
         raise UserError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
+    require_padding(encoder.tokenizer, checkpoint)  # other libraries need it
     encoder.model.to("cpu")
     own = getattr(encoder.model.config, "pooling", None)
     if options.layout == "dap" and encoder.pooling != own:
@@ -233,9 +234,7 @@ def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
     Raises:
         ValueError: heads are missing.
     """
-    model, missing = load_masked_lm(checkpoint, DAPForPreTraining, dtype=torch.float32)
-    if missing := sorted(missing):
-        raise UserError(f"{checkpoint} lacks {len(missing)} weights of its heads, such as {missing[0]!r}.")
+    model = load_complete(checkpoint, DAPForPreTraining)
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)
     _scrub(folder / "config.json")

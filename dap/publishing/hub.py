@@ -1,12 +1,13 @@
 """Fetching from the Hub and pushing to it, with errors that say what to do and never hold the token."""
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_dap
@@ -47,7 +48,7 @@ def fetch(checkpoint: str, revision: str | None = None) -> Path:
         raise FileNotFoundError(f"{checkpoint}: no such folder, and not the id of a Hub repository.")
     try:
         return Path(snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS)))
-    except (HTTPError, OSError, ValueError) as error:
+    except Exception as error:  # of answers that no Hub gives the client raises anything
         reason = without_token(one_line(error))
         raise UserError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
 
@@ -78,21 +79,23 @@ def upload(
             commit_message="Publish with dap-transformers",
             delete_patterns=list(STALE),
         )
-    with explained(repo_id, token, f"was pushed as commit {commit.oid[:8]}, but what arrived could not be checked"):
-        tree = api.list_repo_tree(repo_id, recursive=True, revision=commit.oid)
+    oid = one_line(commit.oid)
+    with explained(repo_id, token, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"):
+        tree = api.list_repo_tree(repo_id, recursive=True, revision=oid)
         there = {item.path: getattr(item, "size", None) for item in tree}
     here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     if lacking := sorted(name for name, size in here.items() if there.get(name) != size):
-        raise UserError(f"{repo_id} lacks {', '.join(lacking)} after commit {commit.oid[:8]}: push again.")
-    return commit.oid
+        raise UserError(f"{repo_id} lacks {', '.join(lacking)} after commit {oid[:8]}: push again.")
+    return oid
 
 
 @contextmanager
 def explained(repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> Iterator[None]:
     """Turns what the Hub's client raises into a `ValueError` that says what to do; see `explain`."""
     try:
-        yield
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        with warnings.catch_warnings(action="ignore"):  # the client warns in the server's words, as they come
+            yield
+    except Exception as error:  # of answers that no Hub gives the client raises anything
         raise UserError(explain(error, repo_id, token, outcome)) from None
 
 

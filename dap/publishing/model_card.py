@@ -13,8 +13,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from dap.errors import UserError
-from dap.files import read_json
+from dap.files import read_object
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, results_text
 from dap.reports import markdown_table
@@ -123,17 +122,14 @@ def _steps(state: Mapping[str, Any], ended: Mapping[str, Any]) -> int | None:
 def _read(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
     places = [folder, folder.parent] if or_above else [folder]
     path = next((place / name for place in places if (place / name).is_file()), None)
-    return {} if path is None else read_json(path)
+    return {} if path is None else read_object(path)
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
     if path.suffix != ".json":
         text = path.read_text(encoding="utf-8")
         return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip()
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no dataset_info.json: expected an object, found {type(content).__name__}.")
-    return content
+    return read_object(path)
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:

@@ -29,7 +29,7 @@ from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder, longest_input, require_packages
-from dap.errors import UserError, refusals
+from dap.errors import UserError
 from dap.publishing.folder import save_tokenizer
 from dap.search import unit_rows
 from encoder_dap import pool
@@ -114,10 +114,9 @@ def _encoder(
         if model.bf16:
             raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
         return model
-    with refusals(str(model)):
-        return SentenceEncoder.from_pretrained(
-            str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
-        )
+    return SentenceEncoder.from_pretrained(
+        str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
+    )
 
 
 def _move_all(source: Path, folder: Path) -> None:

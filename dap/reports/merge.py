@@ -121,14 +121,12 @@ def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping
 
 def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `ValueError` where two reports are of one model and seed, or of one recipe and seed: the same model."""
-    seen: dict[Any, str] = {}
+    seen: dict[str, str] = {}
     for file, each in reports.items():
         model = each.get("settings", {}).get("recipe") or f"{each['model']} {each.get('revision') or ''}".rstrip()
-        run = model, each.get("seed")
+        run = f"model {model} and seed {each.get('seed')}"
         if run in seen:
-            raise UserError(
-                f"{seen[run]} and {file} are of the same model {model} and seed {run[1]}; give each run once"
-            )
+            raise UserError(f"{seen[run]} and {file} are of the same {run}; give each run once")
         seen[run] = file
 
 

@@ -4,7 +4,7 @@ from dap.training.arguments import (
     DAPTrainingArguments,
     DataArguments,
     ModelArguments,
-    check_launched,
+    check_values,
     parse_arguments,
 )
 from dap.training.callbacks import EpochOfSampler
@@ -50,7 +50,7 @@ __all__ = [
     "ModelArguments",
     "RecordInCheckpoints",
     "changes_weights",
-    "check_launched",
+    "check_values",
     "describe_run",
     "differences",
     "drop_targets",

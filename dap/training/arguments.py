@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 import os
 from argparse import ArgumentParser as StandardParser
 from collections.abc import Collection, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
+from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import HubStrategy
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
@@ -173,7 +175,7 @@ class DAPTrainingArguments(TrainingArguments):
             self.accelerator_config.dispatch_batches = False  # every process reads its own share of a stream
         if self.n_gpu > 1:
             raise UserError(f"{self.n_gpu} GPUs in one process: start one process a GPU with `accelerate launch`.")
-        check_launched(self.world_size)
+        check_values(self)
         self._check_values()
         if self.total_train_batch_size is not None:
             self.per_device_train_batch_size = share_of_batch(self.total_train_batch_size, self.world_size)
@@ -191,17 +193,12 @@ class DAPTrainingArguments(TrainingArguments):
             )
 
     def _check_values(self) -> None:
-        """Raise `ValueError` for values that are out of range, would break the gather, or do nothing."""
+        """Raise `ValueError` for values that would break the gather, or do nothing."""
         size, patience, hub = self.mini_batch_size, self.early_stopping_patience, self.hub_strategy
         allowed = {
             "mini_batch_size": (size is None or size >= 1, "1 or more, or leave it out"),
             "early_stopping_patience": (patience is None or patience >= 1, "1 or more, or leave it out"),
             "head_learning_rate": (self.head_learning_rate is None or self.head_learning_rate >= 0, "0 or more"),
-            "weight_decay": (self.weight_decay >= 0, "0 or more"),
-            "max_grad_norm": (self.max_grad_norm >= 0, "0 (no clipping) or more"),
-            "max_steps": (self.max_steps > 0 or self.max_steps == -1, "1 or more, or --num_train_epochs"),
-            "save_steps": (self.save_steps > 0, "1 or more, or --save_strategy no"),
-            "gradient_accumulation_steps": (self.gradient_accumulation_steps >= 1, "1 or more"),
             "dataloader_drop_last": (self.dataloader_drop_last, "true: negatives are gathered from equal batches"),
             "remove_unused_columns": (not self.remove_unused_columns, "false: the collator uses all columns"),
             "label_smoothing_factor": (self.label_smoothing_factor == 0, "0: no DAP objective has it"),
@@ -213,14 +210,39 @@ class DAPTrainingArguments(TrainingArguments):
             "accelerator_config.dispatch_batches": (not self.accelerator_config.dispatch_batches, "false"),
             "accelerator_config.split_batches": (not self.accelerator_config.split_batches, "false"),
         }
-        for name, (fits, remedy) in allowed.items():
-            if not fits:
-                raise UserError(f"{name}={attrgetter(name)(self)!r}: give {remedy}.")
+        require(self, allowed)
         if patience is not None and self.eval_strategy == "no":
             raise UserError(
                 f"early_stopping_patience={patience} needs evaluations: give --eval_strategy steps --save_strategy "
                 "steps --load_best_model_at_end."
             )
+
+
+def check_values(args: TrainingArguments) -> None:
+    """Raise `ValueError` for what the Trainer would stumble over, or do without a word; and as `check_launched`."""
+    check_launched(args.world_size)
+    trackers = get_available_reporting_integrations() if args.report_to else []
+    installed = f"trackers that are installed ({' '.join(trackers) or 'none is'})"
+    allowed = {
+        "learning_rate": (0 <= args.learning_rate < math.inf, "0 or more"),
+        "weight_decay": (args.weight_decay >= 0, "0 or more"),
+        "max_grad_norm": (args.max_grad_norm >= 0, "0 (no clipping) or more"),
+        "max_steps": (args.max_steps > 0 or args.max_steps == -1, "1 or more, or --num_train_epochs"),
+        "num_train_epochs": (args.num_train_epochs > 0 or args.max_steps > 0, "more than 0"),
+        "save_steps": (args.save_steps > 0, "1 or more, or --save_strategy no"),
+        "seed": (0 <= args.seed < 2**32, "0 or more, below 2**32"),
+        "dataloader_num_workers": (args.dataloader_num_workers >= 0, "0 or more"),
+        "report_to": ({*args.report_to} <= {*trackers}, installed),
+    }
+    sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+    require(args, allowed | {name: (getattr(args, name) >= 1, "1 or more") for name in sizes})
+
+
+def require(args: TrainingArguments, allowed: dict[str, tuple[bool, str]]) -> None:
+    """Raise `ValueError` for an argument that does not fit; `allowed` is name -> (whether it fits, what to give)."""
+    for name, (fits, remedy) in allowed.items():
+        if not fits:
+            raise UserError(f"{name}={attrgetter(name)(args)!r}: give {remedy}.")
 
 
 def check_launched(world_size: int) -> None:
@@ -305,7 +327,7 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
         raise FileNotFoundError(f"{path}: no such recipe; those of the project are in configs/.")
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except Exception as error:  # of odd tags, such as `!!int many`, YAML raises anything
         raise UserError(f"{path}: no YAML that can be read ({one_line(error)}); repair it.") from error
     if not isinstance(recipe, dict):
         raise UserError(f"{path}: expected lines of `argument: value`, found {type(recipe).__name__}.")

@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
-from dap.encoding import LibrarySettings, NeedsSentenceTransformers, library_length, library_settings
-from dap.errors import UserError, refusals
+from dap.encoding import (
+    LibrarySettings,
+    NeedsSentenceTransformers,
+    library_length,
+    library_settings,
+    load_complete,
+    load_config,
+)
+from dap.errors import UserError, loading, refusals
+from dap.tokenizers import load_tokenizer, require_embeddings, require_padding
 from dap.training.arguments import CHANGEABLE, CONFIG_DEFAULTS, ModelArguments, given_fields
 from modeling_dap import DAPConfig, DAPForPreTraining
 
@@ -52,24 +60,19 @@ class Start:
         return {*self.settings["objective"].split("+")} - {"tr"}
 
 
-@refusals()
 def read_start(args: ModelArguments) -> Start:
     """The tokenizer and the configuration that the arguments name.
 
     Raises:
-        ValueError: no tokenizer, one that pooling and masking cannot use, or a configuration with fewer token ids than
-            a tokenizer that is not its own.
+        ValueError: no tokenizer, one that pooling and masking cannot use, or a configuration with fewer token ids.
     """
     source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     name = args.model_name_or_path or args.config_name
     tokenizer_name = args.tokenizer_name or (str(Path(name).parent) if Path(name).is_file() else name)
-    argument = "--config_name" if args.model_name_or_path is None else "--model_name_or_path"
-    with refusals(f"{argument} {name}"):
-        library = LibrarySettings() if args.model_name_or_path is None else read_library(name, args.revision)
-        inside = source | {"subfolder": library.subfolder}
-        config, given = AutoConfig.from_pretrained(name, **inside), given_fields(args)
-    with refusals(f"--tokenizer_name {tokenizer_name}" if args.tokenizer_name else f"{argument} {name}"):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, **(source if args.tokenizer_name else inside))
+    library = LibrarySettings() if args.model_name_or_path is None else read_library(name, args.revision)
+    inside = source | {"subfolder": library.subfolder}
+    config, given = load_config(name, **inside), given_fields(args)
+    tokenizer = load_tokenizer(tokenizer_name, **(source if args.tokenizer_name else inside))
     if library.pooling is not None:
         with torch.device("meta"):  # for its shape alone
             shape = AutoModel.from_config(config)
@@ -85,7 +88,7 @@ def read_start(args: ModelArguments) -> Start:
         config = config.encoder_config  # another encoder of this shape
     heads = None if args.init_heads_from is None else read_heads(args.init_heads_from)
     start = Start(name, tokenizer, tokenizer_name, config, goes_on, CONFIG_DEFAULTS | saved | given, heads, library)
-    check_tokenizer(start, is_own=args.config_name is None and args.tokenizer_name is None)
+    check_tokenizer(start)
     return start
 
 
@@ -96,27 +99,23 @@ def read_library(name: str, revision: str | None) -> LibrarySettings:
         ValueError: it has modules, or a pooling, that cannot be trained.
     """
     try:
-        return library_settings(name, revision) or LibrarySettings()
+        with loading("sentence-transformers files", name):
+            return library_settings(name, revision) or LibrarySettings()
     except NeedsSentenceTransformers as reason:
         raise UserError(f"{reason}, which cannot be trained: give its encoder, saved by itself") from reason
 
 
-def check_tokenizer(start: Start, is_own: bool) -> None:
-    """Raise `ValueError` for a tokenizer without tokens, or one that does not fit the objective or the model."""
+def check_tokenizer(start: Start) -> None:
+    """Raise `ValueError` for a tokenizer that does not fit the objective or the model."""
     tokenizer, name = start.tokenizer, start.tokenizer_name
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # Transformers makes one without tokens where there is none
-        raise UserError(f"{name} holds no tokenizer: name one with --tokenizer_name.")
     ids, special = tokenizer("a").input_ids, tokenizer.all_special_ids
     if ids[0] not in special or ids[-1] not in special:
         raise UserError(
             f"{name} makes {tokenizer.convert_ids_to_tokens(ids)} of 'a', but pooling and masking count on a special "
             "token before and after each sentence: give it a post-processor that adds them."
         )
-    if not is_own and start.config.vocab_size < len(tokenizer):
-        raise UserError(
-            f"{start.name} has vocab_size={start.config.vocab_size}, the tokenizer {name} has {len(tokenizer)} "
-            "tokens: give a configuration with as many or more, or another --tokenizer_name."
-        )
+    require_embeddings(tokenizer, start.config, start.name)
+    require_padding(tokenizer, name)
     if start.predicts and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective {start.settings['objective']!r} needs: give "
@@ -151,7 +150,7 @@ def load_model(
     fields = vocabulary_of_text(args, start, train) | frequencies_of_text(args, start, train)
     if start.goes_on:
         check_changes(start, given, train)
-        model = model_class.from_pretrained(start.name, dtype="float32", **attention, **source)
+        model = load_complete(start.name, model_class, **attention, **source)
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.check()
@@ -201,14 +200,10 @@ def read_heads(name: str) -> DAPForPreTraining:
     Raises:
         ValueError: no DAP checkpoint, or one without the weights of its heads.
     """
-    with refusals(f"--init_heads_from {name}"):
-        config = AutoConfig.from_pretrained(name)
-        if config.model_type != DAPConfig.model_type:
-            raise UserError(f"a plain {config.model_type!r} checkpoint: train heads around it with configs/head.yaml.")
-        model, report = DAPForPreTraining.from_pretrained(name, dtype="float32", output_loading_info=True)
-        if report["missing_keys"]:
-            raise UserError("the weights of its heads are not there: give a checkpoint that train_dap.py has saved.")
-    return model
+    kind = load_config(name).model_type
+    if kind != DAPConfig.model_type:
+        raise UserError(f"--init_heads_from {name}: a plain {kind!r} checkpoint: train heads by configs/head.yaml.")
+    return load_complete(name, DAPForPreTraining)
 
 
 def take_heads(model: DAPForPreTraining, source: DAPForPreTraining) -> list[str]:

@@ -33,7 +33,7 @@ from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.files import write_json
-from dap.training import EpochOfSampler, check_launched, find_resumable, has_ended, load_ended
+from dap.training import EpochOfSampler, check_values, find_resumable, has_ended, load_ended
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
@@ -78,13 +78,13 @@ class XNLITrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_launched(self.world_size)
+        check_values(self)
         if self.push_to_hub:
             raise UserError("push_to_hub=True: several models are made here; push the folder of one with `hf upload`.")
         for name in ("seeds", "learning_rates"):
             values = getattr(self, name)
-            if values is not None and (not values or len(set(values)) < len(values)):
-                raise UserError(f"{name}={values}: give one or more, each once.")
+            if values is not None and (not values or len(set(values)) < len(values) or min(values) < 0):
+                raise UserError(f"{name}={values}: give one or more, each once, and none below 0.")
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
             raise UserError(
                 f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "

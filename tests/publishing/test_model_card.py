@@ -270,7 +270,7 @@ def test_data_card_and_dataset_info(tmp_path: Path) -> None:
     stated = read_sources(tmp_path, dataset_info=tmp_path / "info.json").dataset_info
     assert "Licence: mit, cc0-1.0." in model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
     (tmp_path / "info.json").write_text("[]")
-    with pytest.raises(ValueError, match="info.json is no dataset_info.json: expected an object, found list"):
+    with pytest.raises(ValueError, match="info.json: holds a JSON list, expected an object"):
         read_sources(tmp_path, dataset_info=tmp_path / "info.json")
     with pytest.raises(FileNotFoundError):
         read_sources(tmp_path, dataset_info=tmp_path / "absent.json")

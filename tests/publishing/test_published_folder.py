@@ -310,7 +310,7 @@ def test_checkpoints_of_other_heads_are_refused_and_leave_nothing(
 
 def test_a_checkpoint_without_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "dap")
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="the tokenizer of .* cannot be loaded"):
         build(tmp_path / "dap", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

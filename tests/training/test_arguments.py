@@ -109,6 +109,7 @@ def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
         ("1: 2\nb: 3", "unknown argument 1, b"),
         ("learning_rate 1\nseed: 2", r"no YAML that can be read \(.*line 2.*\); repair it"),
         ("seed: !!python/object:os.system []", "no YAML that can be read .*python"),
+        ("seed: !!int many", "no YAML that can be read .*many"),
         ("seed: \udcff", "no YAML that can be read .*codec can't decode"),
     ],
 )

@@ -1,0 +1,132 @@
+"""Kill every command at random moments, run it again, and compare what it wrote with an undisturbed run.
+
+    python benchmarks/kills.py --kills 20
+
+A killed run is given again as it was; one that had written everything may refuse, as may `push_to_hub.py` where a
+folder is half written, which it says and which is then removed. Files are compared byte by byte, JSON without times.
+"""
+
+import argparse
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.fuzz import run_forked, write_inputs
+
+STEPS = (
+    "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
+)
+COMMANDS = (
+    f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 {STEPS} --output_dir out",
+    "eval_retrieval --data_dir text --model dap --embeddings_dir out/vectors --output_file out/r.json",
+    "mine_bitext text/a.fr text/a.en --model dap --shard_size 5 --output out/pairs",
+    f"run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4 {STEPS} --output_dir out",
+    "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out",
+    "prepare_data --data text --evaluation_data test --num_workers 1 --list_leaks out/leaks --output_dir out/clean",
+)
+#: Keys of times, and of what the Trainer counts over the steps of the last process alone.
+TIMES = re.compile("second|time|created|resumed_from|^steps$|epoch|train_loss|total_flos")
+OF_RESUMING = re.compile(r"checkpoint-|^\.|\.tmp$|tmp-")
+
+
+def written(folder: Path) -> dict[str, object]:
+    """The content of the files below a folder by their paths, but for checkpoints and what a kill leaves behind."""
+    files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    kept = {name: path for name, path in files.items() if not any(map(OF_RESUMING.search, name.parts))}
+    return {
+        str(name): without_times(path) if path.suffix == ".json" else path.read_bytes() for name, path in kept.items()
+    }
+
+
+def without_times(path: Path) -> object:
+    """A JSON file without times, and without the log that the Trainer's state has of them."""
+
+    def of_every_run(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        return {key: value for key, value in pairs if not TIMES.search(key) and key != "log_history"}
+
+    return json.loads(path.read_text(), object_pairs_hook=of_every_run)
+
+
+def run_killed(command: str, place: Path, after: float) -> bool:
+    """Runs a command in a process of its own and kills it after some seconds; whether that came before its end."""
+    if (pid := os.fork()) == 0:
+        os.setpgid(0, 0)
+        run_forked(command, place)
+        os._exit(0)
+    time.sleep(after)
+    alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
+    if alive:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return alive
+
+
+def kill_and_run_again(command: str, place: Path, after: float, expected: dict[str, object]) -> str:
+    """How it ended: "same", "ended before the kill", or what is wrong."""
+    if not run_killed(command, place, after):
+        return "ended before the kill"
+    end, text = run_forked(command, place)
+    whole = "holds a finished run" in text
+    if end == "refused" and "is not empty" in text and written(Path("out")) != expected:
+        shutil.rmtree("out")
+        end, text = run_forked(command, place)
+    if end != "done" and not whole and "is not empty" not in text:
+        return f"{end.upper()}: {text[-300:]}"
+    found = written(Path("out"))
+    differing = [name for name in found.keys() | expected if found.get(name) != expected.get(name)]
+    return f"DIFFERS: {' '.join(sorted(differing))}" if differing else "same"
+
+
+def main() -> None:
+    """Prints a table of the ends, by command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20, help="of each command")
+    parser.add_argument("--only", default="", help="commands whose name begins so")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    chosen = [command for command in COMMANDS if command.startswith(args.only)]
+    for command in chosen:
+        import_module(command.split()[0])
+    draw, base = random.Random(0), Path(tempfile.mkdtemp(prefix="dap-kills-"))
+    if (pid := os.fork()) == 0:  # Arrow's and torch's threads would not live on in what is forked later
+        write_inputs(base / "pristine")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    for command in chosen:
+        counts: Counter[str] = Counter()
+        for number in range(-1, args.kills):
+            place = base / "case"
+            shutil.copytree(base / "pristine", place / "in")
+            os.chdir(place / "in")
+            if number < 0:
+                started = time.perf_counter()
+                end, text = run_forked(command, place)
+                assert end == "done", text
+                expected, seconds = written(Path("out")), time.perf_counter() - started
+            else:
+                counts[kill_and_run_again(command, place, draw.uniform(0, seconds), expected)] += 1
+            os.chdir(base)
+            shutil.rmtree(place)
+        for end, count in sorted(counts.items()):
+            print(
+                f"{count:>6}  {command.split()[0]:<16} {seconds:>5.1f} s  {len(expected):>2} files  {end}", flush=True
+            )
+    shutil.rmtree(base)
+
+
+if __name__ == "__main__":
+    if "HF_HUB_OFFLINE" not in os.environ:
+        with tempfile.TemporaryDirectory() as cache:
+            settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+            os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+    main()
