@@ -483,11 +483,6 @@ def test_the_log_says_what_the_run_is(
     assert named in caplog.text
 
 
-def test_length_above_the_models_positions_is_refused(flags: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_seq_length=65.*model_max_length=64"):
-        run([*flags, "--max_seq_length", "65", "--output_dir", str(tmp_path / "out")])
-
-
 def test_length_above_the_encoders_table_is_refused(
     flags: list[str], tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
