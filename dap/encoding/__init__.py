@@ -1,7 +1,7 @@
 """Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
 
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
-from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, model_fingerprint
+from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, encode_shared, launched, model_fingerprint
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, hub_commit, load_encoder, longest_input
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_reducible
@@ -17,7 +17,9 @@ __all__ = [
     "SHARD_SIZE",
     "SentenceEncoder",
     "embed_to_disk",
+    "encode_shared",
     "hub_commit",
+    "launched",
     "load_encoder",
     "longest_input",
     "model_fingerprint",

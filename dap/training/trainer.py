@@ -17,9 +17,9 @@ from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
 
-from dap.encoding import SentenceEncoder
+from dap.encoding import SentenceEncoder, encode_shared
 from dap.errors import UserError
-from dap.publishing import explained
+from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
 from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
@@ -223,7 +223,7 @@ class DAPTrainer(Trainer):
         bitext = eval_dataset if isinstance(eval_dataset, Mapping) else self.dev_bitext
         found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # each language is searched by one process
         for number, (sources, targets) in enumerate(bitext.values()):
-            vectors = self._encode_shared(encoder, [*sources, *targets])
+            vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
             if number % self.args.world_size == self.args.process_index:
                 found[number] = torch.tensor(retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :]))
         if self.args.world_size > 1:
@@ -251,19 +251,11 @@ class DAPTrainer(Trainer):
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """The stock save, of a folder that sentence-transformers pools as the model does."""
         with own_class(self.model):
-            super()._save(*args, **kwargs)
-
-    def _encode_shared(self, encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
-        """Vectors (N, D) of the sentences on every process, each of which encodes its share."""
-        rank, processes = self.args.process_index, self.args.world_size
-        if processes == 1:
-            return torch.from_numpy(encoder.encode(sentences))
-        rows = np.arange(rank, len(sentences) + (-len(sentences)) % processes, processes) % len(sentences)
-        share = torch.from_numpy(encoder.encode([sentences[row] for row in rows])).to(self.args.device)
-        gathered = self.accelerator.gather(share).cpu()  # (W·N/W, D), process by process
-        return gathered.view(processes, len(rows), -1).transpose(0, 1).flatten(0, 1)[: len(sentences)]
+            super()._save(output_dir, state_dict)
+        write_modules(SentenceEncoder(self.model.dap, self.processing_class), Path(output_dir or self.args.output_dir))
 
 
 def freeze_word_embeddings(model: DAPForPreTraining) -> None:
