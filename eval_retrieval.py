@@ -43,7 +43,16 @@ from dap.encoding import (
 from dap.errors import UserError
 from dap.files import write_json
 from dap.languages import base_language
-from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table, text_table
+from dap.reports import (
+    PAPER_MODELS,
+    TATOEBA_GROUPS,
+    paper_table,
+    plot_accuracies,
+    read_report,
+    require_drawable,
+    tatoeba_table,
+    text_table,
+)
 from dap.search import COPY_KINDS, Copy, group_averages, hard_negative_copies, hard_negative_errors, retrieval_accuracy
 from dap.text import disk_path, find_bitext, read_pairs
 
@@ -72,6 +81,10 @@ class DataArguments:
     )  # fmt: skip
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
+    plot: str | None = field(
+        default=None, metadata={"help": "Picture to draw, .svg, .png or .pdf: accuracy by language."}
+    )
+    before: str | None = field(default=None, metadata={"help": "JSON file of another model, which --plot draws too."})
     embeddings_dir: str | None = field(
         default=None,
         metadata={"help": "Folder that keeps the vectors; those of the same model and text are not made anew."},
@@ -81,7 +94,17 @@ class DataArguments:
         metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
     )
 
+    def __post_init__(self) -> None:
+        if self.before and not self.plot:
+            raise UserError(f"--before {self.before} is for a picture: name that with --plot")
+        if self.plot:
+            require_drawable("--plot", self.plot)
+
     def outputs(self) -> dict[str, Path]:
+        """Argument -> file that it asks for."""
+        return self.reports() | ({"--plot": Path(self.plot)} if self.plot else {})
+
+    def reports(self) -> dict[str, Path]:
         """Argument -> JSON file that it asks for."""
         paths = {"--output_file": Path(self.output_file)} if self.output_file else {}
         return paths | ({"--output_dir": Path(self.output_dir, "retrieval.json")} if self.output_dir else {})
@@ -290,6 +313,16 @@ def summary(
     return f"{text}\n\n{paper_table(averages, name)}" if whole_groups else text
 
 
+def write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> None:
+    """Writes the report, and draws it beside an earlier one, if any."""
+    for path in args.reports().values():
+        write_json(content, path)
+        print(f"written to {path}")
+    if args.plot:
+        plot_accuracies(earlier | {"after" if earlier else "accuracy": content}, args.plot)
+        print(f"drawn in {args.plot}")
+
+
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Evaluates as the command line `argv` says (None: the process's own); returns the report that it writes.
 
@@ -304,9 +337,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model_args, data_args, vector_args = parser.parse_args_into_dataclasses(args=argv)
     found = find_bitext(data_args.data_dir)
     files = [path for each in found.values() for file in each for path in file.paths]
-    name, outputs = model_args.model_name_or_path, data_args.outputs()
+    name = model_args.model_name_or_path
     is_main = launched().is_main_process
-    with guarded(outputs, inputs=map(disk_path, files), model=name, is_writer=is_main):
+    earlier = {"before": read_report(data_args.before)} if data_args.before else {}
+    inputs = [*map(disk_path, files), *filter(None, [data_args.before])]
+    with guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main):
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
         encoder = model_args.load()
         layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
@@ -332,9 +367,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         print(summary(pairs, accuracies, Path(name).name, is_tatoeba, data_args.max_pairs is not None))
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
-        for path in outputs.values():
-            write_json(content, path)
-            print(f"written to {path}")
+        write(content, data_args, earlier)
     return content
 
 

@@ -241,7 +241,7 @@ def test_no_command_writes_over_what_it_reads(name: str, arguments: str, outputs
 PATHS = {
     "train_dap": "train_data validation_data model_name_or_path tokenizer_name target_vocabulary_file output_dir",
     "run_xnli": "train_data data_dir model_name_or_path output_dir",
-    "eval_retrieval": "data_dir model output_file output_dir embeddings_dir",
+    "eval_retrieval": "data_dir model output_file output_dir embeddings_dir plot before",
     "mine_bitext": "model output report_file embeddings_dir bucc",
     "push_to_hub": "output_dir results dataset_info",
     "prepare_data": "data evaluation_data output_dir list_leaks download_dir licences tokenizer target_vocabulary",

@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from transformers import (
 
 import modeling_dap
 from dap.errors import UserError
+from dap.reports import CURVES
 from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
@@ -35,6 +37,8 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], 
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
     assert max(means) > means[0] + 20
     assert results(out)["eval_mean_accuracy"] == max(means)
+    if find_spec("matplotlib"):  # a panel of three losses, one of the dev accuracies
+        assert "<!-- accuracy on dev pairs, % -->" in (out / CURVES).read_text()
     assert AutoModel.from_pretrained(out).config.model_type == "dap"
     assert not [path.name for path in out.iterdir() if path.suffix in (".bin", ".pt", ".pth")]  # pickles
     with pytest.raises(ValueError, match="holds a finished run"):
