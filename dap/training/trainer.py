@@ -255,7 +255,9 @@ class DAPTrainer(Trainer):
         """The stock save, of a folder that sentence-transformers pools as the model does."""
         with own_class(self.model):
             super()._save(output_dir, state_dict)
-        write_modules(SentenceEncoder(self.model.dap, self.processing_class), Path(output_dir or self.args.output_dir))
+        if self.args.should_save:  # under FSDP all processes come here
+            encoder = SentenceEncoder(self.model.dap, self.processing_class)
+            write_modules(encoder, Path(output_dir or self.args.output_dir))
 
 
 def freeze_word_embeddings(model: DAPForPreTraining) -> None:
