@@ -166,9 +166,9 @@ class DAPConfig(PreTrainedConfig):
             logger.warning(f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out.")
         return super().from_dict({key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs)
 
-    @property
-    def hidden_size(self) -> int:
-        return self.encoder_config.hidden_size
+    hidden_size = property(lambda self: self.encoder_config.hidden_size)
+    num_hidden_layers = property(lambda self: self.encoder_config.num_hidden_layers)
+    num_attention_heads = property(lambda self: self.encoder_config.num_attention_heads)
 
     @property
     def vocab_size(self) -> int:
@@ -177,10 +177,6 @@ class DAPConfig(PreTrainedConfig):
     @vocab_size.setter
     def vocab_size(self, size: int) -> None:
         self.encoder_config.vocab_size = size
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return self.encoder_config.num_hidden_layers
 
     @property
     def objectives(self) -> frozenset[str]:

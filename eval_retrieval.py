@@ -4,7 +4,8 @@
 
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
-`--embeddings_dir` a second run of the same model on the same text encodes nothing. A file that
+`--embeddings_dir` a second run of the same model on the same text encodes nothing, and `accelerate launch` shares the
+encoding among processes. A file that
 `dap.publishing.onnx_export` wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
 `--hard_negatives` also measures how often a source prefers a changed copy of an English sentence (xsim++).
 
@@ -16,6 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -31,6 +33,8 @@ from dap.encoding import (
     LibraryEncoder,
     SentenceEncoder,
     embed_to_disk,
+    encode_shared,
+    launched,
     model_fingerprint,
     reduced,
     require_reducible,
@@ -39,7 +43,16 @@ from dap.encoding import (
 from dap.errors import UserError
 from dap.files import write_json
 from dap.languages import base_language
-from dap.reports import PAPER_MODELS, TATOEBA_GROUPS, paper_table, tatoeba_table, text_table
+from dap.reports import (
+    PAPER_MODELS,
+    TATOEBA_GROUPS,
+    paper_table,
+    plot_accuracies,
+    read_report,
+    require_drawable,
+    tatoeba_table,
+    text_table,
+)
 from dap.search import COPY_KINDS, Copy, group_averages, hard_negative_copies, hard_negative_errors, retrieval_accuracy
 from dap.text import disk_path, find_bitext, read_pairs
 
@@ -68,6 +81,10 @@ class DataArguments:
     )  # fmt: skip
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
+    plot: str | None = field(
+        default=None, metadata={"help": "Picture to draw, .svg, .png or .pdf: accuracy by language."}
+    )
+    before: str | None = field(default=None, metadata={"help": "JSON file of another model, which --plot draws too."})
     embeddings_dir: str | None = field(
         default=None,
         metadata={"help": "Folder that keeps the vectors; those of the same model and text are not made anew."},
@@ -77,7 +94,17 @@ class DataArguments:
         metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
     )
 
+    def __post_init__(self) -> None:
+        if self.before and not self.plot:
+            raise UserError(f"--before {self.before} is for a picture: name that with --plot")
+        if self.plot:
+            require_drawable("--plot", self.plot)
+
     def outputs(self) -> dict[str, Path]:
+        """Argument -> file that it asks for."""
+        return self.reports() | ({"--plot": Path(self.plot)} if self.plot else {})
+
+    def reports(self) -> dict[str, Path]:
         """Argument -> JSON file that it asks for."""
         paths = {"--output_file": Path(self.output_file)} if self.output_file else {}
         return paths | ({"--output_dir": Path(self.output_dir, "retrieval.json")} if self.output_dir else {})
@@ -152,7 +179,7 @@ def encode_sides(
     truncate_dim: int | None = None,
     precision: str = "float32",
 ) -> dict[Place, np.ndarray]:
-    """The vectors of each side's sentences, all encoded in one go.
+    """The vectors of each side's sentences, all encoded in one go; of several processes only the first gets them.
 
     Args:
         embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
@@ -167,9 +194,11 @@ def encode_sides(
     sentences = list(chain(*sides.values()))
     rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}  # each is encoded once
     if embeddings_dir is None:
-        embeds = encoder.encode(list(rows), token_budget, progress)
+        embeds = encode_shared(encoder, list(rows), token_budget, progress)
     else:
         embeds = _kept(encoder, list(rows), Path(embeddings_dir), token_budget, progress, sides)
+    if not launched().is_main_process:
+        return {}
     embeds = embeds[[rows[sentence] for sentence in sentences]]  # (N, D)
     bad = np.flatnonzero(~np.isfinite(embeds).all(1))
     if len(bad):
@@ -191,14 +220,16 @@ def _kept(
 ) -> np.ndarray:
     """`encoder.encode(sentences)` through the folder of this model and text; no sentence comes twice."""
     fingerprint = model_fingerprint(encoder)
-    own = folder / f"{fingerprint[:16]}-{_digest(sentences)}"
-    with claimed(own, "--embeddings_dir"):
+    own, state = folder / f"{fingerprint[:16]}-{_digest(sentences)}", launched()
+    with claimed(own, "--embeddings_dir") if state.is_main_process else nullcontext():
         return embed_to_disk(
             encoder,
             sentences,
             own,
             token_budget=token_budget,
             progress=progress,
+            rank=state.process_index,
+            world_size=state.num_processes,
             where=lambda row: _place(sides, list(chain(*sides.values())).index(sentences[row])),
             fingerprint=fingerprint,
         )
@@ -282,8 +313,20 @@ def summary(
     return f"{text}\n\n{paper_table(averages, name)}" if whole_groups else text
 
 
+def write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> None:
+    """Writes the report, and draws it beside an earlier one, if any."""
+    for path in args.reports().values():
+        write_json(content, path)
+        print(f"written to {path}")
+    if args.plot:
+        plot_accuracies(earlier | {"after" if earlier else "accuracy": content}, args.plot)
+        print(f"drawn in {args.plot}")
+
+
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Evaluates as the command line `argv` says (None: the process's own); returns the report that it writes.
+
+    Of several processes only the first searches and writes; the others return an empty report.
 
     Raises:
         UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
@@ -294,18 +337,24 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model_args, data_args, vector_args = parser.parse_args_into_dataclasses(args=argv)
     found = find_bitext(data_args.data_dir)
     files = [path for each in found.values() for file in each for path in file.paths]
-    name, outputs = model_args.model_name_or_path, data_args.outputs()
-    with guarded(outputs, inputs=map(disk_path, files), model=name):
+    name = model_args.model_name_or_path
+    is_main = launched().is_main_process
+    earlier = {"before": read_report(data_args.before)} if data_args.before else {}
+    inputs = [*map(disk_path, files), *filter(None, [data_args.before])]
+    with guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main):
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
         encoder = model_args.load()
         layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
-        print(f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
-              f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
+        if is_main:
+            print(f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
+                  f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
         token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
         copies = copies_of(pairs) if data_args.hard_negatives else None
         vectors = encode_sides(
-            encoder, sides_of(pairs, copies), token_budget, True, data_args.embeddings_dir, **vars(vector_args)
+            encoder, sides_of(pairs, copies), token_budget, is_main, data_args.embeddings_dir, **vars(vector_args)
         )
+        if not is_main:
+            return {}
         accuracies = accuracies_of(vectors)
         seconds = time.perf_counter() - started
         settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs}
@@ -318,9 +367,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         print(summary(pairs, accuracies, Path(name).name, is_tatoeba, data_args.max_pairs is not None))
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
-        for path in outputs.values():
-            write_json(content, path)
-            print(f"written to {path}")
+        write(content, data_args, earlier)
     return content
 
 
@@ -329,6 +376,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: `run`."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     run(argv)
+    launched().destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -16,18 +16,21 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
-
 from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
-from dap.encoding import SHARD_SIZE, Encoder, EncoderArguments, embed_to_disk, model_fingerprint, tokens_of_a_batch
+from dap.encoding import (
+    SHARD_SIZE,
+    Encoder,
+    EncoderArguments,
+    embed_to_disk,
+    launched,
+    model_fingerprint,
+    tokens_of_a_batch,
+)
 from dap.errors import UserError
 from dap.files import write_json
 from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
@@ -158,9 +161,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     model_args, args, files = _parse(argv)
     splits = find_splits(args.bucc, args.pair, args.protocol) if args.bucc else []
-    # Without `cpu` a launch on CPUs gives processes that know nothing of each other; a shard may take hours there.
-    cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-    is_main = PartialState(cpu=cpu, timeout=timedelta(days=7)).is_main_process
+    is_main = launched().is_main_process
     inputs = [path for split in splits for path in (split.source, split.target, split.gold)] or files
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
@@ -220,7 +221,7 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     folder = Path(args.embeddings_dir)
     folder.mkdir(parents=True, exist_ok=True)
     side = Side(path, DistinctSentences(lines, folder))
-    if PartialState().is_main_process:
+    if launched().is_main_process:
         counts = "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences"
         print(f"{path}: {counts.format(**side.text.counts())}")
     if not len(side.text):
@@ -230,7 +231,7 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
 
 def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
     """Fills in the vectors of every side: processes share the work, and the first gets them."""
-    state, fingerprint = PartialState(), model_fingerprint(encoder)
+    state, fingerprint = launched(), model_fingerprint(encoder)
     for role, side in ((role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")):
         side.vectors = embed_to_disk(
             encoder,
@@ -312,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: `run`."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     run(argv)
-    PartialState().destroy_process_group()
+    launched().destroy_process_group()
 
 
 if __name__ == "__main__":

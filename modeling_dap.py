@@ -160,6 +160,9 @@ class DAPForPreTrainingOutput(ModelOutput):
             `negatives`: mean number of negatives a pair had, with changed copies, without duplicates (TR).
             `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
         compared: what each comparison compares, alone in the first pass of GradCache.
+        hidden_states: if asked for, of the embeddings and each layer (2·B, S, D): sources, then targets (and then
+            changed copies), padded to one length; None where no objective reads the pairs as they are.
+        attentions: likewise of each layer, (2·B, heads, S, S).
     """
 
     loss: Tensor | None = None
@@ -167,6 +170,8 @@ class DAPForPreTrainingOutput(ModelOutput):
     target_embeds: Tensor | None = None
     measures: dict[str, Tensor] | None = None
     compared: dict[str, tuple[Tensor, ...]] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
     def __getattr__(self, name: str) -> Tensor | None:
         if name.endswith("_loss") or name in ("accuracy", "negatives", "ignored_tokens"):
@@ -177,6 +182,7 @@ class DAPForPreTrainingOutput(ModelOutput):
 class DAPForPreTraining(DAPPreTrainedModel):
     """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, XUM, ..."""
 
+    main_input_name = "source_input_ids"
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
 
     def __init__(self, config: DAPConfig) -> None:
@@ -362,6 +368,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         masks_some = any(own.masks for own in self.objectives)
         return torch.rand(ids.shape, dtype=torch.float64, device=ids.device) if masks_some else None
 
+    @can_return_tuple
     def forward(
         self,
         source_input_ids: Tensor,
@@ -374,6 +381,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         negative_input_ids: Tensor | None = None,
         negative_attention_mask: Tensor | None = None,
         chunk: Chunk | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> DAPForPreTrainingOutput:
         """Losses of B translation pairs.
 
@@ -387,7 +396,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
             negative_input_ids, negative_attention_mask: (B, S_n), changed copies of the targets, which TR ranks beside
                 them (`tr_hard_negatives`); the mask is 0 throughout for a pair that brings none.
             chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
+            output_hidden_states, output_attentions: also give what the encoder does on its way, for which padding is
+                computed, too; the config decides when absent. Attentions need `attn_implementation="eager"`.
         """
+        asked = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
+        asked = {name: getattr(self.config, name) if value is None else value for name, value in asked.items()}
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
         ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
         drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
@@ -396,27 +409,32 @@ class DAPForPreTraining(DAPPreTrainedModel):
         batch = Batch(*map(Side, ids, masks, drawn), language_ids, first, negatives=negatives)
         if chunk is not None and chunk.gradients is None:
             return self._compared(batch)
-        return self._losses(batch, chunk)
+        return self._losses(batch, chunk, asked)
 
-    def _losses(self, batch: Batch, chunk: Chunk | None) -> DAPForPreTrainingOutput:
+    def _losses(
+        self, batch: Batch, chunk: Chunk | None, asked: dict[str, Any] | None = None
+    ) -> DAPForPreTrainingOutput:
         """The losses of these pairs, or of a chunk its shares of the batch's."""
         objectives = self.objectives
-        batch, texts = self._read(batch, objectives)
+        batch, texts, seen = self._read(batch, objectives, asked)
         loss, measures = 0.0, {}
         for objective in objectives:
             own, found = objective.loss(batch._replace(text=texts.get(objective.name)), self, chunk)
             loss, measures = loss + objective.weight * own, measures | found
-        return DAPForPreTrainingOutput(loss, batch.source.embeds, batch.target.embeds, measures)
+        return DAPForPreTrainingOutput(loss, batch.source.embeds, batch.target.embeds, measures, **seen)
 
     def _compared(self, batch: Batch) -> DAPForPreTrainingOutput:
         """What comparisons compare, and nothing else: the first pass of GradCache."""
         comparisons = [objective for objective in self.objectives if isinstance(objective, Comparison)]
         if comparisons:
-            batch, _ = self._read(batch, comparisons)
+            batch, *_ = self._read(batch, comparisons)
         return DAPForPreTrainingOutput(compared={own.name: own.compared(batch, self) for own in comparisons})
 
-    def _read(self, batch: Batch, objectives: Sequence[Objective]) -> tuple[Batch, dict[str, Text]]:
-        """The batch with all that these objectives need of the encoder, and their own texts with states, by name."""
+    def _read(
+        self, batch: Batch, objectives: Sequence[Objective], asked: dict[str, Any] | None = None
+    ) -> tuple[Batch, dict[str, Text], dict[str, tuple[Tensor, ...]]]:
+        """The batch with all that these objectives need of the encoder, their own texts with states, by name, and what
+        is asked for of the encoder's way through the pairs."""
         ids, mask = stacked(batch.read)  # (2·B or 3·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
@@ -424,14 +442,19 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if any(own.reads_pairs for own in objectives):
             texts = {"pairs": Text(ids, mask)} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
-        by_name = {own.name: own for own in objectives}
+        by_name, seen = {own.name: own for own in objectives}, {}
         for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
             rows = rows if name == "pairs" else by_name[name].embed(rows, batch)
             inputs = {"inputs_embeds": rows, **absolute_positions(self.dap.encoder, text.columns)}
-            states = last_states(self.dap.encoder, text.mask, **inputs)
+            if name == "pairs" and any((asked or {}).values()):
+                out = self.dap.encoder(attention_mask=text.mask, **inputs, **asked)
+                states = out.last_hidden_state.masked_fill(text.mask.unsqueeze(-1) == 0, 0.0)
+                seen = {"hidden_states": out.hidden_states, "attentions": out.attentions}
+            else:
+                states = last_states(self.dap.encoder, text.mask, **inputs)
             texts[name] = text._replace(states=states)
             batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
-        return batch._replace(words=words), texts
+        return batch._replace(words=words), texts, seen
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).

@@ -10,6 +10,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dap.encoding import hub_commit, longest_input
 from dap.errors import UserError
 from dap.files import write_json
 from dap.publishing import Options, publish
+from dap.reports import CURVES, plot_curves
 from dap.text import count_pairs, find_bitext, load_bitext
 from dap.training import (
     FINISHED,
@@ -218,6 +220,8 @@ def save(trainer: DAPTrainer, metrics: dict[str, float], model_args: ModelArgume
     if base is not None and (commit := hub_commit(base, model_args.revision)):
         made["base_commit"] = commit
     if trainer.is_world_process_zero():
+        if find_spec("matplotlib"):
+            plot_curves(state.log_history, Path(training.output_dir, CURVES))
         write_json(metrics | made, Path(training.output_dir, FINISHED))
         if training.push_to_hub:
             push(training, trainer.hub_model_id)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 
 from dap.errors import UserError, one_line
@@ -38,6 +39,7 @@ def command(main: Main) -> Main:
     @functools.wraps(main)
     def ended(argv: Sequence[str] | None = None) -> None:
         try:
+            _require_all_launched()
             main(argv)
         except (UserError, OSError, FloatingPointError) as error:
             sys.exit(f"error: {one_line(error)}")
@@ -46,6 +48,20 @@ def command(main: Main) -> Main:
             sys.exit(INTERRUPTED)
 
     return ended
+
+
+def _require_all_launched() -> None:
+    """Raise `UserError` where `accelerate launch` was to start several processes; on CPUs it starts one, silently."""
+    words = []
+    with suppress(OSError):  # not on Linux
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("=", "\0").split("\0")
+    flags = ("--num_processes", "--num-processes")
+    asked = next((number for flag, number in pairwise(words) if flag in flags), "1")
+    if asked != "1" and "WORLD_SIZE" not in os.environ and any("accelerate" in word for word in words[:3]):
+        raise UserError(
+            f"accelerate launch --num_processes {asked} has started one process alone, as it does on CPUs: leave "
+            "--cpu out, give --multi_gpu, and put ACCELERATE_USE_CPU=true before the command"
+        )
 
 
 # ---------------------------------------------------------------------------------------- what it writes

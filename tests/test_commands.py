@@ -76,6 +76,17 @@ def test_ctrl_c_is_one_line_and_status_130(
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_a_launch_that_starts_one_process_of_two_is_refused(
+    main_that_raises: Callable[[type], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["accelerate", "-c", "read line", "launch", "--cpu", "--num_processes=2", "train_dap.py"]
+    with subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE) as launcher:
+        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+        with pytest.raises(SystemExit, match="--num_processes 2 has started one process alone.*ACCELERATE_USE_CPU"):
+            main_that_raises(RuntimeError)
+        launcher.communicate()
+
+
 def test_the_systems_errors_name_the_file_first(tmp_path: Path) -> None:
     @command
     def main(argv: list[str] | None = None) -> None:
@@ -309,7 +320,7 @@ def test_no_command_writes_over_what_it_reads(name: str, arguments: str, outputs
 PATHS = {
     "train_dap": "train_data validation_data model_name_or_path tokenizer_name target_vocabulary_file output_dir",
     "run_xnli": "train_data data_dir model_name_or_path output_dir",
-    "eval_retrieval": "data_dir model output_file output_dir embeddings_dir",
+    "eval_retrieval": "data_dir model output_file output_dir embeddings_dir plot before",
     "mine_bitext": "model output report_file embeddings_dir bucc",
     "push_to_hub": "output_dir results dataset_info",
     "prepare_data": "data evaluation_data output_dir list_leaks download_dir licences tokenizer target_vocabulary",

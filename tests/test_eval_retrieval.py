@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerFast
 import eval_retrieval
 from dap.encoding.encoder import SentenceEncoder, length_batches
 from dap.encoding.precision import reduced
+from dap.errors import UserError
+from dap.reports import plot_accuracies
 from dap.reports.merge import run as merge_reports
 from dap.search.hard_negatives import COPY_KINDS, hard_negative_copies, hard_negative_errors
 from dap.search.retrieval import retrieval_accuracy
@@ -161,6 +163,22 @@ def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
     with (near_dir / "de-en.tsv").open("a") as file:
         file.write("new\tnew text\n")
     assert evaluated(*keep)[1] == unique + 2
+
+
+def test_accuracies_are_drawn_beside_those_of_an_earlier_report(
+    tiny_bert_dir: Path, near_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    argv = ["--model", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    earlier, picture = tmp_path / "earlier.json", tmp_path / "accuracy.svg"
+    run([*argv, "--output_file", str(earlier)])
+    run([*argv, "--plot", str(picture), "--before", str(earlier)])
+    assert all(f"<!-- {text} -->" in picture.read_text() for text in ("before", "after", "xx→en", "en→xx"))
+    for wrong, why in ((["--before", "a.json"], "name that with --plot"), (["--plot", "a.doc"], "ends in .svg, .png")):
+        with pytest.raises(UserError, match=why):
+            run([*argv, *wrong])
+    with pytest.raises(UserError, match="no language is in all reports to draw"):
+        plot_accuracies({"before": {"languages": {"de": {}}}, "after": {"languages": {"fr": {}}}}, picture)
 
 
 def test_another_layer_is_another_encoder(

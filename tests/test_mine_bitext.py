@@ -16,6 +16,7 @@ import torch
 from conftest import free_port, synthetic_pairs
 from forked import run_two
 
+import eval_retrieval
 from dap.encoding.encoder import SentenceEncoder
 from dap.search.mining import margin_scores
 from mine_bitext import main, run
@@ -224,21 +225,26 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     assert made["pairs"]["de-en"]["recall"] == 100
 
 
-def one_of_two(rank: int, port: int, argv: list[str], place: Path) -> None:
-    """One process of two; writes how many pairs it kept."""
+def one_of_two(rank: int, port: int, argv: list[str], evaluations: list[list[str]], place: Path) -> None:
+    """One process of two; writes how many pairs it kept, and the languages that it evaluated."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    made = run(argv)
-    (place / f"kept-{rank}").write_text(str(made.get("kept")))
+    found = [run(argv).get("kept"), *(eval_retrieval.run(each).get("languages") for each in evaluations)]
+    (place / f"found-{rank}").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
-def test_processes_share_the_encoding_and_give_the_same_pairs(command: list[str], tmp_path: Path) -> None:
-    made = run([*command, "--shard_size", "8"])
+def test_processes_share_the_encoding_and_give_the_same_pairs_and_accuracies(
+    command: list[str], tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    kept = run([*command, "--shard_size", "8"])["kept"]
+    evaluation = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--pooling", "mean"]
+    languages = eval_retrieval.run(evaluation)["languages"]
     argv = [*command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
-    run_two(one_of_two, free_port(), argv, tmp_path)
-    assert (tmp_path / "kept-0").read_text() == str(made["kept"])
-    assert (tmp_path / "kept-1").read_text() == "None"
+    evaluations = [[*evaluation, "--embeddings_dir", str(tmp_path / "vectors")], evaluation]
+    run_two(one_of_two, free_port(), argv, evaluations, tmp_path)
+    assert json.loads((tmp_path / "found-0").read_text()) == [kept, languages, languages]
+    assert json.loads((tmp_path / "found-1").read_text()) == [None, None, None]
     assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()
 
 

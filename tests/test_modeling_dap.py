@@ -552,6 +552,19 @@ def test_configured_outputs_are_given() -> None:
     assert len(outputs[2]) == 4  # embeddings and three layers
 
 
+@pytest.mark.parametrize("model_type", ["bert", "deberta-v2"])  # packed, and in groups of like length
+def test_what_the_encoder_does_on_its_way_is_given_with_the_same_losses(model_type: str) -> None:
+    model, batch = tiny_model(model_type, objective="tr+rtl").eval(), make_batch()
+    model.set_attn_implementation("eager")
+    plain, seen = model(**batch), model(**batch, output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(seen.loss, plain.loss)
+    longest = max(batch["source_input_ids"].shape[1], batch["target_input_ids"].shape[1])
+    assert plain.hidden_states is None
+    assert [tuple(states.shape) for states in seen.hidden_states] == [(12, longest, 32)] * 4
+    assert [tuple(weights.shape) for weights in seen.attentions] == [(12, 4, longest, longest)] * 3
+    assert model(**batch, return_dict=False)[0] == plain.loss
+
+
 def test_a_classifier_gives_tuples_where_asked() -> None:
     config = DAPConfig(tiny_config("bert"), num_labels=3, objective="tr", return_dict=False)
     model = DAPForSequenceClassification(config).eval()

@@ -1,7 +1,7 @@
 """Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
 
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
-from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, model_fingerprint
+from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, encode_shared, launched, model_fingerprint
 from dap.encoding.encoder import (
     LibraryEncoder,
     LibrarySettings,
@@ -32,7 +32,9 @@ __all__ = [
     "SHARD_SIZE",
     "SentenceEncoder",
     "embed_to_disk",
+    "encode_shared",
     "hub_commit",
+    "launched",
     "library_length",
     "library_settings",
     "load_complete",

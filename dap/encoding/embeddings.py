@@ -11,12 +11,15 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
@@ -34,6 +37,24 @@ ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architecture
 ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
 
 Encoder = SentenceEncoder | LibraryEncoder
+
+
+def launched() -> PartialState:
+    """The processes of this launch, which know of each other on CPUs too; one may wait a week for another's shard."""
+    cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    return PartialState(cpu=cpu, timeout=timedelta(days=7))
+
+
+def encode_shared(encoder: "Encoder", sentences: Sequence[str], *arguments: Any) -> np.ndarray:
+    """`encoder.encode(sentences, *arguments)`, (N, D), on every process of a launch; each encodes its share."""
+    state = launched()
+    share = encoder.encode(sentences[state.process_index :: state.num_processes], *arguments)
+    if state.num_processes == 1:
+        return share
+    vectors = np.empty((len(sentences), share.shape[1]), share.dtype)
+    for rank, part in enumerate(gather_object([share])):
+        vectors[rank :: state.num_processes] = part
+    return vectors
 
 
 def model_fingerprint(encoder: Encoder) -> str:

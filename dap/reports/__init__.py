@@ -16,6 +16,7 @@ from dap.reports.paper import (
     tatoeba_table,
     xnli_table,
 )
+from dap.reports.plots import CURVES, plot_accuracies, plot_curves, require_drawable
 from dap.reports.records import (
     HEAD,
     RECORD,
@@ -30,6 +31,7 @@ from dap.reports.rendering import markdown_table, text_table
 __all__ = [
     "BUCC_PAIRS",
     "BUCC_PROTOCOLS",
+    "CURVES",
     "DIRECTIONS",
     "HEAD",
     "PAPER_BUCC",
@@ -46,8 +48,11 @@ __all__ = [
     "markdown_table",
     "merge_seeds",
     "paper_table",
+    "plot_accuracies",
+    "plot_curves",
     "read_report",
     "report",
+    "require_drawable",
     "tatoeba_table",
     "text_table",
     "training_record",

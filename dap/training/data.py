@@ -191,16 +191,12 @@ def tokenize_bitext(
         prefix: text before every sentence of both sides.
 
     Raises:
-        ValueError: no fast tokenizer, a length outside 3 to `tokenizer.model_max_length`, or a negative
-            `shuffle_buffer`.
+        ValueError: no fast tokenizer, a length below 3, or a negative `shuffle_buffer`.
     """
     if not tokenizer.is_fast:
         raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer")
-    if not SHORTEST <= max_seq_length <= tokenizer.model_max_length:
-        raise UserError(
-            f"max_seq_length={max_seq_length} must be at least {SHORTEST} and at most the tokenizer's "
-            f"model_max_length={tokenizer.model_max_length}, the positions the model knows"
-        )
+    if max_seq_length < SHORTEST:
+        raise UserError(f"max_seq_length={max_seq_length} leaves no token of the text: give {SHORTEST} or more")
     if shuffle_buffer < 0:
         raise UserError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
     backend = cutting_backend(tokenizer, max_seq_length)

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
 
-from dap.encoding import SentenceEncoder
+from dap.encoding import SentenceEncoder, encode_shared
 from dap.errors import UserError
 from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
@@ -41,8 +41,7 @@ class DAPTrainer(Trainer):
             also how much that reads the source: `eval_rtl_source_nats` and the others of `source_reading`.
         target_language: code of the targets' language, for the metrics' names.
         max_seq_length, prefix: tokens a dev sentence is cut to, and text before it.
-        library_length: tokens that the saved model takes as a sentence-transformers folder, which it is with this or a
-            prefix.
+        library_length: tokens that the saved model takes in sentence-transformers; 128 where the model allows it.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
         args: everything else as in `Trainer`; `processing_class` is the tokenizer, `data_collator` a `BitextCollator`.
     """
@@ -228,7 +227,7 @@ class DAPTrainer(Trainer):
         bitext = eval_dataset if isinstance(eval_dataset, Mapping) else self.dev_bitext
         found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # each language is searched by one process
         for number, (sources, targets) in enumerate(bitext.values()):
-            vectors = self._encode_shared(encoder, [*sources, *targets])
+            vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
             if number % self.args.world_size == self.args.process_index:
                 found[number] = torch.tensor(retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :]))
         if self.args.world_size > 1:
@@ -257,22 +256,13 @@ class DAPTrainer(Trainer):
         self.meter.leave_out(time.perf_counter() - started)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """The stock save, of a folder that sentence-transformers pools as the model does."""
         with own_class(self.model):
             super()._save(output_dir, state_dict)
-        if self.prefix or self.library_length:
+        if self.args.should_save:  # under FSDP all processes come here
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
             encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, self.library_length)
             write_modules(encoder, Path(output_dir or self.args.output_dir))
-
-    def _encode_shared(self, encoder: SentenceEncoder, sentences: list[str]) -> Tensor:
-        """Vectors (N, D) of the sentences on every process, each of which encodes its share."""
-        rank, processes = self.args.process_index, self.args.world_size
-        if processes == 1:
-            return torch.from_numpy(encoder.encode(sentences))
-        rows = np.arange(rank, len(sentences) + (-len(sentences)) % processes, processes) % len(sentences)
-        share = torch.from_numpy(encoder.encode([sentences[row] for row in rows])).to(self.args.device)
-        gathered = self.accelerator.gather(share).cpu()  # (W·N/W, D), process by process
-        return gathered.view(processes, len(rows), -1).transpose(0, 1).flatten(0, 1)[: len(sentences)]
 
 
 def freeze_word_embeddings(model: DAPForPreTraining) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import dap.training.callbacks
 import dap.training.trainer
+from dap.encoding import SentenceEncoder
 from dap.text.corpus import load_bitext
 from dap.training.arguments import DAPTrainingArguments, check_launched, share_of_batch
 from dap.training.callbacks import StepMeter
@@ -155,6 +156,25 @@ def test_evaluation_is_retrieval_of_the_dev_pairs(make_trainer) -> None:  # noqa
         assert metrics[f"eval_{language}-en_accuracy"] == pytest.approx(accuracy_by_loops(trainer, language))
     both = [metrics[f"eval_{pair}_accuracy"] for code in LANGUAGES for pair in (f"{code}-en", f"en-{code}")]
     assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(both))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_training_output_is_a_model_of_sentence_transformers(pooling: str, make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+    from sentence_transformers import SentenceTransformer
+
+    trainer = make_trainer("tr", max_steps=1, include_num_input_tokens_seen="non_padding")
+    trainer.model.config.pooling = pooling
+    tokens = []
+    trainer.model.register_forward_pre_hook(
+        lambda _, args, kwargs: tokens.append(int(kwargs["source_attention_mask"].sum())), with_kwargs=True
+    )
+    trainer.train()
+    assert lines_with("loss", trainer)[0]["num_input_tokens_seen"] == sum(tokens) > 0
+    trainer.save_model(str(tmp_path / "saved"))
+    sentences = [source for source, _ in synthetic_pairs("de", 5)]
+    library = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(sentences)
+    own = SentenceEncoder(trainer.model.dap, trainer.processing_class).encode(sentences)
+    np.testing.assert_allclose(library, own, atol=1e-5)
 
 
 def test_loss_that_is_not_finite_names_step_languages_and_pairs(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001

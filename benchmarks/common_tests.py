@@ -1,0 +1,132 @@
+"""Transformers' own common model tests on our three classes: how many pass, and why the others cannot hold.
+
+    python -m benchmarks.common_tests
+    python -m benchmarks.common_tests --folder build/common --only save_load
+
+The tests are those of the installed Transformers, from its source distribution on PyPI; those of exporters and of text
+generation, which come from other files, are left out. The status is 1 if a test fails that is not among `FAILS`.
+"""
+
+import argparse
+import copy
+import importlib
+import io
+import logging
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from transformers import BertConfig
+
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
+
+#: What the tests import from other files -> the mixin of tests there that is not run.
+STUBS = {"exporters/test_export.py": "ExportTesterMixin", "generation/test_utils.py": "GenerationTesterMixin"}
+PAIRS, LENGTH = 4, 7
+#: Beginning of a class's and test's name -> why it cannot hold.
+FAILS = {
+    "DAPForPreTraining.test_batching_equivalence": "hidden states have sources and targets in one batch",
+    "DAPForPreTraining.test_eager_matches_sdpa_inference": "it makes inputs of one text, some padded on the left",
+    "DAPForPreTraining.test_resize_tokens_embeddings": "it changes input_ids, where there are two texts",
+}
+
+
+def common_tests(folder: Path) -> Any:
+    """The module of the common tests, downloaded into the folder unless it is there, with what it imports."""
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    source = f"transformers-{transformers.__version__}"
+    if not (folder / f"{source}.tar.gz").exists():
+        download = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", folder]
+        subprocess.run([*pip, "download", *download, f"transformers=={transformers.__version__}"], check=True)
+        subprocess.run([*pip, "install", "--no-deps", "--target", folder, "parameterized"], check=True)
+    package = folder / "hf_tests"
+    for stub, mixin in STUBS.items():
+        (package / stub).parent.mkdir(parents=True, exist_ok=True)
+        (package / stub).write_text(f"class {mixin}:\n    pass\n")
+    with tarfile.open(folder / f"{source}.tar.gz") as archive:
+        text = archive.extractfile(f"{source}/tests/test_modeling_common.py").read()
+    (package / "test_modeling_common.py").write_bytes(text)
+    sys.path.insert(0, str(folder))
+    return importlib.import_module("hf_tests.test_modeling_common")
+
+
+def small_config() -> DAPConfig:
+    shape = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return DAPConfig(BertConfig(**shape, intermediate_size=37, max_position_embeddings=64), mask_token_id=3)
+
+
+def side(prefix: str = "") -> dict[str, torch.Tensor]:
+    """Token ids (B, S) and mask (B, S) of a side."""
+    ids = torch.randint(5, 99, (PAIRS, LENGTH))
+    return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": torch.ones_like(ids)}
+
+
+def test_cases(common: Any) -> list[type[unittest.TestCase]]:
+    """A case a model class, as their inputs differ."""
+    cases = []
+    for model_class in (DAPModel, DAPForPreTraining, DAPForSequenceClassification):
+        paired = model_class is DAPForPreTraining
+        inputs = (lambda: side("source_") | side("target_")) if paired else side
+        tester = SimpleNamespace(
+            prepare_config_and_inputs_for_common=lambda inputs=inputs: (small_config(), inputs()),
+            get_config=small_config, batch_size=PAIRS, seq_length=LENGTH, num_hidden_layers=2, hidden_size=32,
+            num_attention_heads=4, is_training=model_class is not DAPModel,
+        )  # fmt: skip
+
+        def with_labels(_: Any, inputs: dict, kind: type, return_labels: bool = False) -> dict:
+            labelled = return_labels and kind is DAPForSequenceClassification
+            return copy.deepcopy(inputs) | ({"labels": torch.zeros(PAIRS, dtype=torch.long)} if labelled else {})
+
+        def set_up(case: Any, tester: SimpleNamespace = tester) -> None:
+            case.model_tester = tester
+
+        body = {"all_model_classes": (model_class,), "setUp": set_up, "_is_composite": True}
+        body["_prepare_for_class"] = with_labels
+        cases.append(type(model_class.__name__, (common.ModelTesterMixin, unittest.TestCase), body))
+    return cases
+
+
+def run(case: type[unittest.TestCase], only: str) -> int:
+    """Run a class's tests and print what became of them; the number that failed without a known reason."""
+    tests = [case(name) for name in unittest.TestLoader().getTestCaseNames(case) if only in name]
+    result = unittest.TextTestRunner(io.StringIO()).run(unittest.TestSuite(tests))
+    wrong, skipped = result.failures + result.errors, len({test.id() for test, _ in result.skipped})
+    known, unexpected = Counter(), {}
+    for test, text in wrong:
+        name = f"{case.__name__}.{test._testMethodName}"
+        if reasons := [start for start in FAILS if name.startswith(start)]:
+            known[reasons[0]] += 1
+        else:
+            unexpected[name] = text
+    print(f"{case.__name__}: {len(tests)} tests, {len(tests) - len(wrong) - skipped} passed, {skipped} do not apply, "
+          f"{len(wrong)} failed")  # fmt: skip
+    for start, count in known.items():
+        print(f"  {count} x {start}: {FAILS[start]}")
+    for name, text in unexpected.items():
+        print(f"  NOT EXPECTED: {name}\n{text}")
+    return len(unexpected)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, help="keeps the download; a temporary one if not given")
+    parser.add_argument("--only", default="", help="tests whose names hold this")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity(100)  # above errors
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("configuration_dap").setLevel("ERROR")
+    with tempfile.TemporaryDirectory(prefix="dap-common-") as temporary:
+        cases = test_cases(common_tests(args.folder or Path(temporary)))
+        sys.exit(sum(run(case, args.only) for case in cases) > 0)
+
+
+if __name__ == "__main__":
+    main()
