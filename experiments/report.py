@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
 #: Study -> the runs that README shows, at most six in all.
-README_ROWS = {"e5": (START, "TR", "DAP"), "mini-long": ("TR", "TR+TLM", "DAP")}
+README_ROWS = {"warm": (START, "TR", "DAP")}
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:
@@ -288,8 +288,8 @@ def readme_block(studies: Sequence[Study], docs: str) -> str:
     rows = [line for study in compared for line in _readme_rows(study, columns)]
     text = table(["", "seeds", *columns], rows) if rows else NOT_RUN
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
-    note = f"""Percent, mean ± standard deviation over seeds; AER (token alignment): lower is better. {sizes} All
-    tables and their commands: [{docs}]({docs})."""
+    note = f"""Percent, mean ± standard deviation over seeds. {sizes} All tables and their commands:
+    [{docs}]({docs})."""
     return f"{text}\n\n{paragraph(note)}"
 
 

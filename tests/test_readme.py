@@ -79,7 +79,7 @@ def test_programs_in_readme_exist() -> None:
         assert found, name
         assert not found.submodule_search_locations or importlib.util.find_spec(f"{name}.__main__"), name
     scripts = set(re.findall(r"python ([\w/]+\.py)", TEXT))
-    assert scripts >= {"prepare_data.py", "examples/search.py", "benchmarks/mining.py"}
+    assert scripts >= {"prepare_data.py", "examples/app.py", "benchmarks/mining.py"}
     for name in scripts:
         assert (REPOSITORY / name).is_file(), name
 
