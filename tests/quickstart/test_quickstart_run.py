@@ -100,7 +100,7 @@ def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:
 
 def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> None:
     model, data, training = parse_arguments(run.training_arguments("some/model", "mean", tmp_path))
-    assert (model.model_name_or_path, model.pooling, model.objective) == ("some/model", "mean", "tr+rtl")
+    assert (model.model_name_or_path, model.pooling, model.objective) == ("some/model", "mean", "tr")
     assert (data.train_data, data.max_seq_length) == ([str(run.HOME / "train")], 32)
     assert training.output_dir == str(tmp_path)
     assert training.use_cpu
