@@ -27,8 +27,6 @@ GROUP = 8
 PART = 256
 #: Rows whose best keys are brought up to date at a time.
 CHUNK = 1024
-#: With bfloat16 products this many times k candidates are scored again in float32.
-OVERSAMPLING = 4
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,15 @@ def mutual_neighbours(
     source: Array,
     target: Array,
     k: int = 4,
-    bf16: bool = False,
     progress: bool = False,
     blocks: tuple[int, int] | None = None,
 ) -> Neighbours:
     """The k nearest neighbours of every source row among the target rows, and of every target row among the source's.
 
-    Exact in float32, unless `bf16`. Tensors are searched on their device, arrays (memory maps too, read block by
-    block) on CUDA where there is one. Memory beyond the inputs is a few blocks and what the result takes. A zero row
-    has cosine 0 with everything. The product may round equal rows differently, so that not the first of them is best:
-    leave repeated rows out where that matters.
+    Exact in float32. Tensors are searched on their device, arrays (memory maps too, read block by block) on CUDA where
+    there is one. Memory beyond the inputs is a few blocks and what the result takes. A zero row has cosine 0 with
+    everything. The product may round equal rows differently, so that not the first of them is best: leave repeated
+    rows out where that matters.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward_indices.tolist(), found.backward_indices.tolist()
@@ -71,8 +68,6 @@ def mutual_neighbours(
         source: (N, D) of any float type, need not be normalised.
         target: (M, D).
         k: 1 to min(N, M).
-        bf16: products in bfloat16; the best `OVERSAMPLING`·k of them are scored again in float32. A neighbour whose
-            rank bfloat16 hides below those is missed.
         progress: show a bar.
         blocks: source and target rows of a block; the default is `BLOCKS`.
 
@@ -80,7 +75,7 @@ def mutual_neighbours(
         ValueError: wrong shapes, k out of range, or a row that is not finite (side and row are named).
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    forward, backward = _search(source, target, k, True, bf16, progress, blocks)
+    forward, backward = _search(source, target, k, True, progress, blocks)
     return Neighbours(*forward, *backward)
 
 
@@ -106,7 +101,7 @@ def nearest_neighbours(
         ValueError: as `mutual_neighbours`.
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
-    return _search(queries, keys, k, False, False, False, blocks)[0]
+    return _search(queries, keys, k, False, False, blocks)[0]
 
 
 def nearest(queries: Array, keys: Array) -> np.ndarray:
@@ -168,14 +163,13 @@ def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
 
 
 def _search(
-    queries: Array, keys: Array, k: int, both: bool, bf16: bool, progress: bool, blocks: tuple[int, int] | None
+    queries: Array, keys: Array, k: int, both: bool, progress: bool, blocks: tuple[int, int] | None
 ) -> tuple[Found, Found]:
     """The k best keys of every query and, if `both`, the k best queries of every key."""
     default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = next((side.device for side in (queries, keys) if isinstance(side, Tensor)), default)
-    wanted = k * OVERSAMPLING if bf16 else k
-    forward = _Best(len(queries), min(wanted, len(keys)), device)
-    backward = _Best(len(keys) if both else 0, min(wanted, len(queries)), device)
+    forward = _Best(len(queries), k, device)
+    backward = _Best(len(keys) if both else 0, k, device)
     height, width = blocks or BLOCKS[device.type]
     room = torch.empty(_padded(min(height, len(queries))), _padded(min(width, len(keys))), device=device)
     total = len(queries) * len(keys)
@@ -184,16 +178,11 @@ def _search(
             key_rows = unit_rows(keys[column : column + width], "keys", column, device)
             for row in range(0, len(queries), height):
                 rows = min(height, len(queries) - row)
-                block = _similarities(
-                    unit_rows(queries[row : row + rows], "queries", row, device), key_rows, room, bf16
-                )
+                block = _similarities(unit_rows(queries[row : row + rows], "queries", row, device), key_rows, room)
                 forward.update(block[:rows], row, column)
                 if both:
                     backward.update(block[:, : len(key_rows)].T, column, row)
                 bar.update(rows * len(key_rows))
-    if bf16:
-        forward.rescore(queries, keys, k)
-        backward.rescore(keys, queries, k)
     return forward.found(), backward.found()
 
 
@@ -202,15 +191,12 @@ def _padded(size: int) -> int:
     return size + -size % GROUP
 
 
-def _similarities(queries: Tensor, keys: Tensor, room: Tensor, bf16: bool) -> Tensor:
+def _similarities(queries: Tensor, keys: Tensor, room: Tensor) -> Tensor:
     """All cosines of two blocks of unit rows, in the memory of `room`; -inf fills up the last groups of both sides."""
     rows, columns = len(queries), len(keys)
     block = room[: _padded(rows), : _padded(columns)]
     block[rows:], block[:, columns:] = -torch.inf, -torch.inf
-    if bf16:
-        block[:rows, :columns] = queries.bfloat16() @ keys.bfloat16().T
-    else:
-        torch.mm(queries, keys.T, out=block[:rows, :columns])
+    torch.mm(queries, keys.T, out=block[:rows, :columns])
     return block
 
 
@@ -237,18 +223,6 @@ class _Best:
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         k = self.scores.shape[1]
         self.scores[rows], self.indices[rows] = scores[:, :k], indices.gather(1, order[:, :k])
-
-    def rescore(self, queries: Array, keys: Array, k: int) -> None:
-        """Scores what was found again in float32 and keeps the k best."""
-        for start in range(0, len(self.scores), PART):
-            part = slice(start, start + PART)
-            indices = self.indices[part].sort(1).values  # (r, k')
-            own = unit_rows(queries[part], "queries", start, self.scores.device)  # (r, D)
-            numbers = indices.flatten() if isinstance(keys, Tensor) else indices.flatten().cpu().numpy()
-            found = unit_rows(keys[numbers], "keys", 0, self.scores.device).unflatten(0, indices.shape)  # (r, k', D)
-            scores, order = (found @ own[:, :, None])[:, :, 0].sort(dim=1, descending=True, stable=True)
-            self.scores[part], self.indices[part] = scores, indices.gather(1, order)
-        self.scores, self.indices = self.scores[:, :k], self.indices[:, :k]
 
     def found(self) -> Found:
         return self.scores.cpu().numpy(), self.indices.cpu().numpy()

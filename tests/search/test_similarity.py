@@ -189,19 +189,6 @@ def test_memory_maps_are_read_as_they_are(tmp_path: Path) -> None:
     assert_equal_neighbours(found, both_directions(np.array(mapped), target, 3))
 
 
-def test_bfloat16_products_give_float32_scores_and_nearly_all_neighbours() -> None:
-    rng = np.random.default_rng(9)
-    source = rng.normal(size=(400, 64)).astype(np.float32)
-    target = source + rng.normal(size=(400, 64)).astype(np.float32)
-    exact = mutual_neighbours(source, target, 4)
-    fast = mutual_neighbours(source, target, 4, bf16=True, blocks=(128, 96))
-    for name in ("forward", "backward"):
-        found, expected = getattr(fast, f"{name}_indices"), getattr(exact, f"{name}_indices")
-        assert (found == expected).mean() > 0.99
-        same = found == expected
-        assert np.abs(getattr(fast, f"{name}_scores") - getattr(exact, f"{name}_scores"))[same].max() < 1e-6
-
-
 def test_mutual_neighbours_name_what_does_not_fit() -> None:
     rows = np.ones((5, 3))
     with pytest.raises(ValueError, match="k=3 with 5 source and 2 target rows: choose 1 to 2"):
