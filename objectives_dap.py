@@ -231,11 +231,11 @@ class RepresentationTranslation(Objective):
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         _, answer, _ = self._directed(batch)
         known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
-        return self.groups(self._chosen(answer) & known, batch.first)
+        return self.groups(self.chosen(answer) & known, batch.first)
 
     def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         context, answer, languages = self._directed(batch)
-        chosen, ids = self._chosen(answer), answer.ids[:, 1:]  # (B, Q): CLS takes no part on either side
+        chosen, ids = self.chosen(answer), answer.ids[:, 1:]  # (B, Q): CLS takes no part on either side
         mask = batch.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
         queries = model.rtl_head.embed(mask, model.dap.encoder)[:, 1:]  # (B, Q, D), with the tokens' positions
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
@@ -244,7 +244,7 @@ class RepresentationTranslation(Objective):
         sums = [model.prediction_head.rtl_loss_sum(states[part], ids[part], batch.words) for part in labels]
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
-    def _chosen(self, answer: Side) -> Tensor:
+    def chosen(self, answer: Side) -> Tensor:
         """Which tokens after CLS are to be reconstructed, (B, Q) bool."""
         real = answer.mask.bool()
         return (real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio))[:, 1:]

@@ -23,7 +23,7 @@ from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
 from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
-from dap.training.fsdp import own_class, prepare_sharding, whole_encoder
+from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
 from dap.training.source_reading import source_reading
 from losses_dap import sum_over_processes, world_size
@@ -215,9 +215,9 @@ class DAPTrainer(Trainer):
             eval_dataset: sources and targets by language; the dev pairs when absent.
         """
         started = time.perf_counter()
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
         encoder = SentenceEncoder(
-            whole_encoder(model),
+            model.dap,
             self.processing_class,
             pooling=model.config.pooling,
             prefix=self.prefix,
@@ -238,8 +238,8 @@ class DAPTrainer(Trainer):
             metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
         if model.rtl_head is not None:
-            with self.compute_loss_context_manager():
-                reading = source_reading(self.model, self.processing_class, bitext, self.max_seq_length, self.prefix)
+            with self.accelerator.autocast():
+                reading = source_reading(model, self.processing_class, bitext, self.max_seq_length, self.prefix)
             metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
