@@ -7,7 +7,6 @@ from dap.training.arguments import (
     check_values,
     parse_arguments,
 )
-from dap.training.callbacks import EpochOfSampler
 from dap.training.data import (
     BitextCollator,
     LanguageMixSampler,
@@ -22,8 +21,6 @@ from dap.training.hard_negatives import HardNegatives
 from dap.training.model import load_model, read_start, token_counts
 from dap.training.resuming import (
     FINISHED,
-    FindBestAgain,
-    RecordInCheckpoints,
     changes_weights,
     describe_run,
     differences,
@@ -33,7 +30,7 @@ from dap.training.resuming import (
     load_ended,
 )
 from dap.training.source_reading import HARDLY
-from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings, leave_together
+from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together
 
 __all__ = [
     "BitextCollator",
@@ -43,20 +40,16 @@ __all__ = [
     "DataArguments",
     "EpochOfSampler",
     "FINISHED",
-    "FindBestAgain",
     "HARDLY",
     "HardNegatives",
     "LanguageMixSampler",
     "ModelArguments",
-    "RecordInCheckpoints",
     "changes_weights",
     "check_values",
     "describe_run",
     "differences",
     "drop_targets",
     "find_resumable",
-    "freeze_encoder",
-    "freeze_word_embeddings",
     "has_ended",
     "interleave_languages",
     "keep_record",

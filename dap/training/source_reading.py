@@ -14,7 +14,7 @@ from objectives_dap import Batch, RepresentationTranslation, Side
 
 PAIRS, AT_A_TIME = 512, 64
 RATIOS = (0.25, 0.5, 0.75)  # rho that are measured beside the configured one, on every fourth pair
-SIDES = ("source", "target")
+SIDES, PARTS = ("source", "target"), ("input_ids", "attention_mask", "noise")
 HARDLY = 0.1  # nats a token from the source
 
 Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # sources and targets by language
@@ -84,7 +84,7 @@ def encoded(model: DAPForPreTraining, rtl: RepresentationTranslation, pairs: Map
     parts = []
     for rows in torch.arange(len(pairs["language_ids"])).split(AT_A_TIME):
         part = {name: value[rows].to(model.device) for name, value in pairs.items()}
-        sides = (Side(*(part[f"{side}_{name}"] for name in ("input_ids", "attention_mask", "noise"))) for side in SIDES)
+        sides = (Side(*(part[f"{side}_{name}"] for name in PARTS)) for side in SIDES)
         parts.append(model.read(Batch(*sides, part["language_ids"]), [rtl])[0])
     sides = (Side(*map(torch.cat, zip(*(getattr(part, side) for part in parts)))) for side in SIDES)
     return Batch(*sides, torch.cat([part.language_ids for part in parts]), words=parts[0].words)

@@ -13,14 +13,12 @@ from conftest import LANGUAGES, synthetic_pairs
 from datasets import concatenate_datasets
 from transformers import PreTrainedTokenizerFast
 
-import dap.training.callbacks
 import dap.training.trainer
 from dap.encoding import SentenceEncoder
 from dap.text.corpus import load_bitext
 from dap.training.arguments import DAPTrainingArguments, check_launched, share_of_batch
-from dap.training.callbacks import StepMeter
 from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
-from dap.training.trainer import DAPTrainer, freeze_encoder, freeze_word_embeddings
+from dap.training.trainer import DAPTrainer, StepMeter
 from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
 
@@ -230,8 +228,7 @@ def test_the_sampler_is_told_the_epoch_that_a_resumed_run_is_in(make_trainer) ->
 
 
 def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None:  # noqa: ANN001
-    trainer = make_trainer(learning_rate=1e-2)
-    freeze_word_embeddings(trainer.model)
+    trainer = make_trainer(freeze_word_embeddings=True, learning_rate=1e-2)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
     changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
@@ -244,7 +241,6 @@ def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(size: int | No
     for module in trainer.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
-    freeze_encoder(trainer.model)
     seen = []
     layers = trainer.model.dap.encoder.encoder.layer, trainer.model.rtl_head.blocks.encoder.layer
     for part in layers:
@@ -345,8 +341,7 @@ def test_pace_is_that_of_training_alone(make_trainer, monkeypatch: pytest.Monkey
 
         return timed
 
-    for module in (dap.training.trainer, dap.training.callbacks):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(dap.training.trainer, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     trainer = make_trainer("tr", max_steps=4, logging_steps=2, save_strategy="steps", save_steps=2)
     trainer.save_model = taking(1000.0, trainer.save_model)
     trainer.training_step = taking(1.0, trainer.training_step)
