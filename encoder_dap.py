@@ -149,18 +149,36 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
-    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
+    """Last hidden states (B, S, D) of the tokens where a mask (B, S) is 1, wherever they stand, of inputs (B, S, ...).
 
-    The states of padding are zeros, and next to nothing is computed for them: rows are packed for an attention that
-    takes them so, else run in groups of like length on CPU. Any other encoder is given padded rows.
+    The other states are zeros, and next to nothing is computed for them: rows are packed for an attention that takes
+    them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right.
     """
     if takes_packed(encoder):
         return packed_states(encoder, mask, inputs)
+    order = real_tokens_first(mask)
+    mask, inputs = gather_columns(mask, order), {name: gather_columns(own, order) for name, own in inputs.items()}
     if mask.device.type == "cpu":
         states = grouped_states(encoder, mask, inputs)
     else:
         states = encoder(attention_mask=mask, **inputs).last_hidden_state
-    return states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+    return gather_columns(states.masked_fill(mask.unsqueeze(-1) == 0, 0.0), order.argsort(1))
+
+
+def real_tokens_first(mask: Tensor) -> Tensor:
+    """Column order (B, S) that moves real tokens to the front and padding to the end, each in its old order.
+
+    >>> real_tokens_first(torch.tensor([[1, 0, 1]]))
+    tensor([[0, 2, 1]])
+    """
+    return mask.bool().logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def gather_columns(values: Tensor, order: Tensor) -> Tensor:
+    """(B, S) or (B, S, D) values with their columns in the order (B, S)."""
+    if values.dim() == 3:
+        order = order.unsqueeze(-1).expand(-1, -1, values.shape[-1])
+    return values.gather(1, order)
 
 
 def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:

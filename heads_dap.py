@@ -26,14 +26,7 @@ try:
         takes_packed,
         use_packing,
     )
-    from .losses_dap import (
-        columns_of,
-        gather_columns,
-        real_tokens_first,
-        sampled_cross_entropy,
-        vocabulary_cross_entropy,
-        whole,
-    )
+    from .losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
@@ -46,14 +39,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         takes_packed,
         use_packing,
     )
-    from losses_dap import (
-        columns_of,
-        gather_columns,
-        real_tokens_first,
-        sampled_cross_entropy,
-        vocabulary_cross_entropy,
-        whole,
-    )
+    from losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
 
 
 #: Encoders whose layers are made like BERT's and are followed by nothing.
@@ -150,10 +136,7 @@ class RTLHead(nn.Module):
         inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
         if takes_packed(self.blocks) and self.blocks.config.model_type in LIKE_BERT:
             return self._packed_queries(inputs, mask, query_mask)
-        order = real_tokens_first(mask)
-        inputs = {name: gather_columns(value, order) for name, value in inputs.items()}
-        out = last_states(self.blocks, gather_columns(mask, order), **inputs)
-        return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
+        return last_states(self.blocks, mask, **inputs)[:, context.shape[1] :]
 
     def _packed_queries(self, inputs: dict[str, Tensor], mask: Tensor, query_mask: Tensor) -> Tensor:
         """The same by one long row without padding; what the last layer makes of the context is not computed."""

@@ -9,7 +9,6 @@ from torch import Tensor
 import losses_dap
 from losses_dap import (
     liger_cross_entropy,
-    maskable,
     sampled_cross_entropy,
     translation_ranking_loss,
     vocabulary_cross_entropy,
@@ -129,8 +128,3 @@ def test_cuda_kernels_of_the_vocabulary_loss(liger: bool, monkeypatch: pytest.Mo
     for results, tolerance in zip(found, (1e-4, 2e-2)):
         for a, b in zip(results, expected):
             assert (a.double() - b).norm() < tolerance * b.norm()
-
-
-def test_first_and_last_tokens_are_never_masked() -> None:
-    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
-    assert maskable(mask).tolist() == [[False, True, True, False, False], [False, True, True, True, False]]
