@@ -31,35 +31,3 @@ from dap.training.resuming import (
 )
 from dap.training.source_reading import HARDLY
 from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together
-
-__all__ = [
-    "BitextCollator",
-    "CachedBatch",
-    "DAPTrainer",
-    "DAPTrainingArguments",
-    "DataArguments",
-    "EpochOfSampler",
-    "FINISHED",
-    "HARDLY",
-    "HardNegatives",
-    "LanguageMixSampler",
-    "ModelArguments",
-    "changes_weights",
-    "check_values",
-    "describe_run",
-    "differences",
-    "drop_targets",
-    "find_resumable",
-    "has_ended",
-    "interleave_languages",
-    "keep_record",
-    "leave_together",
-    "load_ended",
-    "load_model",
-    "normalise",
-    "parse_arguments",
-    "read_start",
-    "split_validation",
-    "token_counts",
-    "tokenize_bitext",
-]
