@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 import losses_dap
-from losses_dap import (
-    liger_cross_entropy,
-    sampled_cross_entropy,
-    translation_ranking_loss,
-    vocabulary_cross_entropy,
-)
+from losses_dap import liger_cross_entropy, sampled_cross_entropy, translation_ranking_loss, vocabulary_cross_entropy
 
 
 @pytest.mark.parametrize(

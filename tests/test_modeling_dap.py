@@ -23,21 +23,12 @@ from tiny_models import (
 )
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    BertConfig,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import BertConfig, Trainer, TrainingArguments
 
 import encoder_dap
 import losses_dap
 from encoder_dap import position_offset
-from modeling_dap import (
-    DAPConfig,
-    DAPForPreTraining,
-    DAPForSequenceClassification,
-    DAPModel,
-)
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from objectives_dap import OBJECTIVES
 
 

@@ -13,13 +13,7 @@ from forked import processes
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import processors
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    BertConfig,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import modeling_dap
 from dap.encoding import SentenceEncoder
@@ -182,10 +176,7 @@ def test_heads_that_do_not_fit_are_refused(
         (["--objective", "tr"], run_of + r"objective 'rtl' there has no head that objective 'tr' here has"),
         (["--target_vocabulary_file", str(file)], f"{theirs}, these target_vocab_size=3: leave --target_vocabulary"),
         (["--restrict_target_vocabulary", "false"], f"target_vocab_size={theirs}, these the whole vocabulary: leave"),
-        (
-            ["--model_name_or_path", str(small)],
-            r"has shape \(\d+,.* there, \(20,.* here: give the encoder",
-        ),
+        (["--model_name_or_path", str(small)], r"has shape \(\d+,.* there, \(20,.* here: give the encoder"),
         (["--init_heads_from", str(tiny_bert_dir)], "a plain 'bert' checkpoint: train heads by configs/"),
         (["--init_heads_from", "nowhere"], "^the configuration of nowhere cannot be loaded "),
     ):

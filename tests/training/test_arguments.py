@@ -7,14 +7,7 @@ from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
 from dap.errors import UserError
-from dap.training.arguments import (
-    CHANGEABLE,
-    CONFIG_FIELDS,
-    FROM_TEXT,
-    given_fields,
-    parse_arguments,
-    recipe_flags,
-)
+from dap.training.arguments import CHANGEABLE, CONFIG_FIELDS, FROM_TEXT, given_fields, parse_arguments, recipe_flags
 from dap.training.resuming import changes_weights
 
 

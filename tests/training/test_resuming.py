@@ -8,10 +8,7 @@ import pytest
 import torch
 from conftest import results, state
 from safetensors.torch import load_file
-from transformers import (
-    TrainerControl,
-    TrainerState,
-)
+from transformers import TrainerControl, TrainerState
 
 from dap.reports.records import RECORD
 from dap.training.arguments import DAPTrainingArguments
