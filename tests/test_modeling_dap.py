@@ -41,9 +41,16 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------- losses against plain loops
 
 
+def token_loss(model: DAPForPreTraining, state: Tensor, label: int | Tensor) -> Tensor:
+    """Cross entropy of one label among all ids, given its state (D,)."""
+    head = model.prediction_head
+    logits = head.norm(head.activation(head.dense(state))) @ model.get_input_embeddings().weight.T + head.bias
+    return logits.exp().sum().log() - logits[label]
+
+
 def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[int]]:
     """RTL cross entropies of every target token, pair by pair without any padding (eq. g^0 and L_RTL)."""
-    encoder, head, prediction = model.dap.encoder, model.rtl_head, model.prediction_head
+    encoder, head = model.dap.encoder, model.rtl_head
     offset = position_offset(encoder)
     losses, labels = [], []
     for row in range(len(batch["source_input_ids"])):
@@ -58,9 +65,7 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
         out = head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state[0, states.shape[1] :]
         for i, label in enumerate(target[1:].tolist()):
             if batch["target_noise"][row, i + 1] < model.config.rtl_ratio:
-                hidden = prediction.norm(prediction.activation(prediction.dense(out[i])))
-                logits = hidden @ model.get_input_embeddings().weight.T + prediction.bias
-                losses.append(-(logits[label] - logits.exp().sum().log()))
+                losses.append(token_loss(model, out[i], label))
                 labels.append(label)
     return losses, labels
 
@@ -98,14 +103,8 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
     batch = make_batch()
     ids = sorted({2, *range(60, 199)})
     model.set_target_vocabulary(ids)
-    full.load_state_dict(
-        {
-            k: v
-            for k, v in model.state_dict().items()
-            if k not in ("prediction_head.token_ids", "prediction_head.bias")
-        },
-        strict=False,
-    )
+    own = ("prediction_head.token_ids", "prediction_head.bias")
+    full.load_state_dict({k: v for k, v in model.state_dict().items() if k not in own}, strict=False)
     with torch.no_grad():
         full.prediction_head.bias.fill_(float("-inf"))
         full.prediction_head.bias[ids] = model.prediction_head.bias
@@ -199,63 +198,55 @@ def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(mode
     torch.testing.assert_close(found, gradient)
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
-def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -> None:
-    model = tiny_model(model_type, objective="tr+tlm", tlm_probability=0.6).double()
-    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
-    losses, kinds = [], set()
-    for row in range(6):
-        x, y = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
-        ids = torch.cat([x, y[1:]])
-        noise = torch.cat([batch["source_noise"][row, : len(x)], batch["target_noise"][row, 1 : len(y)]])
-        separators = {0, len(x) - 1, len(ids) - 1}
-        masked, chosen = ids.clone(), []
-        for i in range(len(ids)):
-            if i in separators or noise[i] >= 0.6:
-                continue
-            chosen.append(i)
-            if noise[i] / 0.6 < 0.8:
-                masked[i] = MASK
-            elif noise[i] / 0.6 < 0.9:
-                masked[i] = int((noise[i].item() * 2**20) % 1 * 250)
-            kinds.add(min(int(noise[i] / 0.06), 9) if noise[i] / 0.6 >= 0.8 else 0)
-        positions = torch.cat([torch.arange(len(x)), torch.arange(1, len(y))])
-        offset = position_offset(encoder)
-        given = {} if offset is None else {"position_ids": positions[None] + offset}
-        states = encoder(masked[None], **given).last_hidden_state[0]
-        for i in chosen:
-            logits = prediction.norm(prediction.activation(prediction.dense(states[i])))
-            logits = logits @ model.get_input_embeddings().weight.T + prediction.bias
-            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
-    assert kinds == {0, 8, 9}  # masked, random and kept tokens all occurred
-    assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
-
-
-def mask_one_by_one(batch: dict[str, Tensor], side: str, row: int) -> tuple[Tensor, Tensor, list[int]]:
-    """One sentence as it is and as MLM shows it (a share of 0.6 chosen), and the places to predict."""
-    ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
-    masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
+def masked_by_hand(ids: Tensor, noise: Tensor, special: set[int]) -> tuple[Tensor, list[int]]:
+    """A text in which a share of 0.6 is chosen as masked language modelling shows it, and the places to predict."""
+    masked, chosen = ids.clone(), [i for i in range(len(ids)) if i not in special and noise[i] < 0.6]
     for i in chosen:
         if noise[i] < 0.8 * 0.6:
             masked[i] = MASK
         elif noise[i] < 0.9 * 0.6:
-            masked[i] = int((noise[i] * 2**20) % 1 * 250)
-    return ids, masked, chosen
+            masked[i] = int((noise[i].item() * 2**20) % 1 * 250)
+    return masked, chosen
+
+
+def mask_one_by_one(batch: dict[str, Tensor], side: str, row: int) -> tuple[Tensor, Tensor, list[int]]:
+    """One sentence as it is and as MLM shows it, and the places to predict."""
+    ids = tokens_of(batch, side, row)
+    return ids, *masked_by_hand(ids, batch[f"{side}_noise"][row], {0, len(ids) - 1})
+
+
+def kinds_of(ids: Tensor, masked: Tensor, chosen: list[int]) -> set[str]:
+    return {"masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random" for i in chosen}
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -> None:
+    model = tiny_model(model_type, objective="tr+tlm", tlm_probability=0.6).double()
+    batch, encoder, losses, kinds = make_batch(), model.dap.encoder, [], set()
+    for row in range(6):
+        x, y = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
+        ids = torch.cat([x, y[1:]])
+        noise = torch.cat([batch["source_noise"][row, : len(x)], batch["target_noise"][row, 1 : len(y)]])
+        masked, chosen = masked_by_hand(ids, noise, {0, len(x) - 1, len(ids) - 1})
+        kinds |= kinds_of(ids, masked, chosen)
+        positions = torch.cat([torch.arange(len(x)), torch.arange(1, len(y))])
+        offset = position_offset(encoder)
+        given = {} if offset is None else {"position_ids": positions[None] + offset}
+        states = encoder(masked[None], **given).last_hidden_state[0]
+        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
+    assert len(kinds) == 3
+    assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: str) -> None:
     model = tiny_model(model_type, objective="mlm", mlm_probability=0.6, projection="mlp").double()
-    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
-    losses, kinds = [], set()
+    batch, losses, kinds = make_batch(), [], set()
     for side, row in itertools.product(("source", "target"), range(6)):
         ids, masked, chosen = mask_one_by_one(batch, side, row)
-        kinds |= {"masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random" for i in chosen}
-        states = encoder(masked[None]).last_hidden_state[0]
-        for i in chosen:
-            hidden = prediction.norm(prediction.activation(prediction.dense(states[i])))
-            logits = hidden @ model.get_input_embeddings().weight.T + prediction.bias
-            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+        kinds |= kinds_of(ids, masked, chosen)
+        states = model.dap.encoder(masked[None]).last_hidden_state[0]
+        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
     out = model(**batch)
     assert len(kinds) == 3
     assert out.mlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
@@ -269,17 +260,14 @@ def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place
     model_type: str, pooling: str
 ) -> None:
     model = tiny_model(model_type, objective="xum", xum_probability=0.6, pooling=pooling).double()
-    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
-    table, losses, vectors = model.get_input_embeddings().weight, [], []
+    batch, table, losses, vectors = make_batch(), model.get_input_embeddings().weight, [], []
     for side, row in itertools.product(("source", "target"), range(6)):
         ids, masked, chosen = mask_one_by_one(batch, side, row)
         other = tokens_of(batch, {"source": "target", "target": "source"}[side], row)
         vectors.append(model.dap(other[None]).pooler_output)
         words = torch.cat([vectors[-1], table[masked[1:]]])
-        states = encoder(inputs_embeds=words[None]).last_hidden_state[0]
-        for i in chosen:
-            logits = prediction.norm(prediction.activation(prediction.dense(states[i]))) @ table.T + prediction.bias
-            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+        states = model.dap.encoder(inputs_embeds=words[None]).last_hidden_state[0]
+        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
     expected, out = torch.stack(losses).mean(), model(**batch)
     assert out.xum_loss.item() == pytest.approx(expected.item(), rel=1e-9)
     by_hand = torch.cat(torch.autograd.grad(expected, vectors))
@@ -394,10 +382,8 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
         states = model.dap.encoder(x[None]).last_hidden_state[:, 1:] + (english if reverse else own)
         masks = model.dap.encoder.embeddings(torch.full_like(y, MASK)[None])[:, 1:] + (own if reverse else english)
         out = model.rtl_head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state
-        logits = model.prediction_head
-        hidden = logits.norm(logits.activation(logits.dense(out[0, states.shape[1] :])))
-        scores = hidden @ model.get_input_embeddings().weight.T + logits.bias
-        losses[reverse] += [score.exp().sum().log() - score[label] for score, label in zip(scores, y[1:])]
+        predicted = out[0, states.shape[1] :]
+        losses[reverse] += [token_loss(model, state, label) for state, label in zip(predicted, y[1:])]
     means = [torch.stack(part).mean().item() for part in losses.values() if part]
     assert len(means) == (2 if direction == "both" else 1)
     assert loss.item() == pytest.approx(sum(means) / len(means), rel=1e-9)
@@ -628,14 +614,7 @@ def test_accumulation_of_the_stock_trainer_keeps_the_classifiers_loss(tmp_path: 
         torch.manual_seed(0)
         model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3, objective="tr"))
         batch = {"per_device_train_batch_size": 6 // steps, "gradient_accumulation_steps": steps, "max_steps": 1}
-        args = TrainingArguments(
-            str(tmp_path),
-            **batch,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        quiet = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+        args = TrainingArguments(str(tmp_path), **batch, **quiet, logging_steps=1)
         losses.append(Trainer(model, args, train_dataset=Dataset.from_list(rows)).train().training_loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
