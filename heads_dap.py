@@ -12,38 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import (
-        absolute_positions,
-        attention_arguments,
-        build_encoder,
-        last_states,
-        layer_stack,
-        pack,
-        takes_packed,
-        use_packing,
-    )
+    from .encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
     from .losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import (
-        absolute_positions,
-        attention_arguments,
-        build_encoder,
-        last_states,
-        layer_stack,
-        pack,
-        takes_packed,
-        use_packing,
-    )
+    from encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
     from losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
-
-
-#: Encoders whose layers are made like BERT's and are followed by nothing.
-LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 
 
 class _PassThrough(nn.Module):
@@ -134,40 +111,7 @@ class RTLHead(nn.Module):
         columns = columns_of(query_mask) + context_mask.sum(1, keepdim=True) + 2
         columns = torch.cat([columns_of(context_mask) + 1, columns], 1)  # (B, C+Q)
         inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
-        if takes_packed(self.blocks) and self.blocks.config.model_type in LIKE_BERT:
-            return self._packed_queries(inputs, mask, query_mask)
-        return last_states(self.blocks, mask, **inputs)[:, context.shape[1] :]
-
-    def _packed_queries(self, inputs: dict[str, Tensor], mask: Tensor, query_mask: Tensor) -> Tensor:
-        """The same by one long row without padding; what the last layer makes of the context is not computed."""
-        everything = pack(mask)
-        queries = pack(query_mask, everything.rows)
-        _, layers = layer_stack(self.blocks)
-        packed = {name: everything.take(value) for name, value in inputs.items()}  # (1, T, ...)
-        states = self.blocks.embeddings(**packed)  # (1, T, D)
-        arguments = attention_arguments(self.blocks, everything)
-        for layer in layers[:-1]:
-            states = layer(states, **arguments)
-        is_query = F.pad(query_mask, (mask.shape[1] - query_mask.shape[1], 0))  # (B, C+Q)
-        places = everything.take(is_query)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
-        states = last_layer_of_some(layers[-1], states, places, attention_arguments(self.blocks, everything, queries))
-        return queries.put_back(states)  # (B, Q, D)
-
-
-def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """States (1, T', D) after a layer like BERT's of those tokens (T',) of (1, T, D) that are asked for."""
-    attention = layer.attention.self
-
-    def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
-        return linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (1, H, T, d)
-
-    asked = states.index_select(1, places)  # (1, T', D)
-    query, key, value = heads(attention.query, asked), heads(attention.key, states), heads(attention.value, states)
-    dropout = attention.dropout.p if attention.training else 0.0
-    attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
-    options = {"attention_mask": None, "dropout": dropout, "scaling": attention.scaling} | arguments
-    mixed, _ = attend(attention, query, key, value, **options)
-    return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
+        return last_states(self.blocks, mask, context.shape[1], **inputs)
 
 
 class Words(NamedTuple):
