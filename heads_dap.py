@@ -141,10 +141,9 @@ class PredictionHead(nn.Module):
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
         reconstructs = "rtl" in config.objectives
         size = config.target_vocab_size if reconstructs else None
-        self.has_target_vocabulary = size is not None
-        if self.has_target_vocabulary:  # sorted token ids of the target side
-            self.register_buffer("token_ids", torch.arange(size))  # (V',)
-        self.is_narrow = self.has_target_vocabulary and config.objectives <= {"tr", "rtl"}  # others predict all ids
+        # sorted ids of the target side (V',), where RTL does not predict all
+        self.register_buffer("token_ids", None if size is None else torch.arange(size))
+        self.is_narrow = size is not None and config.objectives <= {"tr", "rtl"}  # others predict all ids
         self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))  # (V') or (V)
         untied = reconstructs and not config.rtl_tied
         self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
@@ -156,10 +155,11 @@ class PredictionHead(nn.Module):
         if not self.is_narrow:
             kept = self.bias[: len(table)]
             self.bias = nn.Parameter(F.pad(kept, (0, len(table) - len(kept))))
-        if self.decoder is not None and not self.has_target_vocabulary:
+        if self.decoder is not None and self.token_ids is None:
             kept = self.decoder.weight[: len(table)]
             self.decoder.weight = nn.Parameter(torch.cat([kept, table[len(kept) :]]))
 
+    @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
         """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such.
 
@@ -167,27 +167,23 @@ class PredictionHead(nn.Module):
         """
         head = getattr(model, "prediction_head", None)
         if isinstance(head, PredictionHead):
-            self._take(head.dense, head.norm, head.bias)
-            return True
-        body = {id(module) for module in model.base_model.modules()}
-        output = model.get_output_embeddings()
-        own = [module for module in model.modules() if id(module) not in body and module is not output]
-        dense = next((module for module in own if isinstance(module, nn.Linear)), None)
-        norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
-        if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
-            return False
-        if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
-            return False
-        self._take(dense, norm, output.bias)
-        return True
-
-    @torch.no_grad()
-    def _take(self, dense: nn.Linear, norm: nn.LayerNorm, bias: Tensor | None) -> None:
-        """`bias` (V,) is that of all ids."""
+            dense, norm, bias = head.dense, head.norm, head.bias
+        else:
+            body = {id(module) for module in model.base_model.modules()}
+            output = model.get_output_embeddings()
+            own = [module for module in model.modules() if id(module) not in body and module is not output]
+            dense = next((module for module in own if isinstance(module, nn.Linear)), None)
+            norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
+            if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+                return False
+            if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
+                return False
+            bias = output.bias
         self.dense.load_state_dict(dense.state_dict())
         self.norm.load_state_dict(norm.state_dict())
-        if bias is not None:
+        if bias is not None:  # (V,), that of all ids
             self.bias.copy_(bias[self.token_ids] if self.is_narrow else bias)
+        return True
 
     @torch.no_grad()
     def start_bias(self, counts: Tensor) -> None:
@@ -203,7 +199,7 @@ class PredictionHead(nn.Module):
     def start_decoder(self, table: Tensor) -> None:
         """Set RTL's own matrix, if there is one, to the word embeddings (V, E) of what it predicts."""
         if self.decoder is not None:
-            self.decoder.weight.copy_(table[self.token_ids] if self.has_target_vocabulary else table)
+            self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
 
     @property
     def samples(self) -> bool:
@@ -213,12 +209,11 @@ class PredictionHead(nn.Module):
     @property
     def looked_up(self) -> Tensor | None:
         """Ids (V',) whose word embeddings RTL predicts with; None where these are all, or its own, or drawn."""
-        tied = self.decoder is None
-        return self.token_ids if self.has_target_vocabulary and tied and not self.samples else None
+        return self.token_ids if self.decoder is None and not self.samples else None
 
     def knows(self, ids: Tensor) -> Tensor:
         """Whether RTL can predict each id, bool."""
-        if not self.has_target_vocabulary:
+        if self.token_ids is None:
             return torch.ones_like(ids, dtype=torch.bool)
         return self.token_ids[self._rows(ids)] == ids
 
@@ -235,7 +230,7 @@ class PredictionHead(nn.Module):
 
     def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
         """The same among the ids that RTL predicts, all labels being of these."""
-        states, restricted = self._transform(hidden), self.has_target_vocabulary
+        states, restricted = self._transform(hidden), self.token_ids is not None
         labels = self._rows(labels) if restricted else labels
         bias = self.bias[self.token_ids] if restricted and not self.is_narrow else self.bias  # (V',)
         weight = words.predicted if self.decoder is None else whole(self.decoder.weight)

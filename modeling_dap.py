@@ -205,7 +205,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PredictionHead):
             init.zeros_(module.bias)
-            if module.has_target_vocabulary:
+            if module.token_ids is not None:
                 init.copy_(module.token_ids, torch.arange(len(module.token_ids)))
 
     @property
