@@ -39,16 +39,15 @@ from dap.training import (
     describe_run,
     drop_targets,
     find_resumable,
-    has_ended,
     interleave_languages,
     keep_record,
     leave_together,
-    load_ended,
     load_model,
     parse_arguments,
     read_start,
     split_validation,
     tokenize_bitext,
+    train_to_end,
 )
 from modeling_dap import DAPForPreTraining
 
@@ -249,11 +248,7 @@ def run(
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training, model_class)
         keep_record(record | (also_recorded or {}), training, checkpoint)
-        if checkpoint is not None and has_ended(checkpoint, training.max_steps):
-            metrics = load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
-        else:
-            metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        save(trainer, metrics, model_args)
+        save(trainer, train_to_end(trainer, checkpoint), model_args)
 
 
 @command

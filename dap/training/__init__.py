@@ -19,9 +19,8 @@ from dap.training.resuming import (
     describe_run,
     differences,
     find_resumable,
-    has_ended,
     keep_record,
-    load_ended,
+    train_to_end,
 )
 from dap.training.source_reading import HARDLY
 from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together

@@ -307,11 +307,8 @@ class StepMeter:
 
     def __init__(self) -> None:
         self.started: float | None = None
-        self.reset()
-
-    def reset(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.steps, self.pairs = 0, 0
+        self.steps = self.pairs = 0
 
     def start(self) -> None:
         """Begin to count time, unless that was done."""
@@ -338,8 +335,7 @@ class StepMeter:
         values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
         now = time.perf_counter()
         values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
-        self.started = now
-        self.reset()
+        self.started, self.sums, self.steps, self.pairs = now, {}, 0, 0
         return values
 
 
