@@ -22,9 +22,6 @@ CHOICES: dict[str, tuple] = {
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
-SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability", "xum_probability")
-WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight", "xum_weight")
-FLAGS = ("tr_bidirectional", "tr_mask_duplicates", "rtl_tied", "rtl_reembed")
 #: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
 SAVED_KEYS = {
     *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
@@ -165,16 +162,18 @@ class DAPConfig(PreTrainedConfig):
         self._require("objective", different, "different names joined by '+', such as 'tr+rtl'")
         for name, allowed in CHOICES.items():
             self._require(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
-        for name in SHARES:
-            self._require(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) <= 1, "a number in (0, 1]")
-        for name in WEIGHTS:
-            self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "a number in [0, inf)")
+        for name, field in FIELDS.items():
+            value = getattr(self, name)
+            if name.endswith(("_ratio", "_probability")):
+                self._require(name, _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
+            elif name.endswith(("_weight", "_margin")):
+                self._require(name, _is_number(value) and value >= 0, "a number in [0, inf)")
+            elif field.type is bool:
+                self._require(name, isinstance(value, bool), "True or False")
         is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= ("tr" in self.objectives)
         self._require("tr_hard_negatives", is_share, "a number in [0, 1], which is 0 unless TR is in the objective")
         divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
         self._require("tr_temperature", divides, "a number in (0, inf)")
-        for name in FLAGS:
-            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         layers, vocabulary = self.encoder_config.num_hidden_layers, self.encoder_config.vocab_size
         self._require_integer("rtl_layers", 1, layers if "rtl" in self.objectives else 10**9, "the encoder's layers")
         self._require_integer("target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True)
