@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator, skip_first_batches
+from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset, IterableDataset, concatenate_datasets
 from datasets.distributed import split_dataset_by_node
@@ -337,17 +337,6 @@ def test_epochs_continue_the_walk_through_each_language() -> None:
         assert rows.min() >= 1
         assert rows.max() - rows.min() <= 1
     assert epochs[0] != epochs[1]
-
-
-def test_sampler_follows_the_epoch_of_a_prepared_loader() -> None:
-    data, sizes = concatenate_datasets(list(made_up(SIZES).values())), list(SIZES.values())
-    loader = DataLoader(data, batch_size=50, sampler=LanguageMixSampler(sizes, "uniform", 0.5, seed=5))
-    loader = Accelerator().prepare(loader)
-    for epoch in (0, 1, 0):
-        loader.set_epoch(epoch)
-        names = [name for batch in loader for name in batch["pair_id"]]
-        expected = data[drawn(LanguageMixSampler(sizes, "uniform", 0.5, seed=5), epoch)]["pair_id"]
-        assert names == list(expected)
 
 
 @pytest.mark.parametrize(

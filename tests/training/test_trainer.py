@@ -196,14 +196,15 @@ def test_gradient_that_is_not_finite_stops_before_the_step(make_trainer, tmp_pat
     assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
 
 
-def test_each_epoch_has_an_order_of_its_own(make_trainer) -> None:  # noqa: ANN001
+def test_each_epoch_has_the_order_of_the_sampler(make_trainer) -> None:  # noqa: ANN001
     trainer, seen = make_trainer("tr", per_device_train_batch_size=60, max_steps=20, learning_rate=0.0), []
     collate = trainer.data_collator
     trainer.data_collator = lambda rows: seen.extend(row["pair_id"] for row in rows) or collate(rows)
     trainer.train()
-    first, second = seen[:600], seen[600:1200]
-    assert len(set(first)) == len(set(second)) == 600
-    assert first != second
+    rows, sampler = trainer.train_dataset["pair_id"][:], LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0)
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        assert seen[600 * epoch : 600 * (epoch + 1)] == [rows[number] for number in sampler]
 
 
 def test_the_sampler_is_told_the_epoch_that_a_resumed_run_is_in(make_trainer) -> None:  # noqa: ANN001
