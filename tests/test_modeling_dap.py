@@ -392,28 +392,6 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
         model(**batch)
 
 
-def test_equal_targets_are_not_negatives_whatever_their_padding() -> None:
-    model, unmasked = tiny_model("bert", objective="tr"), tiny_model("bert", objective="tr", tr_mask_duplicates=False)
-    batch = make_batch()
-    for key in ("target_input_ids", "target_attention_mask"):
-        batch[key][3] = batch[key][0]
-    assert model(**batch).negatives.item() == pytest.approx((4 * 5 + 2 * 4) / 6)
-    assert unmasked(**batch).negatives.item() == 5
-    assert model(**widen(batch, 4)).loss.item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
-
-
-def test_bidirectional_is_the_mean_of_both_directions() -> None:
-    both, forward = (tiny_model("bert", objective="tr", tr_bidirectional=flag) for flag in (True, False))
-    batch = make_batch()
-    swapped = {
-        key.replace("source", "x").replace("target", "source").replace("x", "target"): value
-        for key, value in batch.items()
-        if "noise" not in key
-    }
-    expected = (forward(**batch).loss + forward(**swapped).loss) / 2
-    assert both(**batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
 def test_projection_is_for_the_loss_only() -> None:
     plain, projected = (tiny_model("bert", objective="tr", projection=kind) for kind in (None, "mlp"))
     projected.dap.load_state_dict(plain.dap.state_dict())
