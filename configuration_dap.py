@@ -1,6 +1,5 @@
 """What shapes a DAP model: the encoder, how a sentence is pooled, and the objectives it is trained with."""
 
-import inspect
 import math
 from dataclasses import fields
 from typing import Any
@@ -23,9 +22,6 @@ CHOICES: dict[str, tuple] = {
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
-SHARES = ("rtl_ratio", "tlm_probability", "mlm_probability", "xum_probability")
-WEIGHTS = ("tr_margin", "tr_weight", "rtl_weight", "tlm_weight", "mlm_weight", "xum_weight")
-FLAGS = ("tr_bidirectional", "tr_mask_duplicates", "rtl_tied", "rtl_reembed")
 #: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
 SAVED_KEYS = {
     *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
@@ -88,69 +84,47 @@ class DAPConfig(PreTrainedConfig):
     model_type = "dap"
     sub_configs = {"encoder_config": AutoConfig}
 
-    def __init__(
-        self,
-        encoder_config: PreTrainedConfig | dict | None = None,
-        objective: str = "tr+rtl",
-        pooling: str = "cls",
-        projection: str | None = None,
-        tr_similarity: str = "cosine",
-        tr_temperature: float | None = None,
-        tr_margin: float = 0.0,
-        tr_bidirectional: bool = False,
-        tr_mask_duplicates: bool = True,
-        tr_hard_negatives: float = 0.0,
-        tr_weight: float = 1.0,
-        rtl_layers: int = 2,
-        rtl_direction: str = "source-to-target",
-        rtl_ratio: float = 1.0,
-        rtl_weight: float = 1.0,
-        rtl_tied: bool = True,
-        rtl_reembed: bool = False,
-        rtl_languages: list[str] | None = None,
-        target_vocab_size: int | None = None,
-        rtl_sampled_negatives: int | None = None,
-        tlm_probability: float = 0.2,
-        tlm_weight: float = 0.1,
-        mlm_probability: float = 0.15,
-        mlm_weight: float = 1.0,
-        xum_probability: float = 0.4,
-        xum_weight: float = 1.0,
-        mask_token_id: int | None = None,
-        **kwargs: Any,
-    ) -> None:
+    encoder_config: PreTrainedConfig | dict | None = None
+    objective: str = "tr+rtl"
+    pooling: str = "cls"
+    projection: str | None = None
+    tr_similarity: str = "cosine"
+    tr_temperature: float | None = None
+    tr_margin: float = 0.0
+    tr_bidirectional: bool = False
+    tr_mask_duplicates: bool = True
+    tr_hard_negatives: float = 0.0
+    tr_weight: float = 1.0
+    rtl_layers: int = 2
+    rtl_direction: str = "source-to-target"
+    rtl_ratio: float = 1.0
+    rtl_weight: float = 1.0
+    rtl_tied: bool = True
+    rtl_reembed: bool = False
+    rtl_languages: list[str] | None = None
+    target_vocab_size: int | None = None
+    rtl_sampled_negatives: int | None = None
+    tlm_probability: float = 0.2
+    tlm_weight: float = 0.1
+    mlm_probability: float = 0.15
+    mlm_weight: float = 1.0
+    xum_probability: float = 0.4
+    xum_weight: float = 1.0
+    mask_token_id: int | None = None
+
+    def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
+        if unknown := _unknown(given, given.get("objective", self.objective)):
+            listed = ", ".join(f"{key}={given[key]!r}" for key in unknown)
+            raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(FIELDS)}.")
+        for name, own in FIELDS.items():
+            setattr(self, name, given.pop(name, own.default))
         self.encoder_config = _build_encoder_config(encoder_config)
-        self.objective = objective
-        self.pooling = pooling
-        self.projection = projection
-        self.tr_similarity = tr_similarity
-        default_temperature = 1.0 if tr_similarity == "dot" else 0.05
-        self.tr_temperature = default_temperature if tr_temperature is None else tr_temperature
-        self.tr_margin = tr_margin
-        self.tr_bidirectional = tr_bidirectional
-        self.tr_mask_duplicates = tr_mask_duplicates
-        self.tr_hard_negatives = tr_hard_negatives
-        self.tr_weight = tr_weight
-        self.rtl_layers = rtl_layers
-        self.rtl_direction = rtl_direction
-        self.rtl_ratio = rtl_ratio
-        self.rtl_weight = rtl_weight
-        self.rtl_tied = rtl_tied
-        self.rtl_reembed = rtl_reembed
-        self.rtl_languages = None if rtl_languages is None else list(rtl_languages)
-        self.target_vocab_size = target_vocab_size
-        self.rtl_sampled_negatives = rtl_sampled_negatives
-        self.tlm_probability = tlm_probability
-        self.tlm_weight = tlm_weight
-        self.mlm_probability = mlm_probability
-        self.mlm_weight = mlm_weight
-        self.xum_probability = xum_probability
-        self.xum_weight = xum_weight
-        self.mask_token_id = mask_token_id
-        self.auto_map = kwargs.pop("auto_map", None) or dict(AUTO_MAP)
-        _refuse_unknown(kwargs, objective)
+        if self.tr_temperature is None:
+            self.tr_temperature = 1.0 if self.tr_similarity == "dot" else 0.05
+        self.rtl_languages = None if self.rtl_languages is None else list(self.rtl_languages)
+        self.auto_map = given.pop("auto_map", None) or dict(AUTO_MAP)
         self.check()
-        super().__init__(**kwargs)
+        super().__init__(**given)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -160,9 +134,7 @@ class DAPConfig(PreTrainedConfig):
                 f"this is a plain {config_dict['model_type']!r} checkpoint, not a DAP one: start from it with "
                 "DAPForPreTraining.from_encoder, or load it with AutoModel."
             )
-        own = inspect.signature(cls.__init__).parameters
-        unknown = _unknown(config_dict, config_dict.get("objective", "tr+rtl"))
-        if dropped := [key for key in unknown if key not in own]:
+        if dropped := _unknown(config_dict, config_dict.get("objective", cls.objective)):
             logger.warning(f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out.")
         return super().from_dict({key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs)
 
@@ -190,16 +162,18 @@ class DAPConfig(PreTrainedConfig):
         self._require("objective", different, "different names joined by '+', such as 'tr+rtl'")
         for name, allowed in CHOICES.items():
             self._require(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
-        for name in SHARES:
-            self._require(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) <= 1, "a number in (0, 1]")
-        for name in WEIGHTS:
-            self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "a number in [0, inf)")
+        for name, field in FIELDS.items():
+            value = getattr(self, name)
+            if name.endswith(("_ratio", "_probability")):
+                self._require(name, _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
+            elif name.endswith(("_weight", "_margin")):
+                self._require(name, _is_number(value) and value >= 0, "a number in [0, inf)")
+            elif field.type is bool:
+                self._require(name, isinstance(value, bool), "True or False")
         is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= ("tr" in self.objectives)
         self._require("tr_hard_negatives", is_share, "a number in [0, 1], which is 0 unless TR is in the objective")
         divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
         self._require("tr_temperature", divides, "a number in (0, inf)")
-        for name in FLAGS:
-            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         layers, vocabulary = self.encoder_config.num_hidden_layers, self.encoder_config.vocab_size
         self._require_integer("rtl_layers", 1, layers if "rtl" in self.objectives else 10**9, "the encoder's layers")
         self._require_integer("target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True)
@@ -239,23 +213,19 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
 
 
 def _unknown(keys: dict[str, Any], objective: str) -> list[str]:
-    """Those that are neither fields of `PreTrainedConfig` or of a new objective, nor what a saved config.json has."""
-    known = SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
-    ours = {name.split("_")[0] for name in inspect.signature(DAPConfig.__init__).parameters}
+    """Those that are no fields of ours, of `PreTrainedConfig` or a new objective, nor what a saved config.json has."""
+    known = FIELDS.keys() | SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
+    ours = {name.split("_")[0] for name in FIELDS}
     free = ("_", *(f"{name}_" for name in str(objective).split("+") if name not in ours))
     return sorted(key for key in keys if key not in known and not key.startswith(free))
-
-
-def _refuse_unknown(kwargs: dict[str, Any], objective: str) -> None:
-    if unknown := _unknown(kwargs, objective):
-        own = [name for name in inspect.signature(DAPConfig.__init__).parameters if name not in ("self", "kwargs")]
-        listed = ", ".join(f"{key}={kwargs[key]!r}" for key in unknown)
-        raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(own)}.")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
+
+#: The fields of `DAPConfig` by name, without those of `PreTrainedConfig`.
+FIELDS = {name: each for name, each in DAPConfig.__dataclass_fields__.items() if name in DAPConfig.__annotations__}
 
 # Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.
 if __name__ == "configuration_dap":

@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 try:
@@ -38,6 +39,8 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
 
 #: Encoder classes whose every objective is tested.
 TESTED = ("bert", "deberta-v2", "distilbert", "modernbert", "roberta", "xlm-roberta")
+#: Encoders whose layers are made like BERT's and are followed by nothing.
+LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 TOKENS_PER_GROUP = 128  # padded rows of like length run together once they have this many tokens
 PACKED = "dap_packed"  # torch's attention that also takes packed rows
 
@@ -148,19 +151,40 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 # ----------------------------------------------------------------------------------------------------- token states
 
 
-def last_states(encoder: PreTrainedModel, mask: Tensor, **inputs: Tensor) -> Tensor:
-    """Last hidden states (B, S, D) of rows padded on the right, given their mask (B, S) and inputs (B, S, ...).
+def last_states(encoder: PreTrainedModel, mask: Tensor, start: int = 0, **inputs: Tensor) -> Tensor:
+    """Last hidden states (B, S, D) of the tokens where a mask (B, S) is 1, wherever they stand, of inputs (B, S, ...).
 
-    The states of padding are zeros, and next to nothing is computed for them: rows are packed for an attention that
-    takes them so, else run in groups of like length on CPU. Any other encoder is given padded rows.
+    The other states are zeros, and next to nothing is computed for them: rows are packed for an attention that takes
+    them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right. Only the
+    columns from `start` on are given, (B, S-start, D).
     """
     if takes_packed(encoder):
-        return packed_states(encoder, mask, inputs)
+        if start and encoder.config.model_type in LIKE_BERT:
+            return packed_last_columns(encoder, mask, start, inputs)
+        return packed_states(encoder, mask, inputs)[:, start:]
+    order = real_tokens_first(mask)
+    mask, inputs = gather_columns(mask, order), {name: gather_columns(own, order) for name, own in inputs.items()}
     if mask.device.type == "cpu":
         states = grouped_states(encoder, mask, inputs)
     else:
         states = encoder(attention_mask=mask, **inputs).last_hidden_state
-    return states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+    return gather_columns(states.masked_fill(mask.unsqueeze(-1) == 0, 0.0), order.argsort(1))[:, start:]
+
+
+def real_tokens_first(mask: Tensor) -> Tensor:
+    """Column order (B, S) that moves real tokens to the front and padding to the end, each in its old order.
+
+    >>> real_tokens_first(torch.tensor([[1, 0, 1]]))
+    tensor([[0, 2, 1]])
+    """
+    return mask.bool().logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def gather_columns(values: Tensor, order: Tensor) -> Tensor:
+    """(B, S) or (B, S, D) values with their columns in the order (B, S)."""
+    if values.dim() == 3:
+        order = order.unsqueeze(-1).expand(-1, -1, values.shape[-1])
+    return values.gather(1, order)
 
 
 def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -170,6 +194,38 @@ def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tens
     packed |= {key: packing.take(value) for key, value in inputs.items()}  # (1, T, ...)
     states = encoder(**packed, **attention_arguments(encoder, packing)).last_hidden_state  # (1, T, D)
     return packing.put_back(states)
+
+
+def packed_last_columns(encoder: PreTrainedModel, mask: Tensor, start: int, inputs: dict[str, Tensor]) -> Tensor:
+    """`packed_states` from a column on; what the last layer makes of the others is not computed."""
+    wanted = mask[:, start:]
+    everything = pack(mask)
+    queries = pack(wanted, everything.rows)
+    _, layers = layer_stack(encoder)
+    states = encoder.embeddings(**{name: everything.take(value) for name, value in inputs.items()})  # (1, T, D)
+    arguments = attention_arguments(encoder, everything)
+    for layer in layers[:-1]:
+        states = layer(states, **arguments)
+    is_wanted = F.pad(wanted, (start, 0))  # (B, S)
+    places = everything.take(is_wanted)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
+    states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, everything, queries))
+    return queries.put_back(states)  # (B, S-start, D)
+
+
+def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """States (1, T', D) after a layer like BERT's of those tokens (T',) of (1, T, D) that are asked for."""
+    attention = layer.attention.self
+
+    def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
+        return linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (1, H, T, d)
+
+    asked = states.index_select(1, places)  # (1, T', D)
+    query, key, value = heads(attention.query, asked), heads(attention.key, states), heads(attention.value, states)
+    dropout = attention.dropout.p if attention.training else 0.0
+    attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+    options = {"attention_mask": None, "dropout": dropout, "scaling": attention.scaling} | arguments
+    mixed, _ = attend(attention, query, key, value, **options)
+    return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
 
 
 def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:

@@ -12,52 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import (
-        absolute_positions,
-        attention_arguments,
-        build_encoder,
-        last_states,
-        layer_stack,
-        pack,
-        takes_packed,
-        use_packing,
-    )
-    from .losses_dap import (
-        columns_of,
-        gather_columns,
-        real_tokens_first,
-        sampled_cross_entropy,
-        vocabulary_cross_entropy,
-        whole,
-    )
+    from .encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
+    from .losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import (
-        absolute_positions,
-        attention_arguments,
-        build_encoder,
-        last_states,
-        layer_stack,
-        pack,
-        takes_packed,
-        use_packing,
-    )
-    from losses_dap import (
-        columns_of,
-        gather_columns,
-        real_tokens_first,
-        sampled_cross_entropy,
-        vocabulary_cross_entropy,
-        whole,
-    )
-
-
-#: Encoders whose layers are made like BERT's and are followed by nothing.
-LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+    from encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
+    from losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
 
 
 class _PassThrough(nn.Module):
@@ -148,43 +111,7 @@ class RTLHead(nn.Module):
         columns = columns_of(query_mask) + context_mask.sum(1, keepdim=True) + 2
         columns = torch.cat([columns_of(context_mask) + 1, columns], 1)  # (B, C+Q)
         inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
-        if takes_packed(self.blocks) and self.blocks.config.model_type in LIKE_BERT:
-            return self._packed_queries(inputs, mask, query_mask)
-        order = real_tokens_first(mask)
-        inputs = {name: gather_columns(value, order) for name, value in inputs.items()}
-        out = last_states(self.blocks, gather_columns(mask, order), **inputs)
-        return gather_columns(out, order.argsort(1))[:, context.shape[1] :]
-
-    def _packed_queries(self, inputs: dict[str, Tensor], mask: Tensor, query_mask: Tensor) -> Tensor:
-        """The same by one long row without padding; what the last layer makes of the context is not computed."""
-        everything = pack(mask)
-        queries = pack(query_mask, everything.rows)
-        _, layers = layer_stack(self.blocks)
-        packed = {name: everything.take(value) for name, value in inputs.items()}  # (1, T, ...)
-        states = self.blocks.embeddings(**packed)  # (1, T, D)
-        arguments = attention_arguments(self.blocks, everything)
-        for layer in layers[:-1]:
-            states = layer(states, **arguments)
-        is_query = F.pad(query_mask, (mask.shape[1] - query_mask.shape[1], 0))  # (B, C+Q)
-        places = everything.take(is_query)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
-        states = last_layer_of_some(layers[-1], states, places, attention_arguments(self.blocks, everything, queries))
-        return queries.put_back(states)  # (B, Q, D)
-
-
-def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """States (1, T', D) after a layer like BERT's of those tokens (T',) of (1, T, D) that are asked for."""
-    attention = layer.attention.self
-
-    def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
-        return linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (1, H, T, d)
-
-    asked = states.index_select(1, places)  # (1, T', D)
-    query, key, value = heads(attention.query, asked), heads(attention.key, states), heads(attention.value, states)
-    dropout = attention.dropout.p if attention.training else 0.0
-    attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
-    options = {"attention_mask": None, "dropout": dropout, "scaling": attention.scaling} | arguments
-    mixed, _ = attend(attention, query, key, value, **options)
-    return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
+        return last_states(self.blocks, mask, context.shape[1], **inputs)
 
 
 class Words(NamedTuple):
@@ -214,10 +141,9 @@ class PredictionHead(nn.Module):
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
         reconstructs = "rtl" in config.objectives
         size = config.target_vocab_size if reconstructs else None
-        self.has_target_vocabulary = size is not None
-        if self.has_target_vocabulary:  # sorted token ids of the target side
-            self.register_buffer("token_ids", torch.arange(size))  # (V',)
-        self.is_narrow = self.has_target_vocabulary and config.objectives <= {"tr", "rtl"}  # others predict all ids
+        # sorted ids of the target side (V',), where RTL does not predict all
+        self.register_buffer("token_ids", None if size is None else torch.arange(size))
+        self.is_narrow = size is not None and config.objectives <= {"tr", "rtl"}  # others predict all ids
         self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))  # (V') or (V)
         untied = reconstructs and not config.rtl_tied
         self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
@@ -229,10 +155,11 @@ class PredictionHead(nn.Module):
         if not self.is_narrow:
             kept = self.bias[: len(table)]
             self.bias = nn.Parameter(F.pad(kept, (0, len(table) - len(kept))))
-        if self.decoder is not None and not self.has_target_vocabulary:
+        if self.decoder is not None and self.token_ids is None:
             kept = self.decoder.weight[: len(table)]
             self.decoder.weight = nn.Parameter(torch.cat([kept, table[len(kept) :]]))
 
+    @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
         """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such.
 
@@ -240,27 +167,23 @@ class PredictionHead(nn.Module):
         """
         head = getattr(model, "prediction_head", None)
         if isinstance(head, PredictionHead):
-            self._take(head.dense, head.norm, head.bias)
-            return True
-        body = {id(module) for module in model.base_model.modules()}
-        output = model.get_output_embeddings()
-        own = [module for module in model.modules() if id(module) not in body and module is not output]
-        dense = next((module for module in own if isinstance(module, nn.Linear)), None)
-        norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
-        if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
-            return False
-        if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
-            return False
-        self._take(dense, norm, output.bias)
-        return True
-
-    @torch.no_grad()
-    def _take(self, dense: nn.Linear, norm: nn.LayerNorm, bias: Tensor | None) -> None:
-        """`bias` (V,) is that of all ids."""
+            dense, norm, bias = head.dense, head.norm, head.bias
+        else:
+            body = {id(module) for module in model.base_model.modules()}
+            output = model.get_output_embeddings()
+            own = [module for module in model.modules() if id(module) not in body and module is not output]
+            dense = next((module for module in own if isinstance(module, nn.Linear)), None)
+            norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
+            if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+                return False
+            if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
+                return False
+            bias = output.bias
         self.dense.load_state_dict(dense.state_dict())
         self.norm.load_state_dict(norm.state_dict())
-        if bias is not None:
+        if bias is not None:  # (V,), that of all ids
             self.bias.copy_(bias[self.token_ids] if self.is_narrow else bias)
+        return True
 
     @torch.no_grad()
     def start_bias(self, counts: Tensor) -> None:
@@ -276,7 +199,7 @@ class PredictionHead(nn.Module):
     def start_decoder(self, table: Tensor) -> None:
         """Set RTL's own matrix, if there is one, to the word embeddings (V, E) of what it predicts."""
         if self.decoder is not None:
-            self.decoder.weight.copy_(table[self.token_ids] if self.has_target_vocabulary else table)
+            self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
 
     @property
     def samples(self) -> bool:
@@ -286,12 +209,11 @@ class PredictionHead(nn.Module):
     @property
     def looked_up(self) -> Tensor | None:
         """Ids (V',) whose word embeddings RTL predicts with; None where these are all, or its own, or drawn."""
-        tied = self.decoder is None
-        return self.token_ids if self.has_target_vocabulary and tied and not self.samples else None
+        return self.token_ids if self.decoder is None and not self.samples else None
 
     def knows(self, ids: Tensor) -> Tensor:
         """Whether RTL can predict each id, bool."""
-        if not self.has_target_vocabulary:
+        if self.token_ids is None:
             return torch.ones_like(ids, dtype=torch.bool)
         return self.token_ids[self._rows(ids)] == ids
 
@@ -308,7 +230,7 @@ class PredictionHead(nn.Module):
 
     def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
         """The same among the ids that RTL predicts, all labels being of these."""
-        states, restricted = self._transform(hidden), self.has_target_vocabulary
+        states, restricted = self._transform(hidden), self.token_ids is not None
         labels = self._rows(labels) if restricted else labels
         bias = self.bias[self.token_ids] if restricted and not self.is_narrow else self.bias  # (V',)
         weight = words.predicted if self.decoder is None else whole(self.decoder.weight)

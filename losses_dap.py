@@ -1,4 +1,4 @@
-"""The losses of DAP as pure functions of tensors, what processes share for them, and the tokens they are taken over.
+"""The losses of DAP as pure functions of tensors, and what processes share for them.
 
 Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pairs of one process, `W` processes, `S`
 tokens, `D` hidden size, `E` width of the word embeddings, `V` predicted vocabulary, `T` tokens with a label.
@@ -320,48 +320,6 @@ def at_least_float32(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-# ------------------------------------------------------------------------------------------- tokens, pure functions
-
-
-def real_tokens_first(mask: Tensor) -> Tensor:
-    """Column order (B, S) that moves real tokens to the front and padding to the end, each in its old order.
-
-    >>> real_tokens_first(torch.tensor([[1, 0, 1]]))
-    tensor([[0, 2, 1]])
-    """
-    return mask.bool().logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-
-
-def gather_columns(values: Tensor, order: Tensor) -> Tensor:
-    """(B, S) or (B, S, D) values with their columns in the order (B, S)."""
-    if values.dim() == 3:
-        order = order.unsqueeze(-1).expand(-1, -1, values.shape[-1])
-    return values.gather(1, order)
-
-
 def columns_of(ids: Tensor) -> Tensor:
     """Column numbers (B, S) of token ids (B, S)."""
     return torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-
-
-def mask_tokens(ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int) -> Tensor:
-    """m of eq. L_TLM: of the tokens with `noise < probability`, 80% become [MASK], 10% a random id, 10% stay.
-
-    Args:
-        ids: (B, S) token ids.
-        noise: (B, S) float64, uniform in [0, 1); its low-order digits choose the random id.
-
-    >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]).double(), 0.2, 4, 10)
-    tensor([[4, 8]])
-    """
-    share = noise / probability  # (B, S), uniform in [0, 1) where the token is chosen
-    random_ids = ((noise * 2**20) % 1 * vocab_size).long()
-    masked = torch.where(share < 0.8, mask_id, ids)
-    return torch.where((share >= 0.8) & (share < 0.9), random_ids, masked)
-
-
-def maskable(attention_mask: Tensor) -> Tensor:
-    """(B, S) bool: real tokens but the first (CLS) and the last (the separator)."""
-    mask = attention_mask.bool()
-    following = F.pad(mask[:, 1:], (0, 1))  # (B, S): the next token is real
-    return mask & following & (torch.arange(mask.shape[1], device=mask.device) > 0)

@@ -205,7 +205,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PredictionHead):
             init.zeros_(module.bias)
-            if module.has_target_vocabulary:
+            if module.token_ids is not None:
                 init.copy_(module.token_ids, torch.arange(len(module.token_ids)))
 
     @property
@@ -416,7 +416,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
     ) -> DAPForPreTrainingOutput:
         """The losses of these pairs, or of a chunk its shares of the batch's."""
         objectives = self.objectives
-        batch, texts, seen = self._read(batch, objectives, asked)
+        batch, texts, seen = self.read(batch, objectives, asked)
         loss, measures = 0.0, {}
         for objective in objectives:
             own, found = objective.loss(batch._replace(text=texts.get(objective.name)), self, chunk)
@@ -427,10 +427,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """What comparisons compare, and nothing else: the first pass of GradCache."""
         comparisons = [objective for objective in self.objectives if isinstance(objective, Comparison)]
         if comparisons:
-            batch, *_ = self._read(batch, comparisons)
+            batch, *_ = self.read(batch, comparisons)
         return DAPForPreTrainingOutput(compared={own.name: own.compared(batch, self) for own in comparisons})
 
-    def _read(
+    def read(
         self, batch: Batch, objectives: Sequence[Objective], asked: dict[str, Any] | None = None
     ) -> tuple[Batch, dict[str, Text], dict[str, tuple[Tensor, ...]]]:
         """The batch with all that these objectives need of the encoder, their own texts with states, by name, and what

@@ -17,34 +17,12 @@ try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import pool
     from .heads_dap import PredictionHead, Projection, RTLHead, Words
-    from .losses_dap import (
-        columns_of,
-        first_row,
-        gather_columns,
-        mask_tokens,
-        maskable,
-        rank_in_blocks,
-        real_tokens_first,
-        sum_over_processes,
-        text_hash,
-        world_size,
-    )
+    from .losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import pool
     from heads_dap import PredictionHead, Projection, RTLHead, Words
-    from losses_dap import (
-        columns_of,
-        first_row,
-        gather_columns,
-        mask_tokens,
-        maskable,
-        rank_in_blocks,
-        real_tokens_first,
-        sum_over_processes,
-        text_hash,
-        world_size,
-    )
+    from losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
 
 
 # ----------------------------------------------------------------------------------------- what objectives are given
@@ -61,7 +39,7 @@ class Side(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Rows for the encoder, padded on the right."""
+    """Rows for the encoder."""
 
     ids: Tensor  # (R, S) token ids that it sees
     mask: Tensor  # (R, S), 1 for real tokens
@@ -231,11 +209,11 @@ class RepresentationTranslation(Objective):
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         _, answer, _ = self._directed(batch)
         known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
-        return self.groups(self._chosen(answer) & known, batch.first)
+        return self.groups(self.chosen(answer) & known, batch.first)
 
     def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         context, answer, languages = self._directed(batch)
-        chosen, ids = self._chosen(answer), answer.ids[:, 1:]  # (B, Q): CLS takes no part on either side
+        chosen, ids = self.chosen(answer), answer.ids[:, 1:]  # (B, Q): CLS takes no part on either side
         mask = batch.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
         queries = model.rtl_head.embed(mask, model.dap.encoder)[:, 1:]  # (B, Q, D), with the tokens' positions
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
@@ -244,7 +222,7 @@ class RepresentationTranslation(Objective):
         sums = [model.prediction_head.rtl_loss_sum(states[part], ids[part], batch.words) for part in labels]
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
-    def _chosen(self, answer: Side) -> Tensor:
+    def chosen(self, answer: Side) -> Tensor:
         """Which tokens after CLS are to be reconstructed, (B, Q) bool."""
         real = answer.mask.bool()
         return (real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio))[:, 1:]
@@ -303,9 +281,7 @@ class TranslationLanguageModelling(_MaskedText):
     def text(self, batch: Batch) -> Text:
         """x and y of eq. L_TLM in one row (B, S_x+S_y-1), y without its CLS, its positions restarting."""
         x, y = ((side.ids, side.mask, columns_of(side.ids), quiet(side)) for side in batch.sides)
-        joined = [torch.cat([a, b[:, 1:]], 1) for a, b in zip(x, y)]
-        order = real_tokens_first(joined[1])
-        ids, mask, columns, noise = (gather_columns(value, order) for value in joined)
+        ids, mask, columns, noise = (torch.cat([a, b[:, 1:]], 1) for a, b in zip(x, y))
         return self._masked(ids, mask, noise, self.config.tlm_probability, columns)
 
 
@@ -386,6 +362,29 @@ def stacked(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
 def quiet(side: Side) -> Tensor:
     """The noise (B, S), and 1 at special tokens and padding, which are not masked."""
     return side.noise.masked_fill(~maskable(side.mask), 1.0)
+
+
+def mask_tokens(ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int) -> Tensor:
+    """m of eq. L_TLM: of the tokens with `noise < probability`, 80% become [MASK], 10% a random id, 10% stay.
+
+    Args:
+        ids: (B, S) token ids.
+        noise: (B, S) float64, uniform in [0, 1); its low-order digits choose the random id.
+
+    >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]).double(), 0.2, 4, 10)
+    tensor([[4, 8]])
+    """
+    share = noise / probability  # (B, S), uniform in [0, 1) where the token is chosen
+    random_ids = ((noise * 2**20) % 1 * vocab_size).long()
+    masked = torch.where(share < 0.8, mask_id, ids)
+    return torch.where((share >= 0.8) & (share < 0.9), random_ids, masked)
+
+
+def maskable(attention_mask: Tensor) -> Tensor:
+    """(B, S) bool: real tokens but the first (CLS) and the last (the separator)."""
+    mask = attention_mask.bool()
+    following = F.pad(mask[:, 1:], (0, 1))  # (B, S): the next token is real
+    return mask & following & (torch.arange(mask.shape[1], device=mask.device) > 0)
 
 
 def pad_to(side: Side, length: int) -> Side:

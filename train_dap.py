@@ -16,7 +16,7 @@ from typing import Any
 
 from datasets import concatenate_datasets
 from torch.utils.data import Dataset, Sampler
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.commands import command, guarded
@@ -33,26 +33,21 @@ from dap.training import (
     DAPTrainer,
     DAPTrainingArguments,
     DataArguments,
-    FindBestAgain,
     HardNegatives,
     LanguageMixSampler,
     ModelArguments,
-    RecordInCheckpoints,
     describe_run,
     drop_targets,
     find_resumable,
-    freeze_encoder,
-    freeze_word_embeddings,
-    has_ended,
     interleave_languages,
     keep_record,
     leave_together,
-    load_ended,
     load_model,
     parse_arguments,
     read_start,
     split_validation,
     tokenize_bitext,
+    train_to_end,
 )
 from modeling_dap import DAPForPreTraining
 
@@ -155,17 +150,10 @@ def build_trainer(
     set_seed(training.seed)
     model = load_model(model_args, start, train, model_class)
     check_run(data, training, dev, model)
-    if training.freeze_word_embeddings:
-        freeze_word_embeddings(model)
-    if training.freeze_encoder:
-        freeze_encoder(model)
     logger.info("%s", describe(model, train, dev, training))
     dataset, sampler = mix_languages(train, data, training)
     share, languages = model.config.tr_hard_negatives, model.config.rtl_languages or sorted(train)
     changed = HardNegatives(start.tokenizer, data.max_seq_length, share, training.seed_of_text) if share else None
-    callbacks: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
-    if training.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(training.early_stopping_patience))
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -178,7 +166,6 @@ def build_trainer(
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
         library_length=library.max_seq_length,
-        callbacks=callbacks,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
@@ -261,11 +248,7 @@ def run(
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training, model_class)
         keep_record(record | (also_recorded or {}), training, checkpoint)
-        if checkpoint is not None and has_ended(checkpoint, training.max_steps):
-            metrics = load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
-        else:
-            metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        save(trainer, metrics, model_args)
+        save(trainer, train_to_end(trainer, checkpoint), model_args)
 
 
 @command

@@ -25,7 +25,7 @@ from dap.errors import UserError
 from dap.files import write_json
 from dap.reports import machine, versions
 from dap.text import load_bitext
-from dap.training import BitextCollator, LanguageMixSampler, freeze_word_embeddings, tokenize_bitext
+from dap.training import BitextCollator, LanguageMixSampler, tokenize_bitext
 from experiments.recipes import Run, read_recipe
 from experiments.run import RESULTS, Job, Workspace, parse_places
 from modeling_dap import DAPForPreTraining
@@ -98,7 +98,7 @@ def training_step(folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[st
     """A function that takes the next step of a model."""
     model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
     if frozen:
-        freeze_word_embeddings(model)
+        model.get_input_embeddings().weight.requires_grad_(False)
     trained = [part for part in model.parameters() if part.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)  # the Trainer's own default
     turns: Iterator[dict[str, Tensor]] = cycle(data)

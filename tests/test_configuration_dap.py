@@ -3,12 +3,11 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_config
+from tiny_models import ENCODERS
 from transformers import AutoConfig, BertConfig
 
 import configuration_dap
 from configuration_dap import AUTO_MAP, DAPConfig
-
-ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)

@@ -23,21 +23,12 @@ from tiny_models import (
 )
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    BertConfig,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import BertConfig, Trainer, TrainingArguments
 
 import encoder_dap
 import losses_dap
 from encoder_dap import position_offset
-from modeling_dap import (
-    DAPConfig,
-    DAPForPreTraining,
-    DAPForSequenceClassification,
-    DAPModel,
-)
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from objectives_dap import OBJECTIVES
 
 
@@ -50,9 +41,16 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------- losses against plain loops
 
 
+def token_loss(model: DAPForPreTraining, state: Tensor, label: int | Tensor) -> Tensor:
+    """Cross entropy of one label among all ids, given its state (D,)."""
+    head = model.prediction_head
+    logits = head.norm(head.activation(head.dense(state))) @ model.get_input_embeddings().weight.T + head.bias
+    return logits.exp().sum().log() - logits[label]
+
+
 def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[int]]:
     """RTL cross entropies of every target token, pair by pair without any padding (eq. g^0 and L_RTL)."""
-    encoder, head, prediction = model.dap.encoder, model.rtl_head, model.prediction_head
+    encoder, head = model.dap.encoder, model.rtl_head
     offset = position_offset(encoder)
     losses, labels = [], []
     for row in range(len(batch["source_input_ids"])):
@@ -67,9 +65,7 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
         out = head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state[0, states.shape[1] :]
         for i, label in enumerate(target[1:].tolist()):
             if batch["target_noise"][row, i + 1] < model.config.rtl_ratio:
-                hidden = prediction.norm(prediction.activation(prediction.dense(out[i])))
-                logits = hidden @ model.get_input_embeddings().weight.T + prediction.bias
-                losses.append(-(logits[label] - logits.exp().sum().log()))
+                losses.append(token_loss(model, out[i], label))
                 labels.append(label)
     return losses, labels
 
@@ -107,14 +103,8 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
     batch = make_batch()
     ids = sorted({2, *range(60, 199)})
     model.set_target_vocabulary(ids)
-    full.load_state_dict(
-        {
-            k: v
-            for k, v in model.state_dict().items()
-            if k not in ("prediction_head.token_ids", "prediction_head.bias")
-        },
-        strict=False,
-    )
+    own = ("prediction_head.token_ids", "prediction_head.bias")
+    full.load_state_dict({k: v for k, v in model.state_dict().items() if k not in own}, strict=False)
     with torch.no_grad():
         full.prediction_head.bias.fill_(float("-inf"))
         full.prediction_head.bias[ids] = model.prediction_head.bias
@@ -208,63 +198,55 @@ def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(mode
     torch.testing.assert_close(found, gradient)
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
-def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -> None:
-    model = tiny_model(model_type, objective="tr+tlm", tlm_probability=0.6).double()
-    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
-    losses, kinds = [], set()
-    for row in range(6):
-        x, y = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
-        ids = torch.cat([x, y[1:]])
-        noise = torch.cat([batch["source_noise"][row, : len(x)], batch["target_noise"][row, 1 : len(y)]])
-        separators = {0, len(x) - 1, len(ids) - 1}
-        masked, chosen = ids.clone(), []
-        for i in range(len(ids)):
-            if i in separators or noise[i] >= 0.6:
-                continue
-            chosen.append(i)
-            if noise[i] / 0.6 < 0.8:
-                masked[i] = MASK
-            elif noise[i] / 0.6 < 0.9:
-                masked[i] = int((noise[i].item() * 2**20) % 1 * 250)
-            kinds.add(min(int(noise[i] / 0.06), 9) if noise[i] / 0.6 >= 0.8 else 0)
-        positions = torch.cat([torch.arange(len(x)), torch.arange(1, len(y))])
-        offset = position_offset(encoder)
-        given = {} if offset is None else {"position_ids": positions[None] + offset}
-        states = encoder(masked[None], **given).last_hidden_state[0]
-        for i in chosen:
-            logits = prediction.norm(prediction.activation(prediction.dense(states[i])))
-            logits = logits @ model.get_input_embeddings().weight.T + prediction.bias
-            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
-    assert kinds == {0, 8, 9}  # masked, random and kept tokens all occurred
-    assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
-
-
-def mask_one_by_one(batch: dict[str, Tensor], side: str, row: int) -> tuple[Tensor, Tensor, list[int]]:
-    """One sentence as it is and as MLM shows it (a share of 0.6 chosen), and the places to predict."""
-    ids, noise = tokens_of(batch, side, row), batch[f"{side}_noise"][row].tolist()
-    masked, chosen = ids.clone(), [i for i in range(1, len(ids) - 1) if noise[i] < 0.6]
+def masked_by_hand(ids: Tensor, noise: Tensor, special: set[int]) -> tuple[Tensor, list[int]]:
+    """A text in which a share of 0.6 is chosen as masked language modelling shows it, and the places to predict."""
+    masked, chosen = ids.clone(), [i for i in range(len(ids)) if i not in special and noise[i] < 0.6]
     for i in chosen:
         if noise[i] < 0.8 * 0.6:
             masked[i] = MASK
         elif noise[i] < 0.9 * 0.6:
-            masked[i] = int((noise[i] * 2**20) % 1 * 250)
-    return ids, masked, chosen
+            masked[i] = int((noise[i].item() * 2**20) % 1 * 250)
+    return masked, chosen
+
+
+def mask_one_by_one(batch: dict[str, Tensor], side: str, row: int) -> tuple[Tensor, Tensor, list[int]]:
+    """One sentence as it is and as MLM shows it, and the places to predict."""
+    ids = tokens_of(batch, side, row)
+    return ids, *masked_by_hand(ids, batch[f"{side}_noise"][row], {0, len(ids) - 1})
+
+
+def kinds_of(ids: Tensor, masked: Tensor, chosen: list[int]) -> set[str]:
+    return {"masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random" for i in chosen}
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -> None:
+    model = tiny_model(model_type, objective="tr+tlm", tlm_probability=0.6).double()
+    batch, encoder, losses, kinds = make_batch(), model.dap.encoder, [], set()
+    for row in range(6):
+        x, y = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
+        ids = torch.cat([x, y[1:]])
+        noise = torch.cat([batch["source_noise"][row, : len(x)], batch["target_noise"][row, 1 : len(y)]])
+        masked, chosen = masked_by_hand(ids, noise, {0, len(x) - 1, len(ids) - 1})
+        kinds |= kinds_of(ids, masked, chosen)
+        positions = torch.cat([torch.arange(len(x)), torch.arange(1, len(y))])
+        offset = position_offset(encoder)
+        given = {} if offset is None else {"position_ids": positions[None] + offset}
+        states = encoder(masked[None], **given).last_hidden_state[0]
+        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
+    assert len(kinds) == 3
+    assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: str) -> None:
     model = tiny_model(model_type, objective="mlm", mlm_probability=0.6, projection="mlp").double()
-    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
-    losses, kinds = [], set()
+    batch, losses, kinds = make_batch(), [], set()
     for side, row in itertools.product(("source", "target"), range(6)):
         ids, masked, chosen = mask_one_by_one(batch, side, row)
-        kinds |= {"masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random" for i in chosen}
-        states = encoder(masked[None]).last_hidden_state[0]
-        for i in chosen:
-            hidden = prediction.norm(prediction.activation(prediction.dense(states[i])))
-            logits = hidden @ model.get_input_embeddings().weight.T + prediction.bias
-            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+        kinds |= kinds_of(ids, masked, chosen)
+        states = model.dap.encoder(masked[None]).last_hidden_state[0]
+        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
     out = model(**batch)
     assert len(kinds) == 3
     assert out.mlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
@@ -278,17 +260,14 @@ def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place
     model_type: str, pooling: str
 ) -> None:
     model = tiny_model(model_type, objective="xum", xum_probability=0.6, pooling=pooling).double()
-    batch, encoder, prediction = make_batch(), model.dap.encoder, model.prediction_head
-    table, losses, vectors = model.get_input_embeddings().weight, [], []
+    batch, table, losses, vectors = make_batch(), model.get_input_embeddings().weight, [], []
     for side, row in itertools.product(("source", "target"), range(6)):
         ids, masked, chosen = mask_one_by_one(batch, side, row)
         other = tokens_of(batch, {"source": "target", "target": "source"}[side], row)
         vectors.append(model.dap(other[None]).pooler_output)
         words = torch.cat([vectors[-1], table[masked[1:]]])
-        states = encoder(inputs_embeds=words[None]).last_hidden_state[0]
-        for i in chosen:
-            logits = prediction.norm(prediction.activation(prediction.dense(states[i]))) @ table.T + prediction.bias
-            losses.append(-(logits[ids[i]] - logits.exp().sum().log()))
+        states = model.dap.encoder(inputs_embeds=words[None]).last_hidden_state[0]
+        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
     expected, out = torch.stack(losses).mean(), model(**batch)
     assert out.xum_loss.item() == pytest.approx(expected.item(), rel=1e-9)
     by_hand = torch.cat(torch.autograd.grad(expected, vectors))
@@ -375,10 +354,11 @@ def test_padding_and_order_change_nothing(model_type: str, options: dict) -> Non
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_groups_of_like_length_equal_packed_rows(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch, found = tiny_model(model_type), make_batch(), []
+    model, batch, found = tiny_model(model_type, objective=ALL), make_batch(), []
     model(**batch).loss.backward()  # packed, where the encoder's attention takes it
     found.append(gradients(model))
     model.set_attn_implementation("eager")
+    assert {part.config._attn_implementation for part in (model.dap.encoder, model.rtl_head.blocks)} == {"eager"}
     for tokens in (1, 8, 10**9):
         monkeypatch.setattr(encoder_dap, "TOKENS_PER_GROUP", tokens)
         model.zero_grad()
@@ -403,37 +383,13 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
         states = model.dap.encoder(x[None]).last_hidden_state[:, 1:] + (english if reverse else own)
         masks = model.dap.encoder.embeddings(torch.full_like(y, MASK)[None])[:, 1:] + (own if reverse else english)
         out = model.rtl_head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state
-        logits = model.prediction_head
-        hidden = logits.norm(logits.activation(logits.dense(out[0, states.shape[1] :])))
-        scores = hidden @ model.get_input_embeddings().weight.T + logits.bias
-        losses[reverse] += [score.exp().sum().log() - score[label] for score, label in zip(scores, y[1:])]
+        predicted = out[0, states.shape[1] :]
+        losses[reverse] += [token_loss(model, state, label) for state, label in zip(predicted, y[1:])]
     means = [torch.stack(part).mean().item() for part in losses.values() if part]
     assert len(means) == (2 if direction == "both" else 1)
     assert loss.item() == pytest.approx(sum(means) / len(means), rel=1e-9)
     with pytest.raises(ValueError, match="language_ids=None.*" + direction):
         model(**batch)
-
-
-def test_equal_targets_are_not_negatives_whatever_their_padding() -> None:
-    model, unmasked = tiny_model("bert", objective="tr"), tiny_model("bert", objective="tr", tr_mask_duplicates=False)
-    batch = make_batch()
-    for key in ("target_input_ids", "target_attention_mask"):
-        batch[key][3] = batch[key][0]
-    assert model(**batch).negatives.item() == pytest.approx((4 * 5 + 2 * 4) / 6)
-    assert unmasked(**batch).negatives.item() == 5
-    assert model(**widen(batch, 4)).loss.item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
-
-
-def test_bidirectional_is_the_mean_of_both_directions() -> None:
-    both, forward = (tiny_model("bert", objective="tr", tr_bidirectional=flag) for flag in (True, False))
-    batch = make_batch()
-    swapped = {
-        key.replace("source", "x").replace("target", "source").replace("x", "target"): value
-        for key, value in batch.items()
-        if "noise" not in key
-    }
-    expected = (forward(**batch).loss + forward(**swapped).loss) / 2
-    assert both(**batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_projection_is_for_the_loss_only() -> None:
@@ -445,25 +401,6 @@ def test_projection_is_for_the_loss_only() -> None:
 
 
 # ----------------------------------------------------------------------------------------- ways of running it
-
-
-@pytest.mark.parametrize(
-    ("model_type", "objective"),
-    [
-        *(("bert", objective) for objective in ("tr", "rtl")),
-        *((model_type, ALL) for model_type in ("bert", "xlm-roberta", "roberta", "modernbert")),
-    ],
-)
-def test_eager_and_sdpa_agree(model_type: str, objective: str) -> None:
-    model, batch = tiny_model(model_type, objective=objective), make_batch()
-    losses = []
-    for implementation in ("eager", "sdpa"):
-        model.set_attn_implementation(implementation)
-        assert model.dap.encoder.config._attn_implementation == implementation
-        if model.rtl_head is not None:
-            assert model.rtl_head.blocks.config._attn_implementation == implementation
-        losses.append(model(**batch).loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["tr", ALL])
@@ -637,14 +574,7 @@ def test_accumulation_of_the_stock_trainer_keeps_the_classifiers_loss(tmp_path: 
         torch.manual_seed(0)
         model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3, objective="tr"))
         batch = {"per_device_train_batch_size": 6 // steps, "gradient_accumulation_steps": steps, "max_steps": 1}
-        args = TrainingArguments(
-            str(tmp_path),
-            **batch,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        quiet = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+        args = TrainingArguments(str(tmp_path), **batch, **quiet, logging_steps=1)
         losses.append(Trainer(model, args, train_dataset=Dataset.from_list(rows)).train().training_loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

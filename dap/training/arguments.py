@@ -20,7 +20,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import HubStrategy
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
-from configuration_dap import DAPConfig
+from configuration_dap import FIELDS, DAPConfig
 from dap.arguments import ArgumentParser
 from dap.errors import UserError, one_line
 
@@ -36,12 +36,8 @@ RIVALS = (
     ("max_steps", "num_train_epochs"),
     ("model_name_or_path", "config_name"),
 )
-CONFIG_FIELDS = {
-    name: parameter
-    for name, parameter in inspect.signature(DAPConfig.__init__).parameters.items()
-    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name not in ("self", "encoder_config")
-}
-CONFIG_DEFAULTS = {name: parameter.default for name, parameter in CONFIG_FIELDS.items()}
+CONFIG_FIELDS = {name: field for name, field in FIELDS.items() if name != "encoder_config"}
+CONFIG_DEFAULTS = {name: field.default for name, field in CONFIG_FIELDS.items()}
 
 
 def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
@@ -50,14 +46,14 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     The default is always None, so that `given_fields` knows what was given.
     """
     _, texts, _ = parse_google_format_docstring(inspect.getdoc(DAPConfig) or "")
-    for name, parameter in CONFIG_FIELDS.items():
+    for name, field in CONFIG_FIELDS.items():
         if name in FROM_TEXT:
             continue
         text = (texts or {}).get(name, "").replace("`", "").replace('"', "").replace("%", "%%")
-        if parameter.default is not None and parameter.default is not False:
-            text += f" (default: {parameter.default})"
-        flag = {"nargs": "?", "const": True} if parameter.annotation is bool else {}  # `--name` is `--name true`
-        yield name, parameter.annotation | None, HfArg(default=None, help=text, metadata=flag)
+        if field.default is not None and field.default is not False:
+            text += f" (default: {field.default})"
+        flag = {"nargs": "?", "const": True} if field.type is bool else {}  # `--name` is `--name true`
+        yield name, field.type | None, HfArg(default=None, help=text, metadata=flag)
 
 
 def arg(default: Any, text: str) -> Any:

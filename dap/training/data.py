@@ -382,13 +382,11 @@ class BitextCollator:
     Attributes:
         pad_token_id: the tokenizer's padding id.
         languages: all languages of the run.
-        pad_to_multiple_of: rounds all lengths up; 8 suits GPUs.
         negatives: gives the token ids of each row's changed copy of its target, such as `HardNegatives`.
     """
 
     pad_token_id: int
     languages: Sequence[str]
-    pad_to_multiple_of: int = 1
     negatives: Callable[[Sequence[Mapping[str, Any]]], list[list[int]]] | None = None
 
     def __post_init__(self) -> None:
@@ -405,8 +403,7 @@ class BitextCollator:
             sides["negative"] = self.negatives(rows)
         for side, sequences in sides.items():
             lengths = np.array([len(sequence) for sequence in sequences])  # (B,)
-            width = -(-max(1, int(lengths.max())) // self.pad_to_multiple_of) * self.pad_to_multiple_of
-            mask = np.arange(width) < lengths[:, None]  # (B, S)
+            mask = np.arange(max(1, lengths.max())) < lengths[:, None]  # (B, S)
             ids = np.full(mask.shape, self.pad_token_id, dtype=np.int64)  # (B, S)
             ids[mask] = np.concatenate(sequences)
             batch[f"{side}_input_ids"] = torch.from_numpy(ids)

@@ -12,7 +12,7 @@ from transformers import Trainer
 
 from dap.errors import UserError
 from encoder_dap import layer_stack
-from modeling_dap import DAPForPreTraining, DAPModel
+from modeling_dap import DAPForPreTraining
 
 
 def prepare_sharding(trainer: Trainer) -> None:
@@ -63,13 +63,13 @@ def own_class(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def whole_encoder(model: DAPForPreTraining) -> DAPModel:
-    """The encoder, or where FSDP holds shards of it a copy in one piece; all processes are to call this together."""
-    state = model.dap.state_dict()
+def whole_model(model: DAPForPreTraining) -> DAPForPreTraining:
+    """The model, or where FSDP holds shards of it a copy in one piece; all processes are to call this together."""
+    state = model.state_dict()
     if not any(hasattr(value, "full_tensor") for value in state.values()):
-        return model.dap
+        return model
     whole = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in state.items()}
     with torch.random.fork_rng(devices=[]):  # the random weights that it is born with are not to be missed in training
-        copy = DAPModel(model.config).to(model.device, model.dtype)
+        copy = DAPForPreTraining(model.config).to(model.device, model.dtype)
     copy.load_state_dict(whole)
     return copy

@@ -237,9 +237,9 @@ def check_same_tasks(model: DAPForPreTraining, source: DAPForPreTraining, taken:
             raise UserError(f"{field}={theirs!r} there, but {own!r} here: give --{field} {theirs}.")
     if "prediction_head" not in taken:
         return
-    sizes = [each.config.target_vocab_size for each in (source, model)]
-    theirs, own = (each.prediction_head.token_ids if size else None for each, size in zip((source, model), sizes))
-    if sizes[0] != sizes[1] or (theirs is not None and not torch.equal(theirs, own)):
+    theirs, own = (each.prediction_head.token_ids for each in (source, model))
+    if (theirs is None) != (own is None) or (theirs is not None and not torch.equal(theirs, own)):
+        sizes = (each.config.target_vocab_size for each in (source, model))
         there, here = (f"target_vocab_size={size}" if size else "the whole vocabulary" for size in sizes)
         raise UserError(
             f"its heads predict {there}, these {here}{' of other ids' * (there == here)}: leave "
@@ -278,7 +278,8 @@ def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, A
     if file is not None:
         return {"target_token_ids": read_target_vocabulary(file, start.tokenizer)}
     if heads is not None and args.restrict_target_vocabulary:
-        return {"target_token_ids": heads.prediction_head.token_ids.tolist()} if heads.config.target_vocab_size else {}
+        ids = heads.prediction_head.token_ids
+        return {} if ids is None else {"target_token_ids": ids.tolist()}
     restricted = args.restrict_target_vocabulary and not streams(train)
     return {"target_token_ids": target_vocabulary(train, start.tokenizer)} if restricted else {}
 

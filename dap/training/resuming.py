@@ -103,11 +103,13 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
     return early or state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
 
 
-def load_ended(trainer: Trainer, checkpoint: str) -> dict[str, float]:
-    """Load the model of a run that was killed after its last step (the best one, with `load_best_model_at_end`).
+def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
+    """Train from a checkpoint on, or from the beginning; gives the training's metrics.
 
-    Gives the training's metrics.
+    Of a run that was killed after its last step only the model is loaded: the best one, with `load_best_model_at_end`.
     """
+    if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
+        return trainer.train(resume_from_checkpoint=checkpoint).metrics
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
     FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None

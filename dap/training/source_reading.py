@@ -1,5 +1,6 @@
 """Whether the RTL head reads the source: its loss on dev pairs beside that with the sources of other pairs."""
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,10 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.training.data import BitextCollator, tokenize_pairs
 from modeling_dap import DAPForPreTraining
+from objectives_dap import Batch, RepresentationTranslation, Side
 
 PAIRS, AT_A_TIME = 512, 64
 RATIOS = (0.25, 0.5, 0.75)  # rho that are measured beside the configured one, on every fourth pair
-ANSWERS = {"source-to-target": ("target",), "target-to-source": ("source",), "both": ("source", "target")}
+SIDES, PARTS = ("source", "target"), ("input_ids", "attention_mask", "noise")
 HARDLY = 0.1  # nats a token from the source
 
 Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # sources and targets by language
@@ -25,7 +27,8 @@ def source_reading(
     """The RTL loss of up to `PAIRS` pairs, the same with shuffled sources, and the difference: nats a token.
 
     Without dropout and with the same masks in every call. All processes call it together and do the same work. A
-    pair's shuffled source is that of the next pair of its language, or of any if its language has but one.
+    pair's shuffled source is that of the next pair of its language, or of any if its language has but one. Every
+    sentence is encoded once.
 
     Args:
         model: one with an RTL head; it is left in evaluation mode.
@@ -41,18 +44,17 @@ def source_reading(
         return {}
     model.eval()
     batch, others = sample_pairs(read, tokenizer, max_seq_length, known or list(read), prefix)
-    configured, found = model.config.rtl_ratio, {}
-    try:
-        for ratio in {configured: None, **dict.fromkeys(RATIOS)}:
-            model.config.rtl_ratio = ratio
-            rows = torch.arange(0, len(others), 1 if ratio == configured else 4)
-            own, shuffled = (mean_loss(model, batch, rows, sources) for sources in (rows, others[rows]))
-            if ratio == configured:
-                found |= {"rtl_loss": own, "rtl_loss_shuffled": shuffled, "rtl_source_nats": shuffled - own}
-            if ratio in RATIOS:
-                found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - own
-    finally:
-        model.config.rtl_ratio = configured
+    (rtl,) = (objective for objective in model.objectives if objective.name == "rtl")
+    batch = encoded(model, rtl, batch)
+    rtl.config, configured, found = copy.copy(model.config), model.config.rtl_ratio, {}
+    for ratio in {configured: None, **dict.fromkeys(RATIOS)}:
+        rtl.config.rtl_ratio = ratio
+        rows = torch.arange(0, len(others), 1 if ratio == configured else 4)
+        own, shuffled = (mean_loss(model, rtl, batch, rows, sources) for sources in (rows, others[rows]))
+        if ratio == configured:
+            found |= {"rtl_loss": own, "rtl_loss_shuffled": shuffled, "rtl_source_nats": shuffled - own}
+        if ratio in RATIOS:
+            found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - own
     return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
 
@@ -70,23 +72,35 @@ def sample_pairs(
     batch = BitextCollator(tokenizer.pad_token_id, languages)(rows)
     del batch["pair_ids"]
     generator = torch.Generator().manual_seed(0)
-    for side in ("source", "target"):
+    for side in SIDES:
         shape = batch[f"{side}_input_ids"].shape
         batch[f"{side}_noise"] = torch.rand(shape, dtype=torch.float64, generator=generator)
     others = [block.roll(-1) if len(block) > 1 else (block + 1) % len(rows) for block in blocks]
     return batch, torch.cat(others)
 
 
-def mean_loss(model: DAPForPreTraining, batch: Mapping[str, Tensor], rows: Tensor, sources: Tensor) -> float:
+def encoded(model: DAPForPreTraining, rtl: RepresentationTranslation, pairs: Mapping[str, Tensor]) -> Batch:
+    """These pairs with the states of both sides and the words that the head needs."""
+    parts = []
+    for rows in torch.arange(len(pairs["language_ids"])).split(AT_A_TIME):
+        part = {name: value[rows].to(model.device) for name, value in pairs.items()}
+        sides = (Side(*(part[f"{side}_{name}"] for name in PARTS)) for side in SIDES)
+        parts.append(model.read(Batch(*sides, part["language_ids"]), [rtl])[0])
+    sides = (Side(*map(torch.cat, zip(*(getattr(part, side) for part in parts)))) for side in SIDES)
+    return Batch(*sides, torch.cat([part.language_ids for part in parts]), words=parts[0].words)
+
+
+def mean_loss(
+    model: DAPForPreTraining, rtl: RepresentationTranslation, batch: Batch, rows: Tensor, sources: Tensor
+) -> float:
     """The RTL loss of these rows of a batch with the sources of those, in nats a token."""
     sums = []  # of the losses, and of the tokens
-    for pair in zip(rows.split(AT_A_TIME), sources.split(AT_A_TIME)):
-        inputs = {name: value[pair[not name.startswith("target")]].to(model.device) for name, value in batch.items()}
-        out, tokens = model(**inputs), 0
-        for side in ANSWERS[model.config.rtl_direction]:
-            chosen = inputs[f"{side}_attention_mask"].bool() & (inputs[f"{side}_noise"] < model.config.rtl_ratio)
-            tokens = tokens + chosen[:, 1:].sum()
-        tokens = tokens - out.ignored_tokens
-        sums.append(torch.stack([out.rtl_loss.double() * tokens, tokens.double()]))
+    for own, other in zip(rows.split(AT_A_TIME), sources.split(AT_A_TIME)):
+        source, target = (Side(*(value[which] for value in side)) for side, which in zip(batch.sides, (other, own)))
+        part = batch._replace(source=source, target=target, language_ids=batch.language_ids[other])
+        loss, measures = rtl.loss(part, model)
+        answers = {"source-to-target": [target], "target-to-source": [source], "both": [source, target]}
+        tokens = sum(rtl.chosen(side).sum() for side in answers[rtl.config.rtl_direction]) - measures["ignored_tokens"]
+        sums.append(torch.stack([loss.double() * tokens, tokens.double()]))
     loss, tokens = torch.stack(sums).sum(0).tolist()
     return loss / max(tokens, 1)

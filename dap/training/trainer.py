@@ -1,6 +1,7 @@
 """Pre-training as a `transformers.Trainer`: component losses in the log, retrieval on dev sets, named failures."""
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,16 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import ExportableState
 
 from dap.encoding import SentenceEncoder, encode_shared
@@ -22,9 +32,9 @@ from dap.errors import UserError
 from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
-from dap.training.callbacks import BriefPrinter, BriefProgress, EpochOfSampler, StepMeter
-from dap.training.fsdp import own_class, prepare_sharding, whole_encoder
+from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
+from dap.training.resuming import FindBestAgain, RecordInCheckpoints
 from dap.training.source_reading import source_reading
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
@@ -68,8 +78,18 @@ class DAPTrainer(Trainer):
             kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
         prepare_sharding(self)
+        if self.args.freeze_word_embeddings:  # the prediction head's output embeddings, too
+            self.model.get_input_embeddings().weight.requires_grad_(False)
+        if self.args.freeze_encoder:  # nothing is differentiated in it then
+            require_heads(self.model, "--freeze_encoder")
+            self.model.dap.requires_grad_(False)
+        own: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
         if hasattr(train_sampler, "set_epoch"):
-            self.add_callback(EpochOfSampler(train_sampler))
+            own.append(EpochOfSampler(train_sampler))
+        if self.args.early_stopping_patience is not None:
+            own.append(EarlyStoppingCallback(self.args.early_stopping_patience))
+        for callback in own:
+            self.add_callback(callback)
         for stock, callback in ((PrinterCallback, BriefPrinter), (ProgressCallback, BriefProgress)):
             if self.pop_callback(stock):
                 self.add_callback(callback)
@@ -215,9 +235,9 @@ class DAPTrainer(Trainer):
             eval_dataset: sources and targets by language; the dev pairs when absent.
         """
         started = time.perf_counter()
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
         encoder = SentenceEncoder(
-            whole_encoder(model),
+            model.dap,
             self.processing_class,
             pooling=model.config.pooling,
             prefix=self.prefix,
@@ -238,8 +258,8 @@ class DAPTrainer(Trainer):
             metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
         if model.rtl_head is not None:
-            with self.compute_loss_context_manager():
-                reading = source_reading(self.model, self.processing_class, bitext, self.max_seq_length, self.prefix)
+            with self.accelerator.autocast():
+                reading = source_reading(model, self.processing_class, bitext, self.max_seq_length, self.prefix)
             metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
@@ -265,21 +285,6 @@ class DAPTrainer(Trainer):
             write_modules(encoder, Path(output_dir or self.args.output_dir))
 
 
-def freeze_word_embeddings(model: DAPForPreTraining) -> None:
-    """Take the word embeddings, which are the prediction head's output embeddings too, out of the training."""
-    model.get_input_embeddings().weight.requires_grad_(False)
-
-
-def freeze_encoder(model: DAPForPreTraining) -> None:
-    """Take the encoder out of the training, so that only the heads learn; nothing is then differentiated in it.
-
-    Raises:
-        ValueError: the model has no heads.
-    """
-    require_heads(model, "--freeze_encoder")
-    model.dap.requires_grad_(False)
-
-
 def require_heads(model: DAPForPreTraining, argument: str) -> None:
     """Raise `ValueError` for an argument about heads where the model has none."""
     if all(name.startswith("dap.") for name, _ in model.named_parameters()):
@@ -292,3 +297,79 @@ def leave_together() -> None:
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()
+
+
+# ---------------------------------------------------------------------- what it says while it runs, and its epochs
+
+
+class StepMeter:
+    """Means of the model's outputs and the pace since the last reading; the first one counts from `start` on."""
+
+    def __init__(self) -> None:
+        self.started: float | None = None
+        self.sums: dict[str, Tensor] = {}
+        self.steps = self.pairs = 0
+
+    def start(self) -> None:
+        """Begin to count time, unless that was done."""
+        if self.started is None:
+            self.started = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Take time that was not spent on training out of the pace."""
+        if self.started is not None:
+            self.started += seconds
+
+    def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
+        for name, value in out.measures.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
+        self.steps += 1
+        self.pairs += pairs
+
+    def read(self, processes: int) -> dict[str, float]:
+        """Means over steps and processes, and pairs a second of all processes; starts anew."""
+        if not self.steps:
+            return {}
+        names = list(self.sums)
+        totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (self.steps * processes)
+        values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
+        now = time.perf_counter()
+        values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
+        self.started, self.sums, self.steps, self.pairs = now, {}, 0, 0
+        return values
+
+
+def brief(logs: dict[str, Any]) -> dict[str, Any]:
+    """A line of the log to print: of an evaluation's directions only the three with the lowest accuracy.
+
+    >>> brief({"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7, "eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
+    {'eval_en-de_accuracy': 7, 'eval_fr-en_accuracy': 8, 'eval_en-fr_accuracy': 6}
+    """
+    directions = [name for name in logs if re.fullmatch(r".+_\w+-\w+_accuracy", name)]
+    hidden = sorted(directions, key=logs.get)[3:]
+    return {name: value for name, value in logs.items() if name not in hidden}
+
+
+class BriefPrinter(PrinterCallback):
+    """Prints an evaluation in brief."""
+
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=brief(logs), **kwargs)
+
+
+class BriefProgress(ProgressCallback):
+    """Prints an evaluation in brief, above the progress bar."""
+
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=brief(logs), **kwargs)
+
+
+class EpochOfSampler(TrainerCallback):
+    """Tells the sampler its epoch: accelerate does not get through to it where several processes skip batches, as in
+    the first epoch of a resumed run, which would then go on with the order of epoch 0."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.sampler.set_epoch(int(state.epoch))

@@ -33,7 +33,7 @@ from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.files import write_json
-from dap.training import EpochOfSampler, check_values, find_resumable, has_ended, load_ended
+from dap.training import EpochOfSampler, check_values, find_resumable, train_to_end
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
@@ -277,10 +277,7 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
     model = build_classifier(task.encoder)
     trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train, task.data.dev.get("en"))
     started, checkpoint = time.perf_counter(), find_resumable(args)
-    if checkpoint is not None and has_ended(checkpoint, args.max_steps):
-        load_ended(trainer, checkpoint)  # killed after its last step: nothing is left to train
-    else:
-        trainer.train(resume_from_checkpoint=checkpoint)
+    train_to_end(trainer, checkpoint)
     seconds = round(time.perf_counter() - started, 1)
     loss = next((line["loss"] for line in reversed(trainer.state.log_history) if "loss" in line), None)
     if loss is not None and not math.isfinite(loss):

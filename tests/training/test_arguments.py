@@ -1,8 +1,11 @@
 """Flags over recipes over defaults, and the recipes of the project."""
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
@@ -11,9 +14,12 @@ from dap.training.arguments import (
     CHANGEABLE,
     CONFIG_FIELDS,
     FROM_TEXT,
+    DAPTrainingArguments,
+    check_launched,
     given_fields,
     parse_arguments,
     recipe_flags,
+    share_of_batch,
 )
 from dap.training.resuming import changes_weights
 
@@ -118,3 +124,66 @@ def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Pa
     recipe.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=rf"recipe\.yaml: .*{message}"):
         recipe_flags(recipe)
+
+
+@pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
+def test_batches_that_processes_cannot_share_are_refused(total: int, processes: int, better: int) -> None:
+    with pytest.raises(ValueError, match=f"total_train_batch_size={total} .* {processes} processes; give {better}"):
+        share_of_batch(total, processes)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("dataloader_drop_last", False, "dataloader_drop_last=False"),
+        ("early_stopping_patience", 0, "early_stopping_patience=0"),
+        ("mini_batch_size", 0, "mini_batch_size=0: give 1 or more"),
+        ("head_learning_rate", -1.0, "head_learning_rate=-1.0: give 0 or more"),
+        ("total_train_batch_size", 0, "total_train_batch_size=0 cannot be shared evenly by 1 processes; give 1"),
+        ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0: give 1 or more"),
+        ("weight_decay", -1.0, "weight_decay=-1.0: give 0 or more"),
+        ("max_grad_norm", -1.0, "max_grad_norm=-1.0: give 0"),
+        ("max_steps", 0, "max_steps=0: give 1 or more"),
+        ("save_steps", 0, "save_steps=0: give 1 or more"),
+        ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
+        ("train_sampling_strategy", "group_by_length", "train_sampling_strategy='group_by_length'.*--language_mix"),
+        ("accelerator_config", {"split_batches": True}, "accelerator_config.split_batches=True"),
+        ("accelerator_config", {"dispatch_batches": True}, "accelerator_config.dispatch_batches=True"),
+    ],
+)
+def test_arguments_that_do_nothing_or_harm_are_refused(
+    argument: str, value: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        DAPTrainingArguments(output_dir=str(tmp_path), **{argument: value})
+
+
+def test_other_accelerator_settings_keep_the_streams_shared(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path), accelerator_config={"even_batches": True})
+    assert args.accelerator_config.dispatch_batches is False
+
+
+def test_batches_are_pinned_only_for_cuda(tmp_path: Path) -> None:
+    assert DAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True).dataloader_pin_memory is False
+    assert DAPTrainingArguments(output_dir=str(tmp_path)).dataloader_pin_memory == torch.cuda.is_available()
+    assert DAPTrainingArguments(output_dir=str(tmp_path), dataloader_pin_memory=True).dataloader_pin_memory
+
+
+def test_processes_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world_size = DAPTrainingArguments(output_dir=str(tmp_path)).world_size
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were launched, but world_size=1.*ACCELERATE_USE_CPU"):
+        check_launched(world_size)
+
+
+def test_pushes_are_kept_for_the_end_and_the_token_out_of_the_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    given = {"output_dir": str(tmp_path), "report_to": [], "push_to_hub": True}
+    args = DAPTrainingArguments(**given, hub_token="hf_secret")
+    assert args.hub_strategy == "end"
+    assert os.environ["HF_TOKEN"] == "hf_secret"
+    assert b"hf_secret" not in pickle.dumps(args)
+    with pytest.raises(ValueError, match="hub_strategy=.*every_save.*: give end"):
+        DAPTrainingArguments(**given, hub_strategy="every_save")

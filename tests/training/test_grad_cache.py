@@ -1,5 +1,4 @@
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ from test_distributed import CASES, EVERY_WAY, IN_TURN, PAIRS, micro_batch, step
 from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 
 import losses_dap
-from dap.training.arguments import DAPTrainingArguments
 from dap.training.grad_cache import CachedBatch, seeded
 from modeling_dap import DAPForPreTraining
 from objectives_dap import Batch, Side, TranslationRanking
@@ -106,9 +104,3 @@ def test_padding_on_the_left_is_still_refused() -> None:
     batch = {name: value.flip(1) for name, value in batch.items()}
     with pytest.raises(ValueError, match="padding before a real token"):
         CachedBatch(model, model, batch, 2)
-
-
-@pytest.mark.parametrize("size", [0, -4])
-def test_sizes_that_are_not_positive_are_refused(size: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"mini_batch_size={size}: give 1 or more"):
-        DAPTrainingArguments(output_dir=str(tmp_path), mini_batch_size=size)

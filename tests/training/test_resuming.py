@@ -8,10 +8,7 @@ import pytest
 import torch
 from conftest import results, state
 from safetensors.torch import load_file
-from transformers import (
-    TrainerControl,
-    TrainerState,
-)
+from transformers import TrainerControl, TrainerState
 
 from dap.reports.records import RECORD
 from dap.training.arguments import DAPTrainingArguments
@@ -80,17 +77,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path, bitex
     folder = tmp_path_factory.mktemp("stopped")
     command = ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
     command += ["--per_device_train_batch_size", "16", "--dev_pairs", "20", "--report_to", "none", "--max_steps", "4"]
-    command += [
-        "--use_cpu",
-        "--save_strategy",
-        "steps",
-        "--save_steps",
-        "2",
-        "--disable_tqdm",
-        "true",
-        "--output_dir",
-        str(folder),
-    ]
+    command += ["--use_cpu", "--save_strategy", "steps", "--save_steps", "2", "--disable_tqdm", "true"]
+    command += ["--output_dir", str(folder)]
     run(command)
     (folder / FINISHED).unlink()
     shutil.rmtree(folder / "checkpoint-4")
@@ -168,18 +156,9 @@ def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> Non
     run(streamed)
     (tmp_path / "out" / FINISHED).unlink()
     shutil.copytree(flags[3], tmp_path / "text")
+    changed = ["--train_data", str(tmp_path / "text"), "--shuffle_buffer", "5", "--dataloader_num_workers", "1"]
     with pytest.raises(ValueError, match="train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_work"):
-        run(
-            [
-                *streamed,
-                "--train_data",
-                str(tmp_path / "text"),
-                "--shuffle_buffer",
-                "5",
-                "--dataloader_num_workers",
-                "1",
-            ]
-        )
+        run([*streamed, *changed])
 
 
 def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Path) -> None:
