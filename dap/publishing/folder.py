@@ -224,6 +224,8 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
             nn.init.zeros_(parameter)
             if pooling == "cls" and parameter.dim() == 2:
                 parameter.data.fill_diagonal_(POOLER_SCALE)
+    if longest_input(backbone) is not None:
+        backbone.config.position_embedding_type = "absolute"  # Transformers 5 leaves it out, vLLM asks XLM-R for it
     backbone.save_pretrained(folder)
     _scrub(folder / "config.json")
 
