@@ -30,7 +30,7 @@ FLAGS = ("tr_bidirectional", "tr_mask_duplicates", "rtl_tied", "rtl_reembed")
 SAVED_KEYS = {
     *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
     *("quantization_config", "num_labels", "revision", "output_attentions"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "tie_word_embeddings"),
 }
 
 

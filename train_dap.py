@@ -20,7 +20,7 @@ from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.commands import command, guarded
-from dap.encoding import hub_commit, longest_input
+from dap.encoding import hub_commit
 from dap.errors import UserError
 from dap.files import write_json
 from dap.publishing import Options, publish
@@ -103,7 +103,7 @@ def mix_languages(
 def check_run(
     data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
 ) -> None:
-    """Raise `ValueError` where pairs cannot be ranked, nothing can be evaluated, or sentences have too many tokens."""
+    """Raise `ValueError` where pairs cannot be ranked, or nothing can be evaluated."""
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
         raise UserError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
@@ -115,9 +115,6 @@ def check_run(
     if data.prefix and model.config.tr_hard_negatives:
         raise UserError(f"tr_hard_negatives would change the prefix {data.prefix!r}, too: leave one of them out.")
     check_metric(data, training, dev, model)
-    longest = longest_input(model.dap)
-    if longest is not None and data.max_seq_length > longest:
-        raise UserError(f"max_seq_length={data.max_seq_length} is above the encoder's {longest} positions; lower it.")
 
 
 def check_metric(
@@ -150,6 +147,9 @@ def build_trainer(
         data.prefix = library.prefix
     if data.max_seq_length is None:
         data.max_seq_length = library.max_seq_length or 32
+    if start.positions is not None and data.max_seq_length > start.positions:
+        longest = f"the encoder's {start.positions} positions"
+        raise UserError(f"max_seq_length={data.max_seq_length} is above {longest}; lower it.")
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, start.tokenizer)
     set_seed(training.seed)

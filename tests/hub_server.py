@@ -110,7 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length) if where == "create" else None
         if body is not None:  # it holds the repository's name, which the others have in the path
             given = json.loads(body)
-            found["repo"] = f"{SPACE * (given.get('type') == 'space')}{given.get('organization') or 'user'}/{given['name']}"
+            account = SPACE * (given.get("type") == "space") + (given.get("organization") or "user")
+            found["repo"] = f"{account}/{given['name']}"
         self.server.requests.append((where, found.get("repo", "")))
         if self.failed(where, found.get("repo", ""), 0 if body is not None else length):
             return None

@@ -277,7 +277,7 @@ def check_existing_repository(played: Played) -> None:
     assert b"old" not in repo.files.values()
     space = played.server.repos["space-of-user/again"]
     assert space.commits == 1
-    assert {"app.py", "search.py", "requirements.txt", "modeling_dap.py", "dap/search/alignment.py"} <= set(space.files)
+    assert {"app.py", "search.py", "requirements.txt", "modeling_dap.py"} <= set(space.files)
 
 
 def check_connection_cut_once(played: Played) -> None:

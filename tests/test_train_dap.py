@@ -499,6 +499,7 @@ def test_length_above_the_encoders_table_is_refused(
     BertModel(BertConfig(vocab_size=250, max_position_embeddings=40, **shape)).save_pretrained(tmp_path / "short")
     tiny_tokenizer.save_pretrained(tmp_path / "short")
     flags[1] = str(tmp_path / "short")
+    flags[3] = str(tmp_path / "absent")  # no text is read before
     with pytest.raises(ValueError, match="max_seq_length=50 is above the encoder's 40 positions"):
         run([*flags, "--max_seq_length", "50", "--output_dir", str(tmp_path / "out")])
 

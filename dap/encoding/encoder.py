@@ -433,4 +433,4 @@ def pooling_mode(config: dict[str, Any]) -> str:
         return modes if isinstance(modes, str) else "+".join(modes)
     legacy = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     active = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    return "+".join(legacy.get(key, key) for key in active)
+    return "+".join(legacy.get(key, key.removeprefix("pooling_mode_")) for key in active)
