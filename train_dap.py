@@ -10,6 +10,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,8 @@ def build_trainer(
     library = start.library
     if data.prefix is None:
         data.prefix = library.prefix
+    else:
+        library = replace(library, prompts={})
     if data.max_seq_length is None:
         data.max_seq_length = library.max_seq_length or 32
     if start.positions is not None and data.max_seq_length > start.positions:
@@ -177,7 +180,7 @@ def build_trainer(
         dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
-        library_length=library.max_seq_length,
+        library=library,
         callbacks=callbacks,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
