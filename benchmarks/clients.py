@@ -113,7 +113,7 @@ for job in json.loads(sys.argv[1]):
         answers.append([[float(value) for value in vector] for vector in names["vectors"]])
     except Exception as error:
         kind = "" if isinstance(error, Refused) else type(error).__name__ + ": "
-        answers.append("refused: " + kind + " ".join(str(error).split())[:160])
+        answers.append("refused: " + kind + " ".join(str(error).replace(job["folder"], "FOLDER").split())[:160])
 json.dump(answers, open(sys.argv[3], "w"))
 """
 #: One job a process, as a module's imports run once.
