@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -144,12 +144,12 @@ def checkpoint(folder: Path, pooling: str) -> Path:
     return folder
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Environment -> its folder; made in `folder` unless it is there."""
+def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Environment -> its folder, for those of these names; made in `folder` unless it is there."""
     pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    places = {name: folder.absolute() / name for name in ENVIRONMENTS}
-    for name, packages in ENVIRONMENTS.items():
-        pip = [places[name] / "bin/python", "-m", "pip", "--quiet"]
+    places = {name: folder.absolute() / name for name in names}
+    for name in places:
+        packages, pip = ENVIRONMENTS[name], [places[name] / "bin/python", "-m", "pip", "--quiet"]
         if places[name].exists():
             continue
         if name == "node":  # its runtime for CPUs comes with the package, that for CUDA with the script
@@ -238,8 +238,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="clients whose names hold this")
     parser.add_argument("--json", help="write the numbers here")
     args = parser.parse_args()
-    places = install(args.install) if args.install else {}
-    names = [name for name, (environment, _) in CLIENTS.items() if environment in ("", *places) and args.only in name]
+    wanted = {name: CLIENTS[name][0] for name in CLIENTS if args.only in name}
+    places = install(args.install, {*wanted.values()} - {""}) if args.install else {}
+    names = [name for name, environment in wanted.items() if environment in ("", *places)]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="dap-clients-") as work:
         found = compare(Path(work), places, names)
