@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple] = {
 SAVED_KEYS = {
     *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
     *("quantization_config", "num_labels", "revision", "output_attentions"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "tie_word_embeddings"),
 }
 
 

@@ -20,7 +20,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.errors import UserError, refusals
 from dap.files import disk_full
-from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write
+from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write, write_space
 from dap.reports import read_report
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class PushArguments:
         default="plain",
         metadata={"help": "plain, or dap: the whole DAP checkpoint at the root.", "choices": list(LAYOUTS)},
     )
+    space: bool = field(default=False, metadata={"help": "Add a Space of the same id: examples/app.py, a search app."})
     onnx: bool = field(default=False, metadata={"help": "Add ONNX files in onnx/."})
     pooling: str | None = field(
         default=None,
@@ -96,12 +97,15 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
         with guarded(folders={"--output_dir": folder}, model=checkpoint):
             return publish(checkpoint, folder, args)
-    with tempfile.TemporaryDirectory(prefix="dap-hub-") as folder, disk_full(Path(folder)):
-        return publish(checkpoint, Path(folder), args)
+    with tempfile.TemporaryDirectory(prefix="dap-hub-") as place, disk_full(Path(place)):
+        return publish(checkpoint, Path(place, "hub"), args)
 
 
 def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any]:
-    """Write the folder and its card, and push it unless that is a dry run."""
+    """Write the folder and its card, and the Space's beside it, and push them unless that is a dry run."""
+    space = folder.with_name(f"{folder.name}-space") if args.space else None
+    if space is not None:
+        write_space(args.repo_id, space)
     export = find_onnx_export() if args.onnx else None
     local = fetch(checkpoint, args.revision)
     reports = {path: read_report(path, merged=True) for path in args.results}
@@ -121,10 +125,12 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
         print(f"{path.stat().st_size:>13,}  {path.relative_to(folder)}")
     written: dict[str, Any] = {"files": [path.relative_to(folder).as_posix() for path in files]}
     if args.dry_run:
-        print(f"written to {folder}; nothing was sent")
+        print(f"written to {folder}{f' and {space}' if space else ''}; nothing was sent")
         return written | {"folder": str(folder)}
     commit = upload(folder, args.repo_id, args.private)
     print(f"published as {args.repo_id}, commit {commit}")
+    if space is not None:
+        print(f"Space {args.repo_id}, commit {upload(space, args.repo_id, args.private, space=True)}")
     return written | {"repo_id": args.repo_id, "commit": commit}
 
 

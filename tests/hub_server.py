@@ -21,6 +21,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 REPO = r"(?P<repo>[^/]+/[^/]+)"
+SPACE = "space-of-"  # before the account
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def handle_request(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path = re.sub(r"^/(?:api/)?spaces/", self.as_model, unquote(urlsplit(self.path).path))
         length = int(self.headers.get("Content-Length") or 0)
         where, match = self.route(path)
         if match is None:
@@ -109,7 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length) if where == "create" else None
         if body is not None:  # it holds the repository's name, which the others have in the path
             given = json.loads(body)
-            found["repo"] = f"{given.get('organization') or 'user'}/{given['name']}"
+            account = SPACE * (given.get("type") == "space") + (given.get("organization") or "user")
+            found["repo"] = f"{account}/{given['name']}"
         self.server.requests.append((where, found.get("repo", "")))
         if self.failed(where, found.get("repo", ""), 0 if body is not None else length):
             return None
@@ -120,6 +122,11 @@ class Handler(BaseHTTPRequestHandler):
         return getattr(self, where)(body, **found)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
+
+    @staticmethod
+    def as_model(start: re.Match) -> str:
+        """A Space is kept as the model of another account."""
+        return start[0].replace("spaces/", "models/" * ("api" in start[0])) + SPACE
 
     def route(self, path: str) -> tuple[str, re.Match | None]:
         """Name of the endpoint, and the parts of the path."""

@@ -31,7 +31,7 @@ from dap.publishing import Options, build
 from dap.training import load_model, parse_arguments, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-COMMANDS += ("dap.publishing.onnx_export", "dap.publishing.import_release", "dap.reports.merge")
+COMMANDS += ("dap.publishing.onnx_export", "dap.reports.merge")
 BUSY = r"another run( \(process \d+\))? is at work on it"
 
 
@@ -281,7 +281,6 @@ REFUSED = [
     ("run_xnli", "--model_name_or_path model --data_dir in --use_cpu --output_dir {}", "model linked in/a.de"),
     ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
     ("dap.publishing.onnx_export", "model {}", "in/a.de in"),
-    ("dap.publishing.import_release", "model {}", "model in/a.de in"),
     ("dap.reports.merge", "report.json --output {}", "report.json in"),
 ]
 

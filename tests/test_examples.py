@@ -1,17 +1,23 @@
-"""The app in examples/: what it finds and aligns, and the app itself over HTTP where gradio is installed."""
+"""The app in examples/: what it finds and aligns, over HTTP where gradio is installed; and the recipes of serve.md."""
 
 import gzip
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from conftest import REPOSITORY, synthetic_pairs
+from tokenizers import Tokenizer
+from transformers import AutoModel
 
+from benchmarks.clients import RECIPES
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
+from dap.publishing import Options, build
 from dap.search import align_tokens
 
 
@@ -75,3 +81,52 @@ def test_the_app_answers(tiny_bert_dir: Path) -> None:
     with pytest.raises(Exception, match="nothing to search"):
         client.predict("", "a", "b", None, None, api_name="/search")
     built.close()
+
+
+@pytest.fixture(scope="module")
+def published(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve") / "out-hub"
+    build(tiny_bert_dir, folder, Options(pooling="mean", prefix="query: ", max_seq_length=9))
+    return folder
+
+
+def read(folder: Path, name: str) -> dict:
+    return json.loads((folder / name).read_text())
+
+
+def require_same(vectors: object, folder: Path) -> None:
+    found, expected = np.asarray(vectors), SentenceEncoder.from_pretrained(str(folder)).encode(SOURCE)
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    np.testing.assert_allclose((found * expected).sum(1) / lengths, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("client", "package"),
+    [("sentence-transformers",) * 2, ("vLLM", "vllm"), ("infinity", "infinity_emb"), ("fastembed", "fastembed")],
+)
+def test_recipes_of_the_page_give_the_same_vectors(client: str, package: str, published: Path) -> None:
+    code = compile(RECIPES[client], client, "exec")
+    pytest.importorskip(package.replace("-", "_"))
+    if client == "fastembed":
+        pytest.importorskip("dap.publishing.onnx_export").export(published)
+    texts = ["query: " + text for text in SOURCE]
+    names = {"folder": str(published), "sentences": SOURCE, "texts": texts, "pooling": "mean", "code": False}
+    exec(code, names)
+    require_same(names["vectors"], published)
+
+
+def test_text_embeddings_inference_finds_what_its_source_reads(published: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(published / "tokenizer.json"))
+    tokenizer.enable_truncation(read(published, "sentence_bert_config.json")["max_seq_length"])
+    prompt = read(published, "config_sentence_transformers.json")["prompts"]["text"]  # --default-prompt-name
+    pooling, config = read(published, "1_Pooling/config.json"), read(published, "config.json")
+    assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (False, True)
+    assert (config["model_type"], config["architectures"]) == ("bert", ["BertModel"])
+    assert config["position_embedding_type"] == "absolute"  # which vLLM asks for
+    encoder, vectors = AutoModel.from_pretrained(published), []
+    for text in SOURCE:
+        ids = torch.tensor([tokenizer.encode(prompt + text).ids])
+        with torch.no_grad():
+            vectors.append(encoder(ids).last_hidden_state[0].mean(0).numpy())
+    assert max(len(tokenizer.encode(prompt + text).ids) for text in SOURCE) == 9
+    require_same(vectors, published)

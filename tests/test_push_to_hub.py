@@ -1,5 +1,6 @@
 """The command, against a real Hub protocol on loopback: what arrives, what is said when it does not, and no token."""
 
+import ast
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs
 from hub_server import Fault, HubServer, Repo, serve
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, SpaceCard
 from tiny_models import tiny_model
 from transformers import PreTrainedTokenizerFast
 
@@ -120,7 +122,7 @@ local = [auto.from_pretrained("user/whole", subfolder="pretraining") for auto in
 done["local code"] = [type(model).__module__ for model in local]
 push_to_hub.run([checkpoint, "--repo_id", "user/root", "--layout", "dap"])
 publish(checkpoint, "user/trained", Options(with_heads=True), private=True)  # what train_dap.py does at its end
-done["user/again"] = push_to_hub.run([checkpoint, "--repo_id", "user/again", "--output_dir", "written"])
+done["user/again"] = push_to_hub.run([checkpoint, "--repo_id", "user/again", "--space", "--output_dir", "written"])
 for repo in ["user/secret", "user/public", *sys.argv[4:]]:
     try:
         done[repo] = upload(Path("written"), repo, private=repo in ("user/secret", "user/public"))
@@ -273,6 +275,9 @@ def check_existing_repository(played: Played) -> None:
     assert repo.files["NOTES.md"] == b"mine"
     assert set(repo.files) == {"NOTES.md", *played.done["user/again"]["files"]}
     assert b"old" not in repo.files.values()
+    space = played.server.repos["space-of-user/again"]
+    assert space.commits == 1
+    assert {"app.py", "search.py", "requirements.txt", "modeling_dap.py"} <= set(space.files)
 
 
 def check_connection_cut_once(played: Played) -> None:
@@ -352,6 +357,29 @@ def test_dry_run_writes_the_folder(
     write_json(other, folder / "other.json")
     push_to_hub.run([*arguments, str(folder / "other.json"), "--output_dir", str(folder / "dry")])
     assert "other.json is about some/other" in caplog.text
+
+
+def test_space_needs_nothing_beside_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [str(folder / "dap"), "--repo_id", "user/dry", "--dry_run", "--space", "--output_dir"]
+    push_to_hub.run([*arguments, str(tmp_path / "out")])
+    space = tmp_path / "out-space"
+    card = SpaceCard.load(space / "README.md")
+    assert (card.data.sdk, card.data.app_file, card.data.models) == ("gradio", "app.py", ["user/dry"])
+    imported = {
+        name.split(".")[0]
+        for file in space.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
+    }
+    own = {path.stem for path in REPOSITORY.glob("*.py")} | {"dap", "search", "examples"}
+    assert {"search", "dap", "modeling_dap"} <= imported & own <= {path.stem for path in space.iterdir()}
+    assert "matplotlib" in (space / "requirements.txt").read_text().splitlines()
+    started = []
+    monkeypatch.setitem(sys.modules, "search", SimpleNamespace(main=started.append))
+    exec((space / "app.py").read_text(), {})
+    assert started == [["--model", "user/dry"]]
+    with pytest.raises(ValueError, match="out-space is not empty"):
+        push_to_hub.run([*arguments, str(tmp_path / "out")])
 
 
 def test_merged_results_and_a_folder_without_a_name(

@@ -472,7 +472,7 @@ def test_the_log_says_what_the_run_is(flags: list[str], tmp_path: Path, caplog: 
         ("--per_device_train_batch_size 1", "a batch of 1 pair has no negatives"),
         ("--dev_pairs 0 --eval_strategy steps", "eval_strategy='steps', but there are no dev pairs"),
         ("--early_stopping_patience 2", "early_stopping_patience=2 needs evaluations"),
-        ("--max_seq_length 90", "max_seq_length=90 is above the encoder's 80 positions"),
+        ("--max_seq_length 90 --train_data nowhere", "max_seq_length=90 is above the encoder's 80 positions"),
         ("--train_data nowhere", "nowhere"),
         ("--model_name_or_path nowhere", "^the configuration of nowhere cannot be loaded "),
         ("--tokenizer_name nowhere", "^the tokenizer of nowhere cannot be loaded "),
@@ -514,7 +514,8 @@ def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
     """A sentence-transformers folder with the encoder in a folder of its own, as earlier versions wrote it."""
     folder.mkdir()
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
-    write_modules(SentenceEncoder(BertModel.from_pretrained(encoder_dir), tokenizer, **settings), folder)
+    encoder = SentenceEncoder(BertModel.from_pretrained(encoder_dir), tokenizer, **settings)
+    write_modules(encoder, folder, normalize=True, prompts={"other": "lo: "})
     shutil.copytree(encoder_dir, folder / "0_Transformer")
     shutil.move(folder / "sentence_bert_config.json", folder / "0_Transformer")
     modules = json.loads((folder / "modules.json").read_text())
@@ -522,7 +523,7 @@ def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
     return folder
 
 
-def test_a_sentence_transformers_folder_gives_pooling_prefix_and_length_and_the_model_keeps_them(
+def test_a_sentence_transformers_folder_gives_its_settings_and_the_model_keeps_them(
     flags: list[str], tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     flags[1] = str(library_folder(tmp_path / "start", tiny_bert_dir, pooling="mean", prefix="ka: ", max_seq_length=9))
@@ -539,8 +540,11 @@ def test_a_sentence_transformers_folder_gives_pooling_prefix_and_length_and_the_
     found = trainer.evaluate()
     assert (found["eval_de-en_accuracy"], found["eval_en-de_accuracy"]) == tuple(accuracies[0]) != tuple(accuracies[1])
     trainer.save_model()
-    library = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(sides[0])
-    np.testing.assert_allclose(library, encoders[0].encode(sides[0]), atol=1e-5)
+    expected = encoders[0].encode(sides[0])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    saved = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(saved.encode(sides[0]), expected, atol=1e-5)
+    assert saved.prompts["other"] == "lo: "
     again = built([*given[:-1], str(tmp_path / "2"), "--model_name_or_path", str(tmp_path / "out")])
     assert (again.prefix, again.max_seq_length, again.model.config.pooling) == ("ka: ", 9, "mean")
     other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,15 @@ class NeedsSentenceTransformers(UserError):
 
 @dataclass(frozen=True)
 class LibrarySettings:
-    """What a sentence-transformers folder says about itself."""
+    """What a sentence-transformers folder says about itself; `prefix` is the default one of its prompts."""
 
     subfolder: str = ""
     pooling: str | None = None
     prefix: str = ""
     max_seq_length: int | None = None
+    normalize: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    similarity: str | None = None
 
 
 class SentenceEncoder:
@@ -402,7 +405,8 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
     transformer = _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
     pooling = _read_json(name_or_path, f"{folders[1]}/config.json", revision) or {}
     library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
-    mode, prefix = pooling_mode(pooling), (library.get("prompts") or {}).get(library.get("default_prompt_name"), "")
+    mode, prompts = pooling_mode(pooling), library.get("prompts") or {}
+    prefix = prompts.get(library.get("default_prompt_name"), "")
     if (
         mode not in POOLINGS
         or transformer.get("do_lower_case")
@@ -412,7 +416,8 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
     length = transformer.get("max_seq_length")
     if not isinstance(prefix, str) or not isinstance(length, int | None):
         raise UserError(f"{name_or_path} has max_seq_length={length!r} and the prompt {prefix!r}: no number, no text")
-    return LibrarySettings(folders[0], mode, prefix, length)
+    similarity = library.get("similarity_fn_name")
+    return LibrarySettings(folders[0], mode, prefix, length, len(kinds) == 3, prompts, similarity)
 
 
 def _module_kind(dotted: str) -> str:
@@ -433,4 +438,4 @@ def pooling_mode(config: dict[str, Any]) -> str:
         return modes if isinstance(modes, str) else "+".join(modes)
     legacy = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     active = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    return "+".join(legacy.get(key, key) for key in active)
+    return "+".join(legacy.get(key, key.removeprefix("pooling_mode_")) for key in active)

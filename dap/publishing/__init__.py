@@ -3,6 +3,7 @@
 from dap.publishing.folder import LAYOUTS, Options, build, publish, write, write_modules
 from dap.publishing.hub import explained, fetch, upload
 from dap.publishing.model_card import read_sources
+from dap.publishing.space import write_space
 
 __all__ = [
     "LAYOUTS",
@@ -15,4 +16,5 @@ __all__ = [
     "upload",
     "write",
     "write_modules",
+    "write_space",
 ]

@@ -23,7 +23,15 @@ from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
 from configuration_dap import DAPConfig
-from dap.encoding import LibraryEncoder, SentenceEncoder, load_complete, load_encoder, longest_input
+from dap.encoding import (
+    LibraryEncoder,
+    LibrarySettings,
+    SentenceEncoder,
+    library_settings,
+    load_complete,
+    load_encoder,
+    longest_input,
+)
 from dap.errors import UserError, loading
 from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
@@ -188,8 +196,7 @@ def _require_publishable(checkpoint: Path, config: dict[str, Any], options: Opti
 def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
     config = encoder.model.config
     is_dap = config.model_type == DAPConfig.model_type
-    modules = _read(checkpoint / "modules.json") or []
-    library = _read(checkpoint / "config_sentence_transformers.json")
+    library = library_settings(str(checkpoint), None) or LibrarySettings()
     backbone = encoder.backbone
     return Published(
         layout=options.layout,
@@ -200,10 +207,10 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
         pooling=encoder.pooling,
         prefix=encoder.prefix,
         max_seq_length=encoder.max_seq_length,
-        normalize=options.normalize or any(module["type"].endswith(".Normalize") for module in modules),
-        similarity=config.tr_similarity if is_dap else library.get("similarity_fn_name") or "cosine",
+        normalize=options.normalize or library.normalize,
+        similarity=config.tr_similarity if is_dap else library.similarity or "cosine",
         has_pooler=hasattr(backbone, "pooler"),
-        prompts=(library.get("prompts") or {}) if options.prefix is None else {},
+        prompts=library.prompts if options.prefix is None else {},
     )
 
 
@@ -224,6 +231,8 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
             nn.init.zeros_(parameter)
             if pooling == "cls" and parameter.dim() == 2:
                 parameter.data.fill_diagonal_(POOLER_SCALE)
+    if longest_input(backbone) is not None:
+        backbone.config.position_embedding_type = "absolute"  # Transformers 5 leaves it out, vLLM asks XLM-R for it
     backbone.save_pretrained(folder)
     _scrub(folder / "config.json")
 

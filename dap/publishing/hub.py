@@ -54,26 +54,34 @@ def fetch(checkpoint: str, revision: str | None = None) -> Path:
 
 
 def upload(
-    folder: Path, repo_id: str, private: bool = False, token: str | None = None, revision: str | None = None
+    folder: Path,
+    repo_id: str,
+    private: bool = False,
+    token: str | None = None,
+    revision: str | None = None,
+    space: bool = False,
 ) -> str:
     """Push a folder as one commit, so that a repository has all of it or nothing; gives the commit's id.
 
     The client sends a file again after a cut connection. Afterwards the repository's files are compared with the
-    folder's. The token is the given one, HF_TOKEN, or that of `hf auth login`; `revision` is a branch that is there.
+    folder's. The token is the given one, HF_TOKEN, or that of `hf auth login`; `revision` is a branch that is there;
+    `space` makes it a Gradio Space, which may have the id of a model.
 
     Raises:
         ValueError: the Hub refuses or cannot be reached, a public repository is there although a private one is
             wanted, or files are missing after the commit. The message never holds the token.
     """
-    api = HfApi(token=token)
+    api, kind = HfApi(token=token), "space" if space else "model"
+    sdk = {"space_sdk": "gradio"} if space else {}
     with explained(repo_id, token):
-        api.create_repo(repo_id, private=private or None, exist_ok=True)
-        found = api.model_info(repo_id)
+        api.create_repo(repo_id, private=private or None, repo_type=kind, exist_ok=True, **sdk)
+        found = api.repo_info(repo_id, repo_type=kind)
     if private and not found.private:
         raise UserError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
     with explained(repo_id, token):
         commit = api.upload_folder(
             repo_id=repo_id,
+            repo_type=kind,
             folder_path=folder,
             revision=revision,
             commit_message="Publish with dap-transformers",
@@ -81,7 +89,7 @@ def upload(
         )
     oid = one_line(commit.oid)
     with explained(repo_id, token, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"):
-        tree = api.list_repo_tree(repo_id, recursive=True, revision=oid)
+        tree = api.list_repo_tree(repo_id, recursive=True, revision=oid, repo_type=kind)
         there = {item.path: getattr(item, "size", None) for item in tree}
     here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     if lacking := sorted(name for name, size in here.items() if there.get(name) != size):

@@ -20,6 +20,7 @@ from dap.encoding import (
     library_settings,
     load_complete,
     load_config,
+    longest_input,
 )
 from dap.errors import UserError, loading, refusals
 from dap.tokenizers import load_tokenizer, require_embeddings, require_padding
@@ -43,6 +44,7 @@ class Start:
         settings: every field of `DAPConfig`: what is given, over the checkpoint's where it goes on, over the defaults.
         heads: the model of `--init_heads_from`, if given.
         library: what a sentence-transformers folder says about itself; its pooling, prefix and length are defaults.
+        positions: tokens that the encoder's table of positions has room for, None where it has no table.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Start:
     settings: dict[str, Any]
     heads: DAPForPreTraining | None
     library: LibrarySettings
+    positions: int | None
 
     @property
     def predicts(self) -> set[str]:
@@ -73,21 +76,23 @@ def read_start(args: ModelArguments) -> Start:
     inside = source | {"subfolder": library.subfolder}
     config, given = load_config(name, **inside), given_fields(args)
     tokenizer = load_tokenizer(tokenizer_name, **(source if args.tokenizer_name else inside))
+    if args.config_name is not None:  # another encoder of this shape
+        config = getattr(config, "encoder_config", config)
+        config.pad_token_id = tokenizer.pad_token_id
+    with loading("weights", name), torch.device("meta"):  # for its shape alone
+        shape = AutoModel.from_config(config, trust_remote_code=args.trust_remote_code)
     if library.pooling is not None:
-        with torch.device("meta"):  # for its shape alone
-            shape = AutoModel.from_config(config)
         library = replace(library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer))
         taken = name, library.pooling, library.prefix, library.max_seq_length
         logger.info("%s: pooling %r, prefix %r, %d tokens, where no argument says otherwise", *taken)
-    is_dap = config.model_type == DAPConfig.model_type and args.config_name is None
+    is_dap = config.model_type == DAPConfig.model_type
     goes_on = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
     saved = {} if library.pooling is None else {"pooling": library.pooling}
     if is_dap:
         saved = {name: getattr(config, name) for name in (CONFIG_DEFAULTS if goes_on else ["pooling"])}
-    if config.model_type == DAPConfig.model_type and not is_dap:
-        config = config.encoder_config  # another encoder of this shape
     heads = None if args.init_heads_from is None else read_heads(args.init_heads_from)
-    start = Start(name, tokenizer, tokenizer_name, config, goes_on, CONFIG_DEFAULTS | saved | given, heads, library)
+    settings, longest = CONFIG_DEFAULTS | saved | given, longest_input(shape)
+    start = Start(name, tokenizer, tokenizer_name, config, goes_on, settings, heads, library, longest)
     check_tokenizer(start)
     return start
 
@@ -160,7 +165,6 @@ def load_model(
         if args.config_name is None:
             model = model_class.from_encoder(start.name, subfolder=start.library.subfolder, **given, **source)
         else:
-            start.config.pad_token_id = start.tokenizer.pad_token_id
             model = model_class.from_scratch(start.config, **given)
     if start.heads is not None:
         with refusals(f"--init_heads_from {args.init_heads_from}"):

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.trainer_callback import ExportableState
 
-from dap.encoding import SentenceEncoder, encode_shared
+from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
 from dap.errors import UserError
 from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
@@ -51,7 +51,8 @@ class DAPTrainer(Trainer):
             also how much that reads the source: `eval_rtl_source_nats` and the others of `source_reading`.
         target_language: code of the targets' language, for the metrics' names.
         max_seq_length, prefix: tokens a dev sentence is cut to, and text before it.
-        library_length: tokens that the saved model takes in sentence-transformers; 128 where the model allows it.
+        library: what the saved model keeps of a sentence-transformers folder that it began with: length (else 128, or
+            what the model allows), normalisation and prompts.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
         args: everything else as in `Trainer`; `processing_class` is the tokenizer, `data_collator` a `BitextCollator`.
     """
@@ -65,13 +66,13 @@ class DAPTrainer(Trainer):
         target_language: str = "en",
         max_seq_length: int = 32,
         prefix: str = "",
-        library_length: int | None = None,
+        library: LibrarySettings | None = None,
         train_sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> None:
         self.dev_bitext = dict(dev_bitext or {})
         self.target_language, self.max_seq_length = target_language, max_seq_length
-        self.train_sampler, self.prefix, self.library_length = train_sampler, prefix, library_length
+        self.train_sampler, self.prefix, self.library = train_sampler, prefix, library or LibrarySettings()
         self.meter = StepMeter()
         self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
         if self.dev_bitext:
@@ -281,8 +282,9 @@ class DAPTrainer(Trainer):
             super()._save(output_dir, state_dict)
         if self.args.should_save:  # under FSDP all processes come here
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
-            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, self.library_length)
-            write_modules(encoder, Path(output_dir or self.args.output_dir))
+            kept, folder = self.library, Path(output_dir or self.args.output_dir)
+            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, kept.max_seq_length)
+            write_modules(encoder, folder, kept.normalize, None, kept.prompts)
 
 
 def require_heads(model: DAPForPreTraining, argument: str) -> None:

@@ -1,5 +1,6 @@
 """ONNX files of a tiny real encoder: the encoder's vectors, for every batch size, length and padding."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs, tiny_config
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dap.encoding import OnnxEncoder, SentenceEncoder, model_fingerprint
@@ -59,6 +61,21 @@ def test_the_graph_gives_the_models_vectors_with_length_1(checkpoint: Path, expo
         assert np.abs(vectors - expected).max() < 1e-5
     for ours, theirs in zip(graph.encode_tokens(SENTENCES), model.encode_tokens(SENTENCES), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(checkpoint: Path, exported: Path) -> None:
+    session = OnnxEncoder(exported / "onnx" / "model.onnx").model.session
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    settings = json.loads((exported / "tokenizer_config.json").read_text())
+    length, closing = settings["model_max_length"], tokenizer.token_to_id(settings["sep_token"])
+    expected = SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES)
+    assert len(tokenizer.encode(SENTENCES[-1]).ids) > length
+    for text, vector in zip(SENTENCES, expected, strict=True):
+        ids = tokenizer.encode(text).ids[:length]
+        ids[-1] = closing  # Transformers.js takes it away, and its recipe in examples/serve.md puts it back
+        feed = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+        found = session.run(["sentence_embedding"], feed)[0][0]
+        np.testing.assert_allclose(found, vector / np.linalg.norm(vector), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 78), (9, 4)])
