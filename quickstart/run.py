@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
+from dap.commands import command
 from dap.encoding import SentenceEncoder
 from dap.files import read_json, write_json
 from dap.languages import NAMES
@@ -118,6 +119,7 @@ def show_loading(out: Path) -> None:
           f"cosine of 'Good morning!' and 'Hyvää huomenta!': {cosine:.2f}")  # fmt: skip
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare, measure, train, measure, draw, load."""
     parser = argparse.ArgumentParser(description=__doc__)
