@@ -2,6 +2,8 @@
 
 import argparse
 import copy
+import dataclasses
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +16,10 @@ MAY_BE_EMPTY = ("prefix",)  # says that there is none, where a checkpoint has on
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows an argument once, with `_`, and its default where there is one and the text does not name it."""
+
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], *others: Any) -> None:
+        """The first line: what has to be given, of which the list below says more."""
+        super().add_usage(usage, [action for action in actions if action.required or action.dest == "help"], *others)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         says_nothing = action.default is None or action.default is False or action.default == []
@@ -28,14 +34,24 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` for dataclasses, whose help shows only defaults that say something.
+    """`HfArgumentParser` for dataclasses, whose help shows those of Transformers' Trainer last.
 
     What the dataclasses refuse, Transformers' own among them, is a `UserError`; so is an empty value (of an unset
     variable: as a path it would be the current folder), and a file name that is no UTF-8.
     """
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
+        types = [types] if isinstance(types, type) else list(types)
+        classes = {base for each in types for base in each.__mro__ if base.__name__ != "TrainingArguments"}
+        own = {name for each in classes for name in inspect.get_annotations(each)} | {"output_dir"}
+        self.inherited = {field.name for each in types for field in dataclasses.fields(each)} - own
+        self.others: Any = None  # their group
         super().__init__(types, formatter_class=_Help, **options)
+
+    def _parse_dataclass_field(self, parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
+        if field.name in self.inherited:
+            self.others = parser = self.others or self.add_argument_group("arguments of Transformers' Trainer")
+        super()._parse_dataclass_field(parser, field)
 
     def parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
         """As argparse's, which gives the values and the arguments that it does not know."""

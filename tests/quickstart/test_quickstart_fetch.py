@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dap.errors import UserError
 from quickstart import fetch
 
 
@@ -29,7 +30,7 @@ def test_a_wrong_hash_names_file_both_hashes_and_remedy(tmp_path: Path) -> None:
 
 def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip itself, without a registry
-    with pytest.raises(RuntimeError, match=r"toy==1\.0 failed(.|\n)*Check that pip reaches") as failure:
+    with pytest.raises(UserError, match=r"toy==1\.0 failed(.|\n)*Check that pip reaches") as failure:
         fetch.fetch([pinned(b"data")], tmp_path)
     assert f"--dest {tmp_path} toy==1.0" in str(failure.value)  # a command that can be copied
     assert list(tmp_path.iterdir()) == []
@@ -53,7 +54,7 @@ def test_half_a_download_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatc
     )
     dying_pip.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dying_pip))
-    with pytest.raises(RuntimeError, match="exit status 1"):
+    with pytest.raises(UserError, match="exit status 1"):
         fetch.fetch([pinned(b"data")], tmp_path / "wheels")
     assert list((tmp_path / "wheels").iterdir()) == []
 
