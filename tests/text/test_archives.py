@@ -3,7 +3,6 @@
 import gzip
 import lzma
 import random
-import struct
 import warnings
 import zipfile
 from pathlib import Path
@@ -87,11 +86,7 @@ def test_a_member_outside_its_folder_is_refused_by_name(tmp_path: Path, name: st
     ("part", "changes", "message"),
     [
         (b"PK\x01\x02", {8: b"\1"}, r"a\.zip: its member 'de-en\.tsv' is encrypted"),
-        (
-            b"PK\x01\x02",
-            {24: struct.pack("<I", 500)},
-            rf"a\.zip/de-en\.tsv: {DAMAGED} \(Bad CRC-32",
-        ),  # it unpacks to more
+        (b"PK\x01\x02", {24: b"\xf4\1\0\0"}, rf"a\.zip/de-en\.tsv: {DAMAGED} \(Bad CRC-32"),  # it declares 500 bytes
         (b"PK\x01\x02", {8: b"\0\x08", 46: b"\xff"}, r"a\.zip: damaged or truncated"),  # its name is no UTF-8
         (b"PK\x03\x04", {6: b"\0\x08", 30: b"\xff"}, rf"a\.zip/de-en\.tsv: {DAMAGED}"),  # the name before the data
         (b"PK\x05\x06", {16: b"\xff"}, rf"a\.zip/de-en\.tsv: {DAMAGED}"),  # the data lies before the file's start
@@ -143,15 +138,8 @@ def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
 STREAM = lzma.compress(b"ja\tyes\n" * 5000)
 PACKED = gzip.compress(b"ja\tyes\n" * 5000)
 WHOLE = [b"", bytes(4), bytes(1 << 18), STREAM + bytes(8), STREAM * 2, lzma.compress(b"") + bytes(4)]
-BROKEN = [
-    bytes(3),
-    bytes(4) + b"x",
-    b"x" * 8,
-    bytes(4) + STREAM[:-1],
-    STREAM[1:],
-    b"\xfd7zXZ\0" + STREAM[7:],
-    STREAM[:9],
-]
+BROKEN = [bytes(3), bytes(4) + b"x", b"x" * 8, bytes(4) + STREAM[:-1], STREAM[1:], STREAM[:9]]
+BROKEN += [b"\xfd7zXZ\0" + STREAM[7:]]
 
 
 @pytest.mark.parametrize("behind", WHOLE)

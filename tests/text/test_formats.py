@@ -153,37 +153,31 @@ def test_types_of_parquet_columns(tmp_path: Path, source: pa.Array, read_back: d
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
 
+TWO = ["source", "target"]
+
+
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("names", "values", "message"),
     [
-        (None, r"de-en\.parquet: damaged or no Parquet file"),
-        ([("source", [1, 2]), ("target", ["a", "b"])], r"de-en\.parquet: .* no Parquet file of text \(.*int64"),
-        ([("de", ["a"]), ("en", ["b"])], r"columns are \['de', 'en'\]; expected 'source' and 'target'"),
-        (
-            [("source", ["a"]), ("target", ["a"]), ("source", ["a"])],
-            "expected 'source' and 'target', once each: rename",
-        ),
-        (
-            [("source", pa.array([], pa.string())), ("target", pa.array([], pa.string()))],
-            "holds no pair of language 'de'",
-        ),
-        ([("source", pa.nulls(4)), ("target", ["a"] * 4)], "holds no pair of language 'de'"),
-        (
-            [("so\N{LATIN SMALL LETTER I WITH DIAERESIS}rce", ["a"]), ("target", ["b"])],
-            r"damaged or no Parquet file of text",
-        ),
+        (TWO, [[1, 2], ["a", "b"]], r"de-en\.parquet: .* no Parquet file of text \(.*int64"),
+        (["de", "en"], [["a"], ["b"]], r"columns are \['de', 'en'\]; expected 'source' and 'target'"),
+        ([*TWO, "source"], [["a"]] * 3, "expected 'source' and 'target', once each: rename them"),
+        (TWO, [pa.array([], pa.string())] * 2, "holds no pair of language 'de'"),
+        (TWO, [pa.nulls(4), ["a"] * 4], "holds no pair of language 'de'"),
+        (["so?rce", "target"], [["a"], ["b"]], r"de-en\.parquet: damaged or no Parquet file of text"),
     ],
 )
-def test_parquet_that_is_none_or_lacks_text(
-    tmp_path: Path, columns: list[tuple[str, Any]] | None, message: str
-) -> None:
-    path = write(tmp_path / "de-en.parquet", b"no parquet")
-    if columns is not None:
-        names, values = zip(*columns)
-        pq.write_table(pa.table([pa.array(each) for each in values], names=names), path, store_schema=False)
-        path.write_bytes(path.read_bytes().replace("ï".encode(), b"\xcfx"))  # the name of the last case is no UTF-8
+def test_parquet_that_lacks_text(tmp_path: Path, names: list[str], values: list[Any], message: str) -> None:
+    path = tmp_path / "de-en.parquet"
+    pq.write_table(pa.table(list(map(pa.array, values)), names=names), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"so?rce", b"so\xcfrce"))  # a name that is no UTF-8
     with pytest.raises(UserError, match=message):
         read(path, 1.0)
+
+
+def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"de-en\.parquet: damaged or no Parquet file"):
+        read(write(tmp_path / "de-en.parquet", b"no parquet"))
 
 
 @pytest.mark.parametrize("name", ["de-en.tsv", "de-en.jsonl", "de-en.txt.zip"])
