@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import LANGUAGES, synthetic_pairs, tiny_config
+from conftest import LANGUAGES, save_bert, synthetic_pairs, tiny_config
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModel,
@@ -52,12 +52,6 @@ def write_modules(folder: Path, prefix: str, pooling: dict, more: tuple[str, ...
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
-
-
-def new_checkpoint(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
-    BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 LEGACY_POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -271,7 +265,7 @@ def test_length_of_a_folder_whose_tokenizer_has_no_limit(
 def test_folders_of_earlier_sentence_transformers(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, names: str, pooling: dict, more: tuple[str, ...]
 ) -> None:
-    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), names, pooling, more, max_seq_length=33)
+    write_modules(save_bert(tmp_path, tiny_tokenizer), names, pooling, more, max_seq_length=33)
     encoder = load_encoder(str(tmp_path))
     assert isinstance(encoder, SentenceEncoder)
     assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "")
@@ -283,7 +277,7 @@ def test_folders_of_earlier_sentence_transformers(
 def test_a_folders_length_above_the_position_table_is_capped(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), "new", NEW_POOLING, max_seq_length=82)
+    write_modules(save_bert(tmp_path, tiny_tokenizer), "new", NEW_POOLING, max_seq_length=82)
     assert SentenceEncoder.from_pretrained(str(tmp_path)).max_seq_length == 80
 
 
@@ -306,7 +300,7 @@ def test_folder_with_a_dense_module_goes_to_the_library(tmp_path: Path, tiny_ber
 def test_folder_with_a_dense_module_and_no_library(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), "new", NEW_POOLING, ("Dense",))
+    write_modules(save_bert(tmp_path, tiny_tokenizer), "new", NEW_POOLING, ("Dense",))
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
     with pytest.raises(ValueError, match=r"Dense: pip install 'dap-transformers\[st\]'"):
         load_encoder(str(tmp_path))
@@ -324,7 +318,7 @@ def test_folder_with_a_dense_module_and_no_library(
 def test_other_poolings_and_lower_casing_are_not_ours(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, pooling: dict, transformer: dict
 ) -> None:
-    write_modules(new_checkpoint(tmp_path, tiny_tokenizer), "new", pooling, (), **transformer)
+    write_modules(save_bert(tmp_path, tiny_tokenizer), "new", pooling, (), **transformer)
     with pytest.raises(NeedsSentenceTransformers):
         SentenceEncoder.from_pretrained(str(tmp_path))
 

@@ -1,7 +1,6 @@
 """Inference data from files to token ids, and accuracy, against independent libraries and plain loops."""
 
 import copy
-import gzip
 import json
 import lzma
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import written
 from conftest import REPOSITORY
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import EvalPrediction, PreTrainedTokenizerFast
@@ -44,9 +44,7 @@ def tsv(rows: list[tuple[str, ...]]) -> str:
 
 
 def write(path: Path, text: str) -> NLISource:
-    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
-    path.write_bytes(pack(text.encode()))
-    return NLISource(str(path))
+    return NLISource(str(written.write(path, text)))
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "snli.en.tsv.xz", "a.jsonl", "a.jsonl.xz", "a.parquet"])
