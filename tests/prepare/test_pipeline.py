@@ -300,28 +300,3 @@ def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
 def test_a_process_that_is_killed_ends_the_run_with_one_message() -> None:
     with pytest.raises(ValueError, match="a process was ended from outside.*--num_workers"), workers(2) as run:
         run("kill", signal.raise_signal, [(signal.SIGKILL,)])
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_no_space_left_is_one_message_and_finished_shards_stay(
-    raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    folder, counts = prepared
-    plan = plan_of(tmp_path)
-    original = pq.ParquetWriter
-
-    def full_for_french(file: Any, *options: Any, **more: Any) -> pq.ParquetWriter:
-        if list((tmp_path / "train").glob(".00001.fr*")):  # being written
-            file = "/dev/full"
-        return original(file, *options, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pq, "ParquetWriter", full_for_french)
-        with pytest.raises(ValueError, match="00001.fr-en.parquet: the disk is full .* what is finished is kept"):
-            prepare(plan, files_of(raw), 1)
-    assert not list(tmp_path.rglob("*.tmp"))
-    whole = content(tmp_path)
-    assert whole.items() <= content(folder).items()
-    assert len(whole) == counts["de"]["train_shards"] + 2  # with its dev set, and the first French one
-    assert prepare(plan, files_of(raw), 1) == counts
-    assert content(tmp_path) == content(folder)

@@ -13,7 +13,7 @@ import pytest
 from conftest import REPOSITORY
 
 from dap.files import write_json
-from dap.reports.merge import main, merge_seeds, run
+from dap.reports.merge import merge_seeds, run
 from dap.reports.paper import BUCC_PAIRS
 from dap.reports.records import RECORD, read_report, report, training_record
 
@@ -25,21 +25,6 @@ def test_report_says_what_is_needed_to_get_the_number_again() -> None:
     assert {"python", "torch", "transformers"} <= set(made["versions"])
     assert made["machine"]["cpu"]
     assert json.loads(json.dumps(made)) == made
-
-
-def test_a_json_file_is_whole_or_as_it_was_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.json"
-    for language in ("Ελληνικά", "中文"):
-        write_json({"language": language}, path)
-    for wrong in (float("nan"), object()):
-        with pytest.raises((ValueError, TypeError)):
-            write_json({"score": wrong}, path)
-    assert json.loads(path.read_text(encoding="utf-8")) == {"language": "中文"}
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(OSError, match=r"b\.json"):
-        write_json({}, path)
-    assert [p.name for p in path.parent.iterdir()] == ["b.json"]
 
 
 SETTINGS = {"pooling": "cls", "data": ["tatoeba"], "text": "5f2c"}
@@ -255,13 +240,11 @@ def test_files_that_are_no_reports(tmp_path: Path, text: str, message: str) -> N
         run([str(tmp_path / "a.json")])
 
 
-@pytest.mark.parametrize(("names", "message"), [(("0", "0"), "is given twice"), (("absent",), "absent.json")])
-def test_errors_end_the_command_without_a_traceback(
-    names: tuple[str, ...], message: str, three: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["results", *(str(tmp_path / f"{name}.json") for name in names)])
-    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
-        main()
+def test_a_report_that_is_given_twice_or_absent_is_named(three: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"0\.json is given twice"):
+        run([*three, three[0]])
+    with pytest.raises(FileNotFoundError, match=r"absent\.json"):
+        run(["absent.json"])
 
 
 def test_the_folder_is_run_as_a_command_without_a_warning(three: list[str]) -> None:
