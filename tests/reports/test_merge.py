@@ -217,13 +217,6 @@ def test_pairs_of_several_languages_keep_the_digests_of_their_texts(tmp_path: Pa
     assert merged["settings"]["text"] == ["text of fr-en", "text of de-en"]
 
 
-def test_a_merged_report_takes_the_place_of_none(three: list[str]) -> None:
-    before = Path(three[1]).read_text()
-    with pytest.raises(ValueError, match=r"--output .*1\.json would overwrite the input .*1\.json"):
-        run([*three, "--output", three[1]])
-    assert Path(three[1]).read_text() == before
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
