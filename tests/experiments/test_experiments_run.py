@@ -115,8 +115,7 @@ def test_a_study_is_carried_out_once(
     reading |= {f"eval_rtl_source_nats_rho{share}" for share in (25, 50, 75)}
     assert content["dev"].keys() == {DEV, *reading}
     assert content["dev"].items() <= results(tmp_path / "study" / "dap-lr0.001" / "seed-3").items()
-    assert content["config"]["objective"] == "tr+rtl"
-    assert content["command"][0] == "train_dap.py"
+    assert (content["config"]["objective"], content["command"][0]) == ("tr+rtl", "train_dap.py")
     trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
     assert (trained["--seed"], trained["--learning_rate"], trained["--max_steps"]) == ("3", "0.001", "2")
     assert content["encoder"] == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]

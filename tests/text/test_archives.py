@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 import random
 import warnings
 import zipfile
@@ -57,12 +58,13 @@ def test_an_archive_is_listed_once_and_again_when_it_has_changed(
     archive = zipfile.ZipFile
     monkeypatch.setattr(archives.zipfile, "ZipFile", lambda path: opened.append(path) or archive(path))
     path = tmp_path / "a.zip"
-    for count in (5, 6):
+    for state in (5, 6):  # of the same size
         with archive(path, "w") as writing:
-            for number in range(count):
-                writing.writestr(f"{number}.de-en.tsv", f"ja\tyes {count}\n")
+            for number in range(5):
+                writing.writestr(f"{number}.de-en.tsv", f"ja\tyes {state}\n")
+        os.utime(path, (state, state))
         data = load_bitext(path, cache_dir=tmp_path / "cache")["de"]
-        assert data["target"] == [f"yes {count}"] * count
+        assert data["target"] == [f"yes {state}"] * 5
     assert opened == [path] * 2
 
 
