@@ -195,6 +195,14 @@ def test_filters_equal_a_plain_loop(language: str) -> None:
     assert len(set(expected)) >= 6  # the pairs are worth something
 
 
+@pytest.mark.parametrize("language", GOOD)
+def test_words_are_counted_as_in_a_plain_loop(language: str) -> None:
+    texts = [source for source, _ in random_pairs(language, 300)]
+    unspaced = bool(CHARACTERS_PER_WORD.keys() & set(SCRIPTS[language]))
+    expected = [naive_words(text, unspaced)[1] for text in texts]
+    assert words(pl.Series(texts), SCRIPTS[language])[1].to_list() == expected
+
+
 def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     backend = tiny_tokenizer.backend_tokenizer
     pair = ("Wortungetüm", "one two three four")
