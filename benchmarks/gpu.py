@@ -1,17 +1,16 @@
-"""The tests of the fast paths and every benchmark that a GPU is for, with one table at the end, in under 8 minutes.
+"""The tests of the fast paths and every benchmark that a GPU is for, in under 8 minutes.
 
     python -m benchmarks.gpu --folder results        # on a machine with a GPU, from the repository's root
     python -m benchmarks.gpu --device cpu --tiny     # a dry run anywhere
 
 Needs torch and Transformers; the project need not be installed. Where pytest, sentence-transformers or datasets is
-missing, what needs it is left out. What fails is a line of the table, does not stop the rest, and makes the command
-exit with 1.
+missing, what needs it is left out. The table at the end says what became of each; what fails does not stop the rest,
+and makes the command exit with 1.
 """
 
 import argparse
 import gc
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -20,21 +19,17 @@ import tempfile
 import time
 import traceback
 from importlib.util import find_spec
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.timing import CPU, WALL, show
-from benchmarks.train_step import LIBRARY, MATRIX, ratios, shares
+from benchmarks.timing import show
 from dap.reports import machine, text_table, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIMIT = 450  # seconds, after which the benchmark that runs is ended
 
-#: Ratios of training steps that are aimed for on a CPU.
-GOALS = {f"DAP / {LIBRARY}": 0.70, "DAP / TR": 1.22, "TLM / TR": 2.20}
 STEP = "--size xlmr --batch_size 1024 --mini_batch_size 1024 --bf16 --optimizer"
 TINY_STEP = "--size tiny --batch_size 4 --repeats 1 --matrix_seconds 0.01"
 #: Name -> module, arguments, and those of a dry run instead: what matters most comes first.
@@ -90,7 +85,7 @@ def run_tests() -> dict[str, Any]:
 
 
 def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What became of a benchmark: `outcome`, `seconds` and the content of its JSON file."""
+    """What became of a benchmark: `outcome` and `seconds`."""
     module, full, tiny = STAGES[name]
     argv = (tiny if args.tiny else full).split()
     if not argv:
@@ -113,105 +108,16 @@ def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
         gc.collect()
         if args.device == "cuda":
             torch.cuda.empty_cache()
-    return {"outcome": "ok", "seconds": time.perf_counter() - started, "found": json.loads(path.read_text())}
-
-
-def step_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
-    """Times, ratios and share of the matrix rate of a training step."""
-    parts, pairs = found["contenders"], found["arguments"]["batch_size"]
-    lines = [
-        [name, contender, f"{pairs / parts[contender][WALL]:.0f} pairs / s", f"{100 * share:.0f}% of the matrix rate"]
-        for contender, share in shares(parts, WALL).items()
-        if contender != MATRIX
-    ]
-    return lines + [[name, ratio, f"{value:.2f}", _goal(ratio)] for ratio, value in ratios(parts, WALL).items()]
-
-
-def _goal(ratio: str) -> str:
-    return f"goal on a CPU {GOALS[ratio]:.2f}" if ratio in GOALS else ""
-
-
-def flops_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
-    """Forward FLOPs and step times beside TR's."""
-    parts = found["pair"]
-    base = parts["TR"]
-    return [
-        [
-            name,
-            objective,
-            f"{part['flops'] / 1e9:.2f} GFLOPs / pair, {part['flops'] / base['flops']:.2f} TR",
-            f"step {part[WALL] / base[WALL]:.2f} TR",
-        ]
-        for objective, part in parts.items()
-    ]
-
-
-def memory_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
-    """Peaks."""
-    return [
-        [name, f"{kind} {contender}", " × ".join(map(str, sizes)), f"{peak / 1e6:.0f} MB"]
-        for kind, contender, sizes, peak in map(itemgetter("kind", "contender", "sizes", "bytes"), found["points"])
-    ]
-
-
-def encode_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
-    """Sentences a second."""
-    parts, count = found["contenders"], found["sentences"]
-    lines = [[name, key, f"{count / part[WALL]:.0f} sentences / s", ""] for key, part in parts.items()]
-    faster = found["faster"]
-    return [*lines, [name, "ours is faster", f"{faster[WALL]:.2f}", f"CPU {faster[CPU]:.2f}"]]
-
-
-def pipeline_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
-    """Pairs a second and what starves."""
-    arguments = found["arguments"]
-    pairs = arguments["batches"] * arguments["batch_size"]
-    return [
-        [
-            name,
-            f"{part['workers']} workers{', step' if part['step'] else ''}",
-            f"{pairs / part[WALL]:.0f} pairs / s",
-            f"{100 * part['waiting'] / part[WALL]:.1f}% starved" if part["step"] else "",
-        ]
-        for part in found["lines"]
-    ]
-
-
-def correctness_lines(name: str, found: dict[str, Any]) -> list[list[Any]]:
-    """The largest errors of each path."""
-    paths = {
-        part["path"]: [other for other in found["lines"] if other["path"] == part["path"]] for part in found["lines"]
-    }
-    return [
-        [
-            name,
-            f"{path}, {len(parts)} models",
-            f"loss {max(part['loss'] for part in parts):.0e} off",
-            f"gradients {max(part['gradient'] for part in parts):.0e} off",
-        ]
-        for path, parts in paths.items()
-    ]
-
-
-LINES = {
-    "correctness": correctness_lines,
-    "train_step": step_lines,
-    "flops": flops_lines,
-    "memory": memory_lines,
-    "encode": encode_lines,
-    "pipeline": pipeline_lines,
-}
+    return {"outcome": "ok", "seconds": time.perf_counter() - started}
 
 
 def summary(outcomes: dict[str, dict[str, Any]]) -> str:
-    """Everything as one table."""
-    lines: list[list[Any]] = []
-    for name, outcome in outcomes.items():
-        seconds = f"{outcome['seconds']:.0f} s" if "seconds" in outcome else ""
-        lines.append([name, "", outcome["outcome"], seconds])
-        if "found" in outcome:
-            lines += LINES[STAGES[name][0]](name, outcome["found"])
-    return text_table(["benchmark", "contender", "result", ""], lines)
+    """What became of everything as one table."""
+    lines = [
+        [name, outcome["outcome"], f"{outcome['seconds']:.0f} s" if "seconds" in outcome else ""]
+        for name, outcome in outcomes.items()
+    ]
+    return text_table(["benchmark", "result", ""], lines)
 
 
 def stop(*_: Any) -> None:
@@ -220,7 +126,7 @@ def stop(*_: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints each benchmark's own table and then all of them as one; each writes its JSON into `--folder`."""
+    """Prints each benchmark's own table and then what became of them; each writes its JSON into `--folder`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a dry run")

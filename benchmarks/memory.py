@@ -13,11 +13,9 @@ fit into half of what is free.
 import argparse
 import ctypes
 import gc
-import json
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,26 +115,15 @@ def free_memory(device: str) -> int:
 
 def measure(kind: str, contender: str, sizes: list[int], args: argparse.Namespace) -> dict[str, int]:
     """One point in this process."""
+    prepare_machine(args)
     return {"bytes": {"loss": loss_memory, "step": step_memory}[kind](contender, *sizes, args)}
 
 
-def in_own_process(kind: str, contender: str, sizes: list[int], args: argparse.Namespace) -> dict[str, int]:
+def in_own_process(*point: Any) -> dict[str, int]:
     """`measure` in a process of its own."""
-    options = {key: value for key, value in vars(args).items() if key not in ("json", "child")}
-    point = json.dumps([kind, contender, sizes, options])
-    path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "benchmarks.memory", "--child", point]
-    environment = os.environ | RETURN_MEMORY | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def run_child(point: str) -> None:
-    """Print what `measure` finds."""
-    kind, contender, sizes, options = json.loads(point)
-    args = argparse.Namespace(**options)
-    prepare_machine(args)
-    print(json.dumps(measure(kind, contender, sizes, args)))
+    os.environ |= RETURN_MEMORY  # which the process reads when it starts
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, point)
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -187,11 +174,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--mini_batch_size", type=int, default=64, help="pairs of a chunk, and of the step beside it")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--same_process", action="store_true", help="all points in this process: less exact")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.child:
-        run_child(args.child)
-        return
     prepare_machine(args)
     found = compare(args)
     print(tables(found))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What waits for a GPU, in parts of ten minutes: call it again and again, it goes on where it was, until it says "all is done".
 #   ENCODER=e5 DATA=../shared/data OUT=out experiments/gpu.sh [SECONDS]
-# First the checks and benchmarks of benchmarks/gpu.sh, then experiments/recipes/gpu.yaml; JSON in $OUT/benchmarks, $OUT/results.
+# First the checks and benchmarks of benchmarks/gpu.py, then experiments/recipes/gpu.yaml; JSON in $OUT/benchmarks, $OUT/results.
 set -eu
 python=${PYTHON:-python3} root=$(cd "$(dirname "$0")/.." && pwd) out=$(realpath -m "$OUT")
 places=("encoder=$(realpath "$ENCODER")" "data=$(realpath "$DATA")" "heads=$out/runs/gpu/heads-lr0.001/seed-0")

@@ -93,16 +93,21 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     return transformers.AutoConfig.for_model(model_type, **shape, **quiet)
 
 
+def save_bert(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """Writes a BERT of random weights with its tokenizer, as most encoders on the Hub are."""
+    from transformers import BertModel
+
+    BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_bert_dir(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
-    from transformers import BertModel
 
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tiny_bert")
-    BertModel(tiny_config("bert", len(tiny_tokenizer)), add_pooling_layer=False).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return save_bert(tmp_path_factory.mktemp("tiny_bert"), tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,6 @@ from dap.search.retrieval import retrieval_accuracy
 from eval_retrieval import evaluate, main, read_languages, run
 from modeling_dap import DAPForPreTraining
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-
 
 def test_report_holds_the_accuracy_of_both_directions(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -351,33 +349,6 @@ def test_languages_are_chosen_by_either_code(bitext_dir: Path, spelling: str) ->
     assert pairs["sw"] == synthetic_pairs("sw")
 
 
-def test_a_language_without_a_file_is_named(bitext_dir: Path) -> None:
-    with pytest.raises(ValueError, match="--languages th: .* holds de fr sw only"):
-        read_languages([str(bitext_dir)], ["de", "th"])
-
-
-def test_a_folder_that_does_not_exist() -> None:
-    with pytest.raises(FileNotFoundError, match="no-such-folder"):
-        read_languages(["no-such-folder"])
-
-
-def test_a_folder_as_the_output_file_is_refused_before_the_work(bitext_dir: Path, tmp_path: Path) -> None:
-    argv = ["--model_name_or_path", "absent", "--data_dir", str(bitext_dir), "--output_file", str(tmp_path)]
-    with pytest.raises(ValueError, match="is a folder: give the file to write"):
-        run(argv)
-
-
-def test_an_output_that_would_cost_the_text_or_the_work_is_refused_before_both(near_dir: Path, tmp_path: Path) -> None:
-    text = (near_dir / "de-en.tsv").read_text()
-    (tmp_path / "plain").write_text("")
-    argv = ["--model_name_or_path", "absent", "--data_dir", str(near_dir), "--output_file"]
-    with pytest.raises(ValueError, match=r"^--output_file .*de-en\.tsv would overwrite the input .*de-en\.tsv"):
-        run([*argv, str(near_dir / ".." / near_dir.name / "de-en.tsv")])
-    with pytest.raises(ValueError, match=r"^--output_file .*plain/a\.json cannot be written: "):
-        run([*argv, str(tmp_path / "plain" / "a.json")])
-    assert (near_dir / "de-en.tsv").read_text() == text
-
-
 def test_a_report_that_cannot_be_written_costs_no_numbers(
     tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -391,12 +362,6 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(
     assert "German" in capsys.readouterr().out
 
 
-def test_a_language_with_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "de-en.tsv").write_text("")
-    with pytest.raises(ValueError, match="de"):
-        read_languages([str(tmp_path)])
-
-
 def test_a_perfect_encoder_scores_100() -> None:
     class Perfect(SentenceEncoder):
         def __init__(self) -> None:
@@ -407,11 +372,3 @@ def test_a_perfect_encoder_scores_100() -> None:
 
     pairs = {"de": [(f"s{i}", f"t{i}") for i in range(8)], "fr": [("s1", "t1"), ("s2", "t3"), ("s3", "t2")]}
     assert evaluate(Perfect(), pairs) == {"de": (100.0, 100.0), "fr": pytest.approx((100 / 3, 100 / 3))}
-
-
-@pytest.mark.skipif(not (SHARED / "data" / "tatoeba").is_dir(), reason="../shared with the Tatoeba test set is absent")
-def test_the_real_test_set_is_found_whole() -> None:
-    pairs = read_languages([str(SHARED / "data" / "tatoeba")])
-    assert len(pairs) == 36
-    assert sum(map(len, pairs.values())) == 31_692
-    assert (len(pairs["jv"]), len(pairs["th"]), len(pairs["de"])) == (205, 548, 1000)

@@ -279,6 +279,8 @@ def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(raw: Path, 
                 main(arguments(raw, tmp_path / "out", **given))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert contents(tmp_path / "out").items() <= before.items()  # whole shards
+        assert not list((tmp_path / "out").rglob("*.tmp"))
     run(arguments(raw, tmp_path / "out", **given))
     assert contents(tmp_path / "out") == before
 

@@ -5,8 +5,11 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPOSITORY
@@ -48,10 +51,17 @@ BLOCKS = ("comparison-small", "paper", "learning-rates", "ablations", "alignment
 
 
 def marks(names: Sequence[str]) -> str:
-    return (
-        "\n\n".join(f"By hand.\n<!-- begin {name} -->\n<!-- end {name} -->" for name in names)
-        + "\nThe end, *  as it is."
-    )
+    places = [f"By hand.\n<!-- begin {name} -->\n<!-- end {name} -->" for name in names]
+    return "\n\n".join(places) + "\nThe end, *  as it is."
+
+
+def change(path: Path, changes: Mapping[str, Any]) -> None:
+    """Changes a JSON file at places such as "record.max_steps"."""
+    content = json.loads(path.read_text())
+    for place, value in changes.items():
+        *parents, last = place.split(".")
+        reduce(getitem, parents, content)[last] = value
+    path.write_text(json.dumps(content))
 
 
 class Project:
@@ -113,9 +123,8 @@ class Project:
         return found
 
     def report(self, *flags: str) -> None:
-        places = {"results": self.results, "recipes": self.recipes}
-        argv = [f"--{name}_dir={path}" for name, path in places.items()]
-        main([*argv, f"--docs={self.docs}", f"--readme={self.readme}", f"--figures={self.figures}", *flags])
+        places = {"results_dir": self.results, "recipes_dir": self.recipes, "docs": self.docs, "readme": self.readme}
+        main([*(f"--{name}={path}" for name, path in (places | {"figures": self.figures}).items()), *flags])
 
     def studies(self) -> list[Study]:
         return read_studies(self.recipes, self.results)
@@ -208,11 +217,10 @@ def test_fewer_seeds_than_the_run_are_marked(project: Project) -> None:
 
 
 def test_searches_show_every_rate_and_mark_the_chosen_one(project: Project) -> None:
-    project.add("tr", 1e-4, 0, None, dev=95.0)
-    project.add("tr", 1e-3, 0, None, dev=94.0)
-    project.add("dap", 1e-4, 0, None, dev=93.0)
-    project.add("tr", 1e-4, 0, None, "rates", dev=91.0)
-    project.add("tr", 1e-3, 0, None, "rates", dev=92.0)
+    found = {("tr", 1e-4, "small"): 95.0, ("tr", 1e-3, "small"): 94.0, ("dap", 1e-4, "small"): 93.0}
+    found |= {("tr", 1e-4, "rates"): 91.0, ("tr", 1e-3, "rates"): 92.0}
+    for (run, rate, study), dev in found.items():
+        project.add(run, rate, 0, None, study, dev=dev)
     lines = project.tables().splitlines()
     assert "| TR | 91.00 | **92.00** |" in lines
     assert "| TR | **95.00** | 94.00 |" in lines
@@ -284,10 +292,8 @@ def test_plots_show_the_numbers_of_the_results(project: Project) -> None:
     assert losses["RTL loss"] == {"DAP": [(160, 2.0), (320, 1.5), (640, 1.25)]}  # 5 / step + mean of seeds 0, 1, 2
     assert set(losses["TR loss"]) == {"TR", "TR+TLM", "DAP"}
     assert drawn["learning-rates.svg"].data["small"]["TR"] == [(1e-4, 80.0), (1e-3, 90.0)]
-    shown = drawn["comparison-small.svg"].data["Tatoeba xx→en, 36 languages"]
-    assert shown["same pairs"] == {"encoder as it is": [80.0]} | {
-        label: found[run] for label, run in (("TR", "tr"), ("TR+TLM", "tlm"), ("DAP", "dap"))
-    }
+    shown, labels = drawn["comparison-small.svg"].data["Tatoeba xx→en, 36 languages"], (START, "TR", "TR+TLM", "DAP")
+    assert shown["same pairs"] == {label: found[run] for label, run in zip(labels, ("start", "tr", "tlm", "dap"))}
     assert shown["same time"] == {"TR": [85.5]}
 
 
@@ -324,55 +330,42 @@ def test_marks_that_do_not_fit_are_named(text: str, message: str) -> None:
 def test_an_argument_that_no_record_has_is_looked_for_in_the_command(project: Project) -> None:
     path, line = project.add("tr", 1e-3, 0, 80.0), ["train_dap.py", "--objective", "tr", "--max_steps", "20"]
     (project.recipes / "small.yaml").write_text(RECIPE.replace("max_steps: 20", "max_steps: 20, odd: 3"))
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"command": line}))
+    change(path, {"command": line})
     with pytest.raises(SystemExit, match="seed-0.json: trained without --odd 3: train it anew"):
         project.report()
-    path.write_text(json.dumps(content | {"command": [*line, "--odd", "3"]}))
+    change(path, {"command": [*line, "--odd", "3"]})
     project.report()
 
 
-def test_results_that_do_not_fit_are_named(project: Project) -> None:
-    first, second = project.add("tr", 1e-3, 0, 80.0), project.add("tr", 1e-3, 1, 80.0)
-    content = json.loads(second.read_text())
-    content["record"]["max_steps"] = 10
-    second.write_text(json.dumps(content))
-    with pytest.raises(SystemExit, match=f"{second}: trained with max_steps 10, but tr has 20: train it anew"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"record.max_steps": 10}, "{1}: trained with max_steps 10, but tr has 20: train it anew"),
+        ({"record.pairs a step": 64}, "{1}: trained with pairs a step 64, but tr has 32: train it anew"),
+        ({"command": ["experiments.release"]}, "trained with command experiments.release, but tr has train_dap.py"),
+        ({"encoder": "b2"}, r"{0} and {1} differ in encoder \('a1' and 'b2'"),
+        ({"record.pooling": "mean"}, r"{0} and {1} differ in pooling \('cls' and 'mean'"),
+        (
+            {"evaluations.tatoeba.settings.max_pairs": None},
+            r"tatoeba of {0} and {1} cannot be compared \(max_pairs 250 and None",
+        ),
+        ({"seed": 0}, "{1} and {0} are both of"),
+        ({"run": "old"}, "has small/old: move it away"),
+    ],
+)
+def test_results_that_do_not_fit_are_named(project: Project, changes: dict[str, Any], message: str) -> None:
+    paths = [project.add("tr", 1e-3, seed, 80.0) for seed in (0, 1)]
+    for path in paths:
+        change(path, {"encoder": "a1", "record.pooling": "cls"})
+    project.report()
+    change(paths[1], changes)
+    with pytest.raises(SystemExit, match=message.format(*paths)):
         project.report()
-    content["record"] |= {"max_steps": 20, "pairs a step": 64}
-    second.write_text(json.dumps(content))
-    with pytest.raises(SystemExit, match="trained with pairs a step 64, but tr has 32: train it anew"):
-        project.report()
-    content["record"]["pairs a step"] = 32
-    second.write_text(json.dumps(content | {"command": ["experiments.release"]}))
-    with pytest.raises(SystemExit, match="trained with command experiments.release, but tr has train_dap.py"):
-        project.report()
-    for key, values in {"encoder": ["a1", "b2"], "pooling": ["cls", "mean"]}.items():
-        both = json.loads(first.read_text()), json.loads(second.read_text())
-        for path, other, value in zip((first, second), both, values, strict=True):
-            (other if key == "encoder" else other["record"])[key] = value
-            path.write_text(json.dumps(other | {"command": ["train_dap.py"]}))
-        with pytest.raises(
-            SystemExit, match=rf"{first} and {second} differ in {key} \('{values[0]}' and '{values[1]}'"
-        ):
-            project.report()
-        project.add("tr", 1e-3, 0, 80.0)
-        second.write_text(json.dumps(content))
-    content["evaluations"]["tatoeba"]["settings"]["max_pairs"] = None
-    second.write_text(json.dumps(content))
-    with pytest.raises(
-        SystemExit, match=rf"tatoeba of {first} and {second} cannot be compared \(max_pairs 250 and None"
-    ):
-        project.report()
-    second.write_text(first.read_text())
-    with pytest.raises(SystemExit, match="are both of"):
-        project.report()
-    second.write_text("{}")
+
+
+def test_what_is_no_result_is_named(project: Project) -> None:
+    project.add("tr", 1e-3, 0, 80.0).write_text("{}")
     with pytest.raises(SystemExit, match="has no recipe, run"):
-        project.report()
-    second.unlink()
-    project.add("old", 1e-3, 0, 80.0)
-    with pytest.raises(SystemExit, match="has small/old: move it away"):
         project.report()
 
 
@@ -391,9 +384,7 @@ def test_cost_stands_beside_table_6(tmp_path: Path) -> None:
 
 def test_measures_are_those_that_some_model_has(project: Project) -> None:
     path = project.add("tr", 1e-3, 0, 80.0, bucc=85.0)
-    content = json.loads(path.read_text())
-    content["evaluations"]["news"] = {"hard_negatives": {"mean": {"error": {"error": 20.0, "name": 5.0}}}}
-    path.write_text(json.dumps(content))
+    change(path, {"evaluations.news": {"hard_negatives": {"mean": {"error": {"error": 20.0, "name": 5.0}}}}})
     study = next(study for study in project.studies() if study.name == "small")
     labels = [measure.label for measure in measures(study)]
     tatoeba = ["Tatoeba xx→en, 36 languages", "Tatoeba en→xx, 36 languages"]

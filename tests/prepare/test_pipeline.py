@@ -28,13 +28,10 @@ from dap.training.data import normalise, split_validation
 LANGUAGES = ("de", "fr", "sw")
 
 
-def english(count: int) -> list[str]:
-    return [target for _, target in synthetic_pairs("de", count)]
-
-
-def write_raw(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files a language; a part of the English is the same in all, some has two sources, some pairs come again."""
-    shared = english(60)
+    folder, shared = tmp_path_factory.mktemp("raw"), [target for _, target in synthetic_pairs("de", 60)]
     for language in LANGUAGES:
         for part in (0, 1):
             rng = random.Random(f"{language}{part}")
@@ -47,12 +44,6 @@ def write_raw(folder: Path) -> None:
             rng.shuffle(own)
             text = "".join(f"{source}\t{target}\n" for source, target in own)
             (folder / f"part{part}.{language}-en.tsv").write_text(text)
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("raw")
-    write_raw(folder)
     return folder
 
 
@@ -309,27 +300,3 @@ def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
 def test_a_process_that_is_killed_ends_the_run_with_one_message() -> None:
     with pytest.raises(ValueError, match="a process was ended from outside.*--num_workers"), workers(2) as run:
         run("kill", signal.raise_signal, [(signal.SIGKILL,)])
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_no_space_left_is_one_message_and_finished_shards_stay(
-    raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    folder, counts = prepared
-    plan = plan_of(tmp_path)
-    original = pq.ParquetWriter
-
-    def full_for_french(file: Any, *options: Any, **more: Any) -> pq.ParquetWriter:
-        if list((tmp_path / "train").glob(".00001.fr*")):  # being written
-            file = "/dev/full"
-        return original(file, *options, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pq, "ParquetWriter", full_for_french)
-        with pytest.raises(ValueError, match="00001.fr-en.parquet: the disk is full .* what is finished is kept"):
-            prepare(plan, files_of(raw), 1)
-    whole = content(tmp_path)
-    assert whole.items() <= content(folder).items()
-    assert len(whole) == counts["de"]["train_shards"] + 2  # with its dev set, and the first French one
-    assert prepare(plan, files_of(raw), 1) == counts
-    assert content(tmp_path) == content(folder)

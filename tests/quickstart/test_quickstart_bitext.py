@@ -43,13 +43,9 @@ msgstr "Erste Zeile\n\tzweite &amp; letzte"
 """
 
 
-def entry(english: str, source: str) -> str:
-    return f'msgid "{english}"\nmsgstr "{source}"\n\n'
-
-
 def po(*pairs: tuple[str, str]) -> str:
-    head = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
-    return head + "".join(entry(english, source) for english, source in pairs)
+    entries = "".join(f'msgid "{english}"\nmsgstr "{source}"\n\n' for english, source in pairs)
+    return 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n' + entries
 
 
 def wheel(path: Path, files: dict[str, str]) -> Path:
@@ -84,52 +80,46 @@ def test_preferred_locale_wins_and_variants_fill_in(tmp_path: Path) -> None:
     files |= {"pt": po(("Good morning", "Bom dia")), "nb": po(("Good morning", "God morgen"))}
     files |= {"zh_Hant": po(("Good morning", "早安早安")), "zh_Hans": po(("Good morning", "早上好"))}
     path = wheel(tmp_path / "a.whl", files)
-    corpus = bitext.read_wheels([path])
-    assert corpus == {
+    assert bitext.read_wheels([path]) == {
         "pt": [("Bom dia", "Good morning"), ("Boa noite", "Good night")],
         "zh": [("早上好", "Good morning")],
     }
 
 
-def synthetic_corpus(tmp_path: Path) -> bitext.Corpus:
+@pytest.fixture
+def corpus(tmp_path: Path) -> bitext.Corpus:
     english = [f"Sentence number {i}" for i in range(400)]
     files = {"de": po(*((e, f"Satz mit Nummer {i}") for i, e in enumerate(english)))}
     files["fr"] = po(*((e.upper() + "!", f"Phrase numéro {i % 300}") for i, e in enumerate(english)))
     return bitext.read_wheels([wheel(tmp_path / "a.whl", files)])
 
 
-def test_no_held_out_string_is_in_training_and_sides_are_unique(tmp_path: Path) -> None:
-    corpus = synthetic_corpus(tmp_path)
+def test_no_held_out_string_is_in_training_and_sides_are_unique(corpus: bitext.Corpus) -> None:
     train, test = bitext.split(corpus, share=0.2, minimum=10)
     trained = {bitext.normalise(english) for pairs in train.values() for _, english in pairs}
     assert len(corpus["fr"]) == 300  # repeated sources are dropped
     for language, pairs in test.items():
         assert not trained & {bitext.normalise(english) for _, english in pairs}
         assert not {source for source, _ in train[language]} & {source for source, _ in pairs}
-        assert (
-            len({bitext.normalise(s) for s, _ in pairs}) == len({bitext.normalise(e) for _, e in pairs}) == len(pairs)
-        )
+        assert [len(set(map(bitext.normalise, side))) for side in zip(*pairs, strict=True)] == [len(pairs)] * 2
         assert len(train[language]) + len(pairs) == len(corpus[language])
         assert 0.1 < len(pairs) / len(corpus[language]) < 0.3
 
 
-def test_a_language_with_few_held_out_pairs_has_no_test(tmp_path: Path) -> None:
-    train, test = bitext.split(synthetic_corpus(tmp_path), share=0.2, minimum=10_000)
-    assert test == {}
-    assert set(train) == {"de", "fr"}
+def test_a_small_test_set_is_left_out_and_a_large_one_cut_with_its_strings_out_of_training(
+    corpus: bitext.Corpus,
+) -> None:
+    train, test = bitext.split(corpus, share=0.2, minimum=10_000)
+    assert (set(train), test) == ({"de", "fr"}, {})
+    cut_train, cut = bitext.split(corpus, share=0.2, minimum=10, maximum=20)
+    _, whole = bitext.split(corpus, share=0.2, minimum=10)
+    assert cut_train == train
+    assert len(cut["de"]) == 20 < len(whole["de"])
+    assert set(cut["de"]) < set(whole["de"])
 
 
-def test_a_large_test_set_is_cut_and_its_strings_stay_out_of_training(tmp_path: Path) -> None:
-    corpus = synthetic_corpus(tmp_path)
-    train, test = bitext.split(corpus, share=0.2, minimum=10, maximum=20)
-    full_train, full_test = bitext.split(corpus, share=0.2, minimum=10)
-    assert train == full_train
-    assert len(test["de"]) == 20 < len(full_test["de"])
-    assert set(test["de"]) < set(full_test["de"])
-
-
-def test_written_files_line_up(tmp_path: Path) -> None:
-    train, test = bitext.split(synthetic_corpus(tmp_path), share=0.2, minimum=10)
+def test_written_files_line_up(corpus: bitext.Corpus, tmp_path: Path) -> None:
+    train, test = bitext.split(corpus, share=0.2, minimum=10)
     bitext.write(train, test, tmp_path / "out")
     rows = (tmp_path / "out" / "train" / "de-en.tsv").read_text("utf-8").splitlines()
     assert [tuple(row.split("\t")) for row in rows] == list(train["de"])

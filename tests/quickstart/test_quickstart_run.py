@@ -80,17 +80,17 @@ def test_a_run_killed_before_its_first_checkpoint_leaves_the_folder_free(
     assert reuse.claim(out, look(tmp_path, pooling="cls"))
 
 
-def test_a_run_killed_after_a_checkpoint_goes_on(tmp_path: Path, asked: dict[str, Any]) -> None:
-    reuse.claim(tmp_path / "out", asked)
-    (tmp_path / "out" / "checkpoint-10").mkdir()
-    assert not reuse.claim(tmp_path / "out", look(tmp_path))
-
-
-def test_a_run_of_unknown_settings_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
-    (tmp_path / "out").mkdir()
-    finish(tmp_path / "out")
+def test_a_run_killed_after_a_checkpoint_goes_on_and_one_of_unknown_settings_is_refused(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    reuse.claim(out, asked)
+    (out / "checkpoint-10").mkdir()
+    assert not reuse.claim(out, look(tmp_path))
+    (out / reuse.RECORD).unlink()
+    finish(out)
     with pytest.raises(ValueError, match="out holds a run without made_from.json.*remove or rename"):
-        reuse.claim(tmp_path / "out", asked)
+        reuse.claim(out, asked)
 
 
 def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:

@@ -18,7 +18,6 @@ from dap.reports.paper import (
     tatoeba_table,
     xnli_table,
 )
-from dap.reports.rendering import text_table
 from dap.search.retrieval import GROUPS
 
 PAPER = REPOSITORY.parent / "shared" / "paper"
@@ -98,12 +97,6 @@ def _rows() -> list[tuple[str, str, list[float | None]]]:
     return rows
 
 
-def test_table_columns_line_up() -> None:
-    lines = text_table(["name", "x"], [["a", 1.0], ["longer", 100.0], ["b", None]]).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert lines[2:] == ["a         1.0", "longer  100.0", "b           -"]
-
-
 def test_paper_table_has_our_row_and_every_model_of_the_paper() -> None:
     lines = paper_table({"36 languages": (85.3, 84.1)}, "mine").splitlines()
     assert lines[2].split() == ["mine", "-", "-", "85.3", "-", "-", "84.1"]
@@ -139,13 +132,8 @@ def test_bucc_table_averages_only_all_four_pairs() -> None:
     assert lines[2].split()[-4:] == ["90.0", "80.0", "87.0", "85.5"]
     assert lines[-1].split()[-1] == "86.8"
     assert bucc_table(ours, "mine").splitlines()[-1].split()[-1] == "95.4"
-    assert bucc_table({"de-en": (1.0, 2.0, 3.0)}).splitlines()[2].split()[2:] == [
-        *"---",
-        "1.0",
-        "2.0",
-        "3.0",
-        *"-" * 7,
-    ]
+    one = bucc_table({"de-en": (1.0, 2.0, 3.0)}).splitlines()[2].split()
+    assert one[2:] == [*"---", "1.0", "2.0", "3.0", *"-" * 7]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from naive import naive_alignment
 
 from dap.search.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 
@@ -23,6 +22,23 @@ def pairs(seed: int, count: int = 7) -> Pairs:
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other / np.sqrt((one @ one) * (other @ other)))
+
+
+def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
+    """Links between rows that are each other's nearest, and the cosine of each row with each, all in plain loops."""
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        lengths = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
+        return sum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
+
+    table = [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
+    links = []
+    for s, row in enumerate(table):
+        t = row.index(max(row))
+        column = [other[t] for other in table]
+        if column.index(max(column)) == s and source[s].any() and target[t].any():
+            links.append([s, t])
+    return links, table
 
 
 def naive_accuracy(queries: list[np.ndarray], keys: list[np.ndarray], links: list[np.ndarray]) -> tuple[float, float]:

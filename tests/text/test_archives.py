@@ -1,10 +1,9 @@
 """Plain, packed and archived files give their lines, and archives that are damaged or lie are named."""
 
 import gzip
-import io
 import lzma
+import os
 import random
-import struct
 import warnings
 import zipfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from written import json_of, many, read, text_of, write, write_format, zip_of
 
 from dap.errors import UserError
 from dap.text import archives, find_bitext, load_bitext, read_sentences
-from dap.text.archives import open_file, read_lines
+from dap.text.archives import read_lines
 
 TMX = b"<tmx><body><tu><tuv lang='en'><seg>5</seg></tuv><tuv lang='ru'><seg>V</seg></tuv></tu></body></tmx>"
 DAMAGED = "damaged or truncated compressed file"
@@ -59,12 +58,13 @@ def test_an_archive_is_listed_once_and_again_when_it_has_changed(
     archive = zipfile.ZipFile
     monkeypatch.setattr(archives.zipfile, "ZipFile", lambda path: opened.append(path) or archive(path))
     path = tmp_path / "a.zip"
-    for count in (5, 6):
+    for state in (5, 6):  # of the same size
         with archive(path, "w") as writing:
-            for number in range(count):
-                writing.writestr(f"{number}.de-en.tsv", f"ja\tyes {count}\n")
+            for number in range(5):
+                writing.writestr(f"{number}.de-en.tsv", f"ja\tyes {state}\n")
+        os.utime(path, (state, state))
         data = load_bitext(path, cache_dir=tmp_path / "cache")["de"]
-        assert data["target"] == [f"yes {count}"] * count
+        assert data["target"] == [f"yes {state}"] * 5
     assert opened == [path] * 2
 
 
@@ -84,22 +84,27 @@ def test_a_member_outside_its_folder_is_refused_by_name(tmp_path: Path, name: st
         list(read_lines(path / "x.de"))
 
 
-def test_an_encrypted_member_is_named(tmp_path: Path) -> None:
-    data = bytearray(zip_of(tmp_path / "a.zip", {"x.de": b"b\n"}).read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag in the archive's directory
-    (tmp_path / "a.zip").write_bytes(data)
-    with pytest.raises(ValueError, match=r"a\.zip: its member 'x\.de' is encrypted"):
-        find_bitext(tmp_path / "a.zip")
-
-
-def test_a_member_that_unpacks_to_more_than_it_declares(tmp_path: Path) -> None:
-    path = zip_of(tmp_path / "a.zip", {"a.de": b"line\n" * 1_000_000})
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        (b"PK\x01\x02", {8: b"\1"}, r"a\.zip: its member 'de-en\.tsv' is encrypted"),
+        (b"PK\x01\x02", {24: b"\xf4\1\0\0"}, rf"a\.zip/de-en\.tsv: {DAMAGED} \(Bad CRC-32"),  # it declares 500 bytes
+        (b"PK\x01\x02", {8: b"\0\x08", 46: b"\xff"}, r"a\.zip: damaged or truncated"),  # its name is no UTF-8
+        (b"PK\x03\x04", {6: b"\0\x08", 30: b"\xff"}, rf"a\.zip/de-en\.tsv: {DAMAGED}"),  # the name before the data
+        (b"PK\x05\x06", {16: b"\xff"}, rf"a\.zip/de-en\.tsv: {DAMAGED}"),  # the data lies before the file's start
+    ],
+)
+def test_an_archive_whose_tables_make_no_sense_is_named(
+    tmp_path: Path, part: bytes, changes: dict[int, bytes], message: str
+) -> None:
+    path = zip_of(tmp_path / "a.zip", {"de-en.tsv": b"ja\tyes\n" * 1_000_000})
     data = bytearray(path.read_bytes())
-    directory = data.index(b"PK\x01\x02")
-    data[directory + 24 : directory + 28] = struct.pack("<I", 500)  # the size that the directory declares
+    for place, change in changes.items():
+        start = data.index(part) + place
+        data[start : start + len(change)] = change
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=rf"a\.zip/a\.de: {DAMAGED} \(Bad CRC-32"):
-        list(read_lines(path / "a.de"))
+    with pytest.raises(UserError, match=message):
+        read(path, 1.0)
 
 
 @pytest.mark.parametrize("keep", [0, 10, -10, -60])
@@ -135,24 +140,16 @@ def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
 STREAM = lzma.compress(b"ja\tyes\n" * 5000)
 PACKED = gzip.compress(b"ja\tyes\n" * 5000)
 WHOLE = [b"", bytes(4), bytes(1 << 18), STREAM + bytes(8), STREAM * 2, lzma.compress(b"") + bytes(4)]
-BROKEN = [
-    bytes(3),
-    bytes(4) + b"x",
-    b"x" * 8,
-    bytes(4) + STREAM[:-1],
-    STREAM[1:],
-    b"\xfd7zXZ\0" + STREAM[7:],
-    STREAM[:9],
-]
+BROKEN = [bytes(3), bytes(4) + b"x", b"x" * 8, bytes(4) + STREAM[:-1], STREAM[1:], STREAM[:9]]
+BROKEN += [b"\xfd7zXZ\0" + STREAM[7:]]
 
 
 @pytest.mark.parametrize("behind", WHOLE)
 def test_all_streams_of_a_packed_file_are_read_and_the_padding_between_them(tmp_path: Path, behind: bytes) -> None:
-    (tmp_path / "de-en.tsv.xz").write_bytes(STREAM + behind)
-    assert len(read(tmp_path / "de-en.tsv.xz")) == 5000 * (1 + behind.count(STREAM))
     gzipped = behind.replace(STREAM, PACKED).replace(lzma.compress(b""), gzip.compress(b""))
-    (tmp_path / "de-en.tsv.gz").write_bytes(PACKED + gzipped)
-    assert len(read(tmp_path / "de-en.tsv.gz")) == 5000 * (1 + behind.count(STREAM))
+    for name, data in (("de-en.tsv.xz", STREAM + behind), ("de-en.tsv.gz", PACKED + gzipped)):
+        (tmp_path / name).write_bytes(data)
+        assert len(read(tmp_path / name)) == 5000 * (1 + behind.count(STREAM))
 
 
 @pytest.mark.parametrize("behind", BROKEN)
@@ -216,10 +213,3 @@ def test_bad_sentences_are_named_by_their_line(tmp_path: Path) -> None:
         list(read_sentences(path))
     with pytest.raises(FileNotFoundError):
         list(read_sentences(tmp_path / "none"))
-
-
-def test_an_open_file_reads_as_bytes(tmp_path: Path) -> None:
-    for name in ("a.txt", "a.gz", "a.xz"):
-        with open_file(write(tmp_path / name, b"bytes")) as stream:
-            assert isinstance(stream, io.BufferedReader)
-            assert stream.read() == b"bytes"

@@ -5,11 +5,12 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from written import FORMATS, PAIRS, Pairs, many, read, text_of, write, write_format, zip_of
+from written import FORMATS, PAIRS, many, read, text_of, write, write_format, zip_of
 
 from dap.errors import UserError
 from dap.text import BitextFile, LineAudit, formats, read_tables
@@ -152,25 +153,31 @@ def test_types_of_parquet_columns(tmp_path: Path, source: pa.Array, read_back: d
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
 
-def test_parquet_that_is_none_or_lacks_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "de-en.parquet", b"no parquet")
-    with pytest.raises(ValueError, match=r"de-en\.parquet: damaged or no Parquet file"):
-        read(path)
-    columns = {"source": pa.array([1, 2]), "target": pa.array(["a", "b"])}
-    pq.write_table(pa.table(columns), path)
-    with pytest.raises(ValueError, match=r"de-en\.parquet: .* no Parquet file of text \(.*int64"):
-        read(path)
-    pq.write_table(pa.table({"de": ["a"], "en": ["b"]}), path)
-    with pytest.raises(ValueError, match=r"columns are \['de', 'en'\]; expected 'source' and 'target'"):
-        read(path)
-    twice = pa.table([pa.array(["a"])] * 3, names=["source", "target", "source"])
-    pq.write_table(twice, path)
-    with pytest.raises(UserError, match=r"'source'\]; expected 'source' and 'target', once each: rename them"):
-        read(path)
-    for nothing in (pa.array([], pa.string()), pa.nulls(4)):
-        pq.write_table(pa.table({"source": nothing, "target": pa.array(["a"] * len(nothing), pa.string())}), path)
-        with pytest.raises(ValueError, match="holds no pair of language 'de'"):
-            read(path, 1.0)
+TWO = ["source", "target"]
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "message"),
+    [
+        (TWO, [[1, 2], ["a", "b"]], r"de-en\.parquet: .* no Parquet file of text \(.*int64"),
+        (["de", "en"], [["a"], ["b"]], r"columns are \['de', 'en'\]; expected 'source' and 'target'"),
+        ([*TWO, "source"], [["a"]] * 3, "expected 'source' and 'target', once each: rename them"),
+        (TWO, [pa.array([], pa.string())] * 2, "holds no pair of language 'de'"),
+        (TWO, [pa.nulls(4), ["a"] * 4], "holds no pair of language 'de'"),
+        (["so?rce", "target"], [["a"], ["b"]], r"de-en\.parquet: damaged or no Parquet file of text"),
+    ],
+)
+def test_parquet_that_lacks_text(tmp_path: Path, names: list[str], values: list[Any], message: str) -> None:
+    path = tmp_path / "de-en.parquet"
+    pq.write_table(pa.table(list(map(pa.array, values)), names=names), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"so?rce", b"so\xcfrce"))  # a name that is no UTF-8
+    with pytest.raises(UserError, match=message):
+        read(path, 1.0)
+
+
+def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"de-en\.parquet: damaged or no Parquet file"):
+        read(write(tmp_path / "de-en.parquet", b"no parquet"))
 
 
 @pytest.mark.parametrize("name", ["de-en.tsv", "de-en.jsonl", "de-en.txt.zip"])
@@ -201,11 +208,7 @@ def test_sides_of_different_length_are_found_before_the_first_pair(
 BAD = [
     ("de-en.tsv", b"no tab here", "one column, expected source<TAB>target"),
     ("de-en.tsv", b"", "one column"),
-    (
-        "de-en.tsv",
-        b"a\tb\rc\td",
-        r"carriage return at offset 3, within the line: tr '\r' '\n' or ' '",
-    ),
+    ("de-en.tsv", b"a\tb\rc\td", r"carriage return at offset 3, within the line: tr '\r' '\n' or ' '"),
     ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return at offset 15"),
     ("de-en.tsv", b"\tempty", "empty source side"),
     ("de-en.tsv", b"empty\t \xe2\x80\xa8", "empty target side"),
@@ -254,35 +257,35 @@ def test_every_format_quotes_the_first_bad_lines_and_counts_all(
 
 
 def test_bad_sides_of_parquet_and_moses(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="line 7: empty target side"):
-        read(write_format(tmp_path, "a.XX", [*PAIRS, ("alone", "")]))
-    write(tmp_path / "a.en", b"x\n" * 6 + b"caf\xe9\n")
-    with pytest.raises(ValueError, match="line 7: invalid UTF-8: byte 0xe9 at offset 3"):
-        read(tmp_path / "a.de")
-    write(tmp_path / "a.en", b"x\ry\n" + b"x\n" * 6)
-    with pytest.raises(ValueError, match="line 1: carriage return at offset 1"):
-        read(tmp_path / "a.de")
+    write(tmp_path / "a.de", b"x\n" * 7)
+    for target, message in (
+        (b"x\n" * 6 + b"caf\xe9\n", "line 7: invalid UTF-8: byte 0xe9 at offset 3"),
+        (b"x\ry\n" + b"x\n" * 6, "line 1: carriage return at offset 1"),
+    ):
+        write(tmp_path / "a.en", target)
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / "a.de")
     pq.write_table(pa.table({"source": ["a", None], "target": ["b", "c"]}), tmp_path / "de-en.parquet")
     with pytest.raises(ValueError, match="line 2: source side is None"):
         read(tmp_path / "de-en.parquet")
 
 
-def test_an_early_bad_line_does_not_stop_a_long_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "de-en.tsv", text_of([("alone",), *many(999)]))
-    assert read(path) == many(999)  # 1 of 1,000 is 0.1%
-    write(path, text_of([("alone",), *many(998)]))
-    with pytest.raises(ValueError, match="1 of the first 999 lines"):
-        read(path)
-
-
-def test_a_hopeless_file_stops_before_its_end(tmp_path: Path) -> None:
-    path = write(tmp_path / "de-en.tsv", "one column\n" * 5000)
-    with pytest.raises(ValueError, match=r"101 of the first 101 lines (.|\n)*line 5: one column") as error:
-        read(path)
+@pytest.mark.parametrize(
+    ("lines", "limit", "message"),
+    [
+        ([("alone",), *many(998)], 0.001, "1 of the first 999 lines"),
+        ([*many(50), ("alone",), *many(50)], 0.0, "1 of the first 51 lines"),
+        ([("one column",)] * 5000, 0.001, r"101 of the first 101 lines (.|\n)*line 5: one column"),
+    ],
+)
+def test_a_file_with_too_many_bad_lines_is_refused_as_soon_as_that_is_sure(
+    tmp_path: Path, lines: list[tuple[str, ...]], limit: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        read(write(tmp_path / "de-en.tsv", text_of(lines)), limit)
     assert "line 6:" not in str(error.value)
 
 
-def test_zero_stops_at_the_first_bad_line(tmp_path: Path) -> None:
-    pairs: Pairs = [*many(50), ("alone", ""), *many(50)]
-    with pytest.raises(ValueError, match="1 of the first 51 lines"):
-        read(write_format(tmp_path, "de-en.tsv", pairs), 0.0)
+def test_an_early_bad_line_does_not_stop_a_long_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "de-en.tsv", text_of([("alone",), *many(999)]))
+    assert read(path) == many(999)  # 1 of 1,000 is 0.1%

@@ -1,7 +1,6 @@
 """Inference data from files to token ids, and accuracy, against independent libraries and plain loops."""
 
 import copy
-import gzip
 import json
 import lzma
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import written
 from conftest import REPOSITORY
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import EvalPrediction, PreTrainedTokenizerFast
@@ -44,9 +44,7 @@ def tsv(rows: list[tuple[str, ...]]) -> str:
 
 
 def write(path: Path, text: str) -> NLISource:
-    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
-    path.write_bytes(pack(text.encode()))
-    return NLISource(str(path))
+    return NLISource(str(written.write(path, text)))
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "snli.en.tsv.xz", "a.jsonl", "a.jsonl.xz", "a.parquet"])
@@ -65,16 +63,14 @@ def test_every_format_gives_the_same_examples(name: str, tmp_path: Path) -> None
 
 
 def test_labels_are_those_of_the_hub() -> None:
-    assert [label_id(name, "") for name in ("entailment", "neutral", "contradiction")] == [0, 1, 2]
-    assert [label_id(number, "") for number in (0, 1, 2, "0", "1", "2")] == [0, 1, 2, 0, 1, 2]
-    assert [label_id(none, "") for none in (-1, "-1", "-")] == [-1, -1, -1]
+    names = [*LABEL.names, 0, 1, 2, "0", "1", "2", -1, "-1", "-"]
+    assert [label_id(name, "") for name in names] == [0, 1, 2] * 3 + [-1] * 3
 
 
 @pytest.mark.parametrize("label", ["maybe", "", "3", 3, True, None, 1.0, "Neutral"])
 def test_another_label_is_an_error(label: object) -> None:
-    with pytest.raises(
-        ValueError, match=r"a.tsv, line 7: unknown label .*entailment \(0\), neutral \(1\), contradict"
-    ):
+    message = r"a.tsv, line 7: unknown label .*entailment \(0\), neutral \(1\), contradict"
+    with pytest.raises(ValueError, match=message):
         label_id(label, "a.tsv, line 7")
 
 
@@ -98,14 +94,6 @@ def test_bad_input_is_named_by_file_and_line(name: str, content: bytes, message:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_nli(NLISource(str(tmp_path / name)))
-
-
-def test_labels_of_a_parquet_file_are_named_by_the_file(tmp_path: Path) -> None:
-    names = ["contradiction", "entailment", "neutral"]
-    features = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": ClassLabel(names=names)})
-    rows = {"premise": ["a", "b", "c"], "hypothesis": ["x", "y", "z"], "label": names}
-    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
-    assert load_nli(NLISource(str(tmp_path / "a.parquet")))["label"][:] == [2, 0, 1]
 
 
 def test_a_parquet_file_without_a_column(tmp_path: Path) -> None:
@@ -147,20 +135,12 @@ def test_a_folder_is_read_by_split_and_language(tmp_path: Path, caplog: pytest.L
         find_nli(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "message"),
-    [
-        ("no-such", FileNotFoundError, "no-such: no such folder"),
-        ("", ValueError, r"holds a.txt; expected files \{train"),
-    ],
-)
-def test_a_folder_without_inference_data(data: str, error: type, message: str, tmp_path: Path) -> None:
+def test_where_no_inference_data_is_to_be_found(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(error, match=message):
-        find_nli(str(tmp_path / data))
-
-
-def test_a_hub_id_without_a_network_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="no-such: no such folder"):
+        find_nli(str(tmp_path / "no-such"))
+    with pytest.raises(ValueError, match=r"holds a.txt; expected files \{train"):
+        find_nli(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="nobody/nothing: no such folder, and not to be had from the Hub"):
         find_nli("nobody/nothing")
     source = training_source("nobody/nothing:plain", {"train": {}}, "xnli")
@@ -169,13 +149,13 @@ def test_a_hub_id_without_a_network_is_named() -> None:
         load_nli(source)
 
 
-def test_a_data_set_of_the_library_is_read_by_the_names_of_its_labels(tmp_path: Path) -> None:
+def test_labels_of_parquet_files_and_of_data_sets_are_named_by_them(tmp_path: Path) -> None:
     names = ["contradiction", "entailment", "neutral"]  # another order than the Hub's
     features = Features({name: Value("string") for name in COLUMNS[:2]} | {"label": ClassLabel(names=names)})
     rows = {"premise": ["a", "b", "c"], "hypothesis": ["d", "e", "f"], "label": [0, 2, -1]}
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
-    kept = load_nli(NLISource(str(tmp_path), None, "train")).to_list()
-    assert kept == [dict(zip(COLUMNS, row)) for row in (("a", "d", 2), ("b", "e", 1))]
+    for source in (NLISource(str(tmp_path), None, "train"), NLISource(str(tmp_path / "train.parquet"))):
+        assert load_nli(source).to_list() == [dict(zip(COLUMNS, row)) for row in (("a", "d", 2), ("b", "e", 1))]
     with pytest.raises(FileNotFoundError, match="test: not to be had"):
         load_nli(NLISource(str(tmp_path), None, "test"))
 
