@@ -7,21 +7,3 @@ from dap.prepare.opus import NOT_IN_RELEASE, fetch
 from dap.prepare.pipeline import check_names, prepare
 from dap.prepare.run_folder import Plan, RawFile, begin, finished
 from dap.prepare.tokens import write_vocabulary
-
-__all__ = [
-    "NOT_IN_RELEASE",
-    "RELEASE",
-    "Plan",
-    "PrepareOptions",
-    "RawFile",
-    "begin",
-    "check_names",
-    "counts_table",
-    "describe",
-    "fetch",
-    "finished",
-    "option",
-    "prepare",
-    "read_evaluation",
-    "write_vocabulary",
-]

@@ -4,17 +4,3 @@ from dap.publishing.folder import LAYOUTS, Options, build, publish, write, write
 from dap.publishing.hub import explained, fetch, upload
 from dap.publishing.model_card import read_sources
 from dap.publishing.space import write_space
-
-__all__ = [
-    "LAYOUTS",
-    "Options",
-    "build",
-    "explained",
-    "fetch",
-    "publish",
-    "read_sources",
-    "upload",
-    "write",
-    "write_modules",
-    "write_space",
-]

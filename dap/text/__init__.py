@@ -4,16 +4,3 @@ from dap.text.archives import disk_path, list_folder, read_sentences
 from dap.text.corpus import count_pairs, load_bitext
 from dap.text.files import BitextFile, find_bitext
 from dap.text.formats import LineAudit, read_pairs, read_tables
-
-__all__ = [
-    "BitextFile",
-    "LineAudit",
-    "count_pairs",
-    "disk_path",
-    "find_bitext",
-    "list_folder",
-    "load_bitext",
-    "read_pairs",
-    "read_sentences",
-    "read_tables",
-]

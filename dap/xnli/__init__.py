@@ -2,17 +2,3 @@
 
 from dap.xnli.data import NLISource, chosen_languages, find_nli, prepare_nli, training_source
 from dap.xnli.finetuning import RESULT, Task, XNLITrainingArguments, has_token_types, measured, search
-
-__all__ = [
-    "NLISource",
-    "RESULT",
-    "Task",
-    "XNLITrainingArguments",
-    "chosen_languages",
-    "find_nli",
-    "has_token_types",
-    "measured",
-    "prepare_nli",
-    "search",
-    "training_source",
-]
