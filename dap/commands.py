@@ -17,7 +17,6 @@ from dap.files import disk_full
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130  # what shells call the end by Ctrl-C
 #: Names of what a model's folder consists of; other files in it, such as results, may be written anew.
 MODEL_FILES = ("config.json", "*_config.json", "config_sentence_transformers.json", "modules.json", "*.safetensors*")
 MODEL_FILES += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
@@ -30,7 +29,7 @@ Main = Callable[[Sequence[str] | None], None]
 
 
 def command(main: Main) -> Main:
-    """A `main` that ends in one line where the user can mend it: with status 1, or 130 after Ctrl-C.
+    """A `main` that ends in one line where the user can mend it, with status 1.
 
     That is a refusal (`UserError`), what the system says of a file (`OSError`), and a training loss that is not
     finite (`FloatingPointError`). Any other exception is a bug and keeps its traceback.
@@ -43,9 +42,6 @@ def command(main: Main) -> Main:
             main(argv)
         except (UserError, OSError, FloatingPointError) as error:
             sys.exit(f"error: {one_line(error)}")
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            sys.exit(INTERRUPTED)
 
     return ended
 

@@ -67,13 +67,19 @@ def test_a_bug_keeps_its_traceback(main_that_raises: Callable[[type], None], err
     assert bug.type is error
 
 
-def test_ctrl_c_is_one_line_and_status_130(
-    main_that_raises: Callable[[type], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main_that_raises(KeyboardInterrupt)
-    assert end.value.code == 130
-    assert capsys.readouterr().err == "interrupted\n"
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_is_one_line_from_the_first_import_on(name: str) -> None:
+    code = f"""if True:
+        import sys
+        class Stop:
+            def find_spec(name, *_):
+                if name not in ("dap", "{name}") and name.split(".")[0] not in sys.stdlib_module_names:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Stop)
+        import {name}
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
 def test_a_launch_that_starts_one_process_of_two_is_refused(
