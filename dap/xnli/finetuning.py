@@ -27,12 +27,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
+from transformers.trainer_utils import IntervalStrategy, align_special_tokens, sort_checkpoints
 
 from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.files import write_json
+from dap.tokenizers import forget_calls
 from dap.training import EpochOfSampler, check_values, find_resumable, has_ended, load_ended
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
@@ -85,6 +86,10 @@ class XNLITrainingArguments(TrainingArguments):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) < len(values) or min(values) < 0):
                 raise UserError(f"{name}={values}: give one or more, each once, and none below 0.")
+        if max(self.all_seeds) >= 2**32:
+            raise UserError(f"seeds={self.seeds}: give seeds below 2**32.")
+        if self.metric_for_best_model not in (None, "loss", "accuracy", "eval_loss", "eval_accuracy"):
+            raise UserError(f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss.")
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
             raise UserError(
                 f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "
@@ -275,6 +280,7 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
     args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
     set_seed(seed)
     model = build_classifier(task.encoder)
+    align_special_tokens(model, task.encoder.tokenizer)  # as training does, which a run killed at its end skips
     trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train, task.data.dev.get("en"))
     started, checkpoint = time.perf_counter(), find_resumable(args)
     if checkpoint is not None and has_ended(checkpoint, args.max_steps):
@@ -289,6 +295,7 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
         )
     result = {"learning_rate": learning_rate, "seed": seed, "steps": trainer.state.global_step, "loss": loss}
     result |= {"train_seconds": seconds, "resumed_from": checkpoint and Path(checkpoint).name, "dev": {}, "test": {}}
+    forget_calls(task.encoder.tokenizer)  # padding, where there was a step to train
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
