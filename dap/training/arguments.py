@@ -239,7 +239,7 @@ def check_values(args: TrainingArguments) -> None:
         "dataloader_num_workers": (args.dataloader_num_workers >= 0, "0 or more"),
         "torch_compile_backend": ((args.torch_compile_backend or "no").lower() in backends, " or ".join(backends)),
         "neftune_noise_alpha": ((args.neftune_noise_alpha or 0) >= 0, "0 or more"),
-        "use_liger_kernel": (not args.use_liger_kernel or is_liger_kernel_available(), "false, or install liger-kernel"),
+        "use_liger_kernel": (not args.use_liger_kernel or is_liger_kernel_available(), "false, or install it"),
         "report_to": ({*args.report_to} <= {*trackers}, installed),
     }
     sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
