@@ -30,7 +30,7 @@ from dap.search import retrieval_accuracy
 from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
-from train_dap import build_datasets, build_trainer, main, run
+from train_dap import build_datasets, build_trainer, run
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], tmp_path: Path) -> None:
@@ -468,16 +468,6 @@ def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
 
 
 # ----------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize("kind", [UserError, OSError, FloatingPointError])
-def test_errors_end_the_command_with_their_message_alone(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(argv: list[str]) -> None:
-        raise kind(f"{argv[0]}: no such recipe")
-
-    monkeypatch.setattr("train_dap.run", fail)
-    with pytest.raises(SystemExit, match="^error: absent.yaml: no such recipe$"):
-        main(["absent.yaml"])
 
 
 @pytest.mark.parametrize(
