@@ -1,4 +1,7 @@
-"""What every command shares: how it ends, and the guard and the lock of what it writes."""
+"""What every command shares: how it ends, and the guard and the lock of what it writes.
+
+A command imports it before all else, so that Ctrl-C is one line while the libraries are still loaded, too.
+"""
 
 import fcntl
 import functools
@@ -11,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 
 from dap.errors import UserError, one_line
 from dap.files import disk_full
@@ -233,3 +237,14 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C in one line, where Python would print a traceback; the status is then 130, as shells say."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        _hook_before(kind, error, trace)
+
+
+_hook_before, sys.excepthook = sys.excepthook, _say_interrupted
