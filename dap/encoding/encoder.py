@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from transformers.utils import ModelOutput
 
 from configuration_dap import CHOICES
-from dap.errors import UserError, loading
+from dap.errors import UserError, loading, refusals
 from dap.files import read_json
 from dap.tokenizers import load_tokenizer, require_embeddings
 from encoder_dap import load_masked_lm, pool
@@ -306,7 +306,7 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
     Raises:
         UserError: weights that cannot be read, are of another shape, or are missing (but a pooler's).
     """
-    with loading("weights", name_or_path):
+    with refusals():
         model, names = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
         if isinstance(model, DAPForPreTraining) and model.config.target_vocab_size:
             model.set_target_vocabulary(model.prediction_head.token_ids.tolist())  # refuses ids that are out of range
