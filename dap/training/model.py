@@ -74,7 +74,7 @@ def read_start(args: ModelArguments) -> Start:
     config, given = load_config(name, **inside), given_fields(args)
     tokenizer = load_tokenizer(tokenizer_name, **(source if args.tokenizer_name else inside))
     if library.pooling is not None:
-        with torch.device("meta"):  # for its shape alone
+        with torch.device("meta"), loading("configuration", name):  # for its shape alone
             shape = AutoModel.from_config(config)
         library = replace(library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer))
         taken = name, library.pooling, library.prefix, library.max_seq_length
