@@ -267,6 +267,7 @@ def test_models_of_one_recipe_may_have_any_name(three: list[str]) -> None:
     [
         ("{", ": no JSON"),
         ('{"model": "m", "protocol": "p", "score": NaN}', ": no JSON .it holds NaN"),
+        ('{"model": "m", "protocol": "p", "score": 1e999}', ": no JSON .it holds 1e999"),
         ("[]", " is no report of an evaluation"),
         ('{"score": 1}', " is no report of an evaluation"),
         ('{"model": "m", "protocol": "p", "seeds": [1]}', " is a merged report"),
