@@ -86,8 +86,10 @@ def test_ctrl_c_is_one_line_from_the_first_import_on(name: str) -> None:
 def test_a_launch_that_starts_one_process_of_two_is_refused(
     main_that_raises: Callable[[type], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["accelerate", "-c", "read line", "launch", "--cpu", "--num_processes=2", "train_dap.py"]
-    with subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE) as launcher:
+    words = ["accelerate", "-c", "echo; read line", "launch", "--cpu", "--num_processes=2", "train_dap.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, executable="/bin/sh", **pipes) as launcher:
+        launcher.stdout.readline()  # before that it may have no command line yet
         monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
         with pytest.raises(SystemExit, match="--num_processes 2 has started one process alone.*ACCELERATE_USE_CPU"):
             main_that_raises(RuntimeError)
