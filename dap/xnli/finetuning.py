@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import IntervalStrategy, align_special_tokens, sort_checkpoints
+from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
@@ -257,7 +257,6 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
     args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
     set_seed(seed)
     model = build_classifier(task.encoder)
-    align_special_tokens(model, task.encoder.tokenizer)  # as training does, which a run killed at its end skips
     trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train, task.data.dev.get("en"))
     started, checkpoint = time.perf_counter(), find_resumable(args)
     if checkpoint is not None and has_ended(checkpoint, args.max_steps):
