@@ -12,6 +12,7 @@ encoding among processes. A file that
 Legend: `N` sentences of all sides, `D` hidden size.
 """
 
+import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import json
 import logging

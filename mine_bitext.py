@@ -10,6 +10,7 @@ under its first line. Sentence vectors are kept in shards in `OUTPUT.embeddings`
 stopped, and `accelerate launch` shares the encoding among processes.
 """
 
+import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import logging
 import math

@@ -8,6 +8,7 @@ on behind the files and languages that were finished when the same command is gi
 or an argument, the corrected one goes on with the files that are unchanged.
 """
 
+import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import json
 import logging

@@ -4,6 +4,7 @@ import argparse
 import copy
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,7 +38,8 @@ class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` for dataclasses, whose help shows those of Transformers' Trainer last.
 
     What the dataclasses refuse, Transformers' own among them, is a `UserError`; so is an empty value (of an unset
-    variable: as a path it would be the current folder), and a file name that is no UTF-8.
+    variable: as a path it would be the current folder), a number that is none or too large to reckon with, and a file
+    name that is no UTF-8.
     """
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
@@ -61,6 +63,8 @@ class ArgumentParser(HfArgumentParser):
                 if text == "" and name not in MAY_BE_EMPTY and value != self.get_default(name):
                     shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
                     raise UserError(f"{shown} is empty: give a value (is a variable unset?), or leave it out")
+                if isinstance(text, int) and abs(text) >= 2**63 or isinstance(text, float) and not math.isfinite(text):
+                    raise UserError(f"--{name} {text}: give a finite number, or an integer below 2**63")
                 require_utf8(text)
         return found, rest
 

@@ -1,4 +1,7 @@
-"""What every command shares: how it ends, and the guard and the lock of what it writes."""
+"""What every command shares: how it ends, and the guard and the lock of what it writes.
+
+A command imports it before all else, so that Ctrl-C is one line while the libraries are still loaded, too.
+"""
 
 import fcntl
 import functools
@@ -11,13 +14,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 
 from dap.errors import UserError, one_line
 from dap.files import disk_full
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130  # what shells call the end by Ctrl-C
 #: Names of what a model's folder consists of; other files in it, such as results, may be written anew.
 MODEL_FILES = ("config.json", "*_config.json", "config_sentence_transformers.json", "modules.json", "*.safetensors*")
 MODEL_FILES += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
@@ -30,7 +33,7 @@ Main = Callable[[Sequence[str] | None], None]
 
 
 def command(main: Main) -> Main:
-    """A `main` that ends in one line where the user can mend it: with status 1, or 130 after Ctrl-C.
+    """A `main` that ends in one line where the user can mend it, with status 1.
 
     That is a refusal (`UserError`), what the system says of a file (`OSError`), and a training loss that is not
     finite (`FloatingPointError`). Any other exception is a bug and keeps its traceback.
@@ -43,9 +46,6 @@ def command(main: Main) -> Main:
             main(argv)
         except (UserError, OSError, FloatingPointError) as error:
             sys.exit(f"error: {one_line(error)}")
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            sys.exit(INTERRUPTED)
 
     return ended
 
@@ -237,3 +237,14 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C in one line, where Python would print a traceback; the status is then 130, as shells say."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        _hook_before(kind, error, trace)
+
+
+_hook_before, sys.excepthook = sys.excepthook, _say_interrupted

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -27,20 +28,23 @@ def read_json(path: str | Path, finite: bool = False) -> Any:
     """The content of a JSON file.
 
     Args:
-        finite: refuse NaN and infinity, which are no JSON, although Python writes and reads them.
+        finite: refuse NaN and infinity, which are no JSON, although Python reads them, as it does 1e999.
 
     Raises:
         FileNotFoundError: no such file.
         UserError: it holds something else than JSON.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse if finite else None)
+        hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
+        return json.loads(Path(path).read_text(encoding="utf-8"), **hooks)
     except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
         raise UserError(f"{path}: no JSON ({error})") from error
 
 
-def _refuse(constant: str) -> None:
-    raise UserError(f"it holds {constant}")
+def _finite(number: str) -> float:
+    if not math.isfinite(float(number)):
+        raise UserError(f"it holds {number}")
+    return float(number)
 
 
 def read_object(path: str | Path) -> dict[str, Any]:

@@ -36,6 +36,13 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
         raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
 
+def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Take out of a fast tokenizer what its last call left in it, padding and cutting, and saving would keep."""
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_padding()
+        tokenizer.backend_tokenizer.no_truncation()
+
+
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """A copy of a fast tokenizer's Rust tokenizer, which neither cuts nor pads."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)

@@ -67,20 +67,29 @@ def test_a_bug_keeps_its_traceback(main_that_raises: Callable[[type], None], err
     assert bug.type is error
 
 
-def test_ctrl_c_is_one_line_and_status_130(
-    main_that_raises: Callable[[type], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main_that_raises(KeyboardInterrupt)
-    assert end.value.code == 130
-    assert capsys.readouterr().err == "interrupted\n"
+@pytest.mark.parametrize("name", COMMANDS[:6])  # the others begin with their package
+def test_ctrl_c_is_one_line_from_the_first_import_on(name: str) -> None:
+    code = f"""if True:
+        import sys
+        class Stop:
+            def find_spec(name, *_):
+                light = ("dap", "dap.commands", "dap.errors", "dap.files", "{name}")
+                if name not in light and name.split(".")[0] not in sys.stdlib_module_names:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Stop)
+        import {name}
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
 def test_a_launch_that_starts_one_process_of_two_is_refused(
     main_that_raises: Callable[[type], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["accelerate", "-c", "read line", "launch", "--cpu", "--num_processes=2", "train_dap.py"]
-    with subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE) as launcher:
+    words = ["accelerate", "-c", "echo; read line", "launch", "--cpu", "--num_processes=2", "train_dap.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, executable="/bin/sh", **pipes) as launcher:
+        launcher.stdout.readline()  # before that it may have no command line yet
         monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
         with pytest.raises(SystemExit, match="--num_processes 2 has started one process alone.*ACCELERATE_USE_CPU"):
             main_that_raises(RuntimeError)
@@ -183,6 +192,18 @@ def test_a_damaged_checkpoint_is_refused_alike_wherever_it_is_read(
             read()
         assert str(model) in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+def test_training_names_a_sentence_transformers_folder_whose_encoder_cannot_be_made(
+    tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_bert_dir, tmp_path / "model")
+    write_json(read_json(model / "config.json") | {"hidden_act": "nope"}, model / "config.json")
+    (model / "modules.json").write_text(json.dumps(modules("", "1_Pooling")))
+    write_json({"pooling_mode_cls_token": True}, model / "1_Pooling/config.json")
+    train, _, _ = parse_arguments(argv_of("train_dap", str(model), tmp_path, tmp_path / "out"))
+    with pytest.raises(UserError, match="^the configuration of .*model cannot be loaded .*KeyError: 'nope'"):
+        read_start(train)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -160,18 +160,8 @@ def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
 
 
 def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
-    more = (
-        "--search",
-        "--selection",
-        "all",
-        "--languages",
-        "de",
-        "en",
-        "--max_steps",
-        "1",
-        "--learning_rates",
-        "1e-5",
-    )
+    more = ["--search", "--selection", "all", "--languages", "de", "en"]
+    more += ["--max_steps", "1", "--learning_rates", "1e-5"]
     made = run(arguments(dap_dir, nli_dir, tmp_path, *more))
     assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
     found = [each["accuracy"] for each in made["dev"].values()]
@@ -197,29 +187,32 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
     plain = ("--pooling", "mean", "--languages", "sw", "--save_steps", "6", "--num_train_epochs", "2")
     whole = run(arguments(tiny_bert_dir, nli_dir, tmp_path / "whole", *plain))
     argv = arguments(tiny_bert_dir, nli_dir, tmp_path / "stopped", *plain)
-    step = XNLITrainer.training_step
+    step, save = XNLITrainer.training_step, XNLITrainer.save_model
 
     def stop(self: XNLITrainer, *args: object, **kwargs: object) -> torch.Tensor:
         if self.state.global_step == 14:  # in the second epoch, two steps after a checkpoint
             raise KeyboardInterrupt
         return step(self, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(XNLITrainer, "training_step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(argv)
-    folder = tmp_path / "stopped" / "lr-0.003-seed-42"
-    assert (folder / "checkpoint-12").is_dir()
-    assert not (folder / "result.json").exists()
+    def stop_at_end(self: XNLITrainer, folder: str | None = None, _internal_call: bool = False) -> None:
+        if not _internal_call:  # by the trainer, of a checkpoint
+            raise KeyboardInterrupt
+        save(self, folder, _internal_call)
+
+    folders = [tmp_path / name / "lr-0.003-seed-42" for name in ("whole", "stopped")]
+    for name, stopping, steps in (("training_step", stop, 12), ("save_model", stop_at_end, 20)):
+        with monkeypatch.context() as patch:
+            patch.setattr(XNLITrainer, name, stopping)
+            with pytest.raises(KeyboardInterrupt):
+                run(argv)
+        assert (folders[1] / f"checkpoint-{steps}").is_dir()
+        assert not (folders[1] / "result.json").exists()
     assert run(argv)["languages"] == whole["languages"]
-    assert json.loads((folder / "result.json").read_text())["resumed_from"] == "checkpoint-12"
-    one, other = (
-        AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "lr-0.003-seed-42").state_dict()
-        for name in ("whole", "stopped")
-    )
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    result = json.loads((folder / "result.json").read_text())
-    assert result["steps"] == 20
+    result = json.loads((folders[1] / "result.json").read_text())
+    assert (result["resumed_from"], result["steps"]) == ("checkpoint-20", 20)
+    one, other = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    assert one.keys() == other.keys() > {"model.safetensors", "tokenizer.json", "config.json"}
+    assert [name for name in one if one[name] != other[name]] == ["result.json"]  # which has the times
 
 
 def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
@@ -273,6 +266,10 @@ def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTraine
         (["--per_device_train_batch_size", "0"], "per_device_train_batch_size=0: give 1 or more"),
         (["--report_to", "absent"], r"report_to=\['absent'\]: give trackers that are installed"),
         (["--max_steps", "0"], "max_steps=0: give 1 or more"),
+        (["--seeds", "0", str(2**32)], r"seeds=\[0, 4294967296\]: give seeds below 2"),
+        (["--seeds", "1" * 30], "--seeds 1+: give a finite number"),
+        (["--warmup_steps", "nan"], "--warmup_steps nan: give a finite number"),
+        (["--metric_for_best_model", "nope"], "metric_for_best_model='nope': give accuracy or loss"),
         (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x"),
         (["--languages", "fr"], "--languages fr: .* has test sets of en de sw only"),
         (["--languages", "fi"], "--languages fi: XNLI has en fr es"),

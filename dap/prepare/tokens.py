@@ -17,13 +17,13 @@ def load_tokenizer(name: str) -> Any:
     Raises:
         ValueError: there is no such tokenizer, or it is a slow one.
     """
-    from dap.tokenizers import load_tokenizer as load  # Transformers takes seconds to import
+    from dap.tokenizers import forget_calls  # Transformers takes seconds to import
+    from dap.tokenizers import load_tokenizer as load
 
     tokenizer = load(name)
     if not tokenizer.is_fast:
         raise UserError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.backend_tokenizer.no_truncation()
+    forget_calls(tokenizer)
     return tokenizer
 
 

@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, POOLER_SCALE, Published, Sources, model_card, read_sources
-from dap.tokenizers import require_padding
+from dap.tokenizers import forget_calls, require_padding
 from modeling_dap import DAPForPreTraining
 
 LAYOUTS = ("plain", "dap")
+UNFINISHED = ".unfinished"  # folder of what is being written
 #: The probe covers scripts, a single letter, and more tokens than any maximum length that is usual.
 PROBE = ("Guten Morgen!", "Доброе утро, мир.", "我喜欢喝茶。", "a", "one two three four five six seven " * 100)
 #: What loading and encoding leave in a tokenizer_config.json: paths, and the lengths of training.
@@ -97,46 +98,57 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
     options = options or Options()
     if options.layout not in LAYOUTS:
         raise UserError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty: give another folder, or remove it.")
-    require_safetensors(checkpoint)
-    encoder = _load(checkpoint, options)
-    published = _describe(encoder, checkpoint, options)
-    with _whole_or_nothing(folder):
+    with _whole_or_nothing(folder) as new:
+        require_safetensors(checkpoint)
+        encoder = _load(checkpoint, options)
+        published = _describe(encoder, checkpoint, options)
         if published.layout == "dap":
-            write_pretraining(checkpoint, folder)
+            write_pretraining(checkpoint, new)
         else:
-            write_backbone(encoder.backbone, published.pooling, folder)
+            write_backbone(encoder.backbone, published.pooling, new)
             if published.heads:
-                model = write_pretraining(checkpoint, folder / HEADS_FOLDER)
+                model = write_pretraining(checkpoint, new / HEADS_FOLDER)
                 own = encoder.tokenizer.model_max_length
-                save_tokenizer(encoder.tokenizer, min(own, longest_input(model) or own), folder / HEADS_FOLDER)
-                custom_object_save(model, folder)  # Transformers looks for code at the root, whatever the subfolder
-        save_tokenizer(encoder.tokenizer, published.max_seq_length, folder)
-        write_modules(encoder, folder, published.normalize, published.similarity, published.prompts)
-        _require_same_vectors(encoder, published, folder)
+                save_tokenizer(encoder.tokenizer, min(own, longest_input(model) or own), new / HEADS_FOLDER)
+                custom_object_save(model, new)  # Transformers looks for code at the root, whatever the subfolder
+        save_tokenizer(encoder.tokenizer, published.max_seq_length, new)
+        write_modules(encoder, new, published.normalize, published.similarity, published.prompts)
+        _require_same_vectors(encoder, published, new)
     return published
 
 
 @contextmanager
-def _whole_or_nothing(folder: Path) -> Iterator[None]:
-    """Make a folder, and remove it again when what fills it fails."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _whole_or_nothing(folder: Path) -> Iterator[Path]:
+    """A place to write within a folder, whose content moves up when the block ends without an error, and else goes.
+
+    What a kill has left there goes first.
+
+    Raises:
+        UserError: the folder holds anything else.
+    """
+    new = folder / UNFINISHED
+    if folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {new}):
+        raise UserError(f"{folder} is not empty: give another folder, or remove it.")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
     try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        yield new
+        for path in new.iterdir():
+            path.rename(folder / path.name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        with suppress(OSError):  # a folder that holds something
+            folder.rmdir()
 
 
 def write(checkpoint: Path, folder: Path, repo_id: str, options: Options, sources: Sources) -> Published:
     """`build`, and the model card as README.md."""
     require_different(sources.reports)
-    published = build(checkpoint, folder, options)
-    with _whole_or_nothing(folder):
+    with _whole_or_nothing(folder) as new:
+        published = build(checkpoint, new, options)
         for report in sources.reports:
             _require_same_making(report, published)
-        model_card(repo_id, published, sources).save(folder / "README.md")
+        model_card(repo_id, published, sources).save(new / "README.md")
     return published
 
 
@@ -253,9 +265,7 @@ def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: Path) -> None:
     """Save a tokenizer so that Transformers 4 and 5 load it and cut there, without what encoding left in it."""
     tokenizer.model_max_length = max_length
-    if tokenizer.is_fast:
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
+    forget_calls(tokenizer)
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = {key: value for key, value in _read(path).items() if key not in LEFT_BY_USE}
@@ -319,7 +329,7 @@ def _require_same_vectors(encoder: SentenceEncoder, published: Published, folder
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     difference = float(np.abs(before - again.encode(PROBE)).max() / np.abs(before).max())
     if not difference <= TOLERANCE:
-        raise UserError(f"{folder} gives other vectors than the checkpoint, by {difference:.1e}: nothing was pushed.")
+        raise UserError(f"what is published gives other vectors than the checkpoint, by {difference:.1e}: not pushed.")
     if published.pools_itself:
         texts = [again.prefix + text for text in PROBE]
         batch = again.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")  # cut by model_max_length
@@ -327,9 +337,7 @@ def _require_same_vectors(encoder: SentenceEncoder, published: Published, folder
             pooled = again.model(**batch).pooler_output  # (N, D)
         away = 1 - float(cosine_similarity(torch.from_numpy(before).double(), pooled.double()).min())
         if not away <= POOLER_TOLERANCE:
-            raise UserError(
-                f"{folder}: pooler_output is not the sentence vector, by {away:.1e} in cosine: not pushed."
-            )
+            raise UserError(f"pooler_output is not the sentence vector, by {away:.1e} in cosine: not pushed.")
 
 
 def _read(path: Path) -> Any:

@@ -12,11 +12,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from transformers import TrainingArguments
+from accelerate.utils import DynamoBackend
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.hf_argparser import HfArg
 from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import HubStrategy
+from transformers.utils import is_liger_kernel_available
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
@@ -218,6 +221,7 @@ def check_values(args: TrainingArguments) -> None:
     check_launched(args.world_size)
     trackers = get_available_reporting_integrations() if args.report_to else []
     installed = f"trackers that are installed ({' '.join(trackers) or 'none is'})"
+    backends = [each.value.lower() for each in DynamoBackend]
     allowed = {
         "learning_rate": (0 <= args.learning_rate < math.inf, "0 or more"),
         "weight_decay": (args.weight_decay >= 0, "0 or more"),
@@ -226,11 +230,31 @@ def check_values(args: TrainingArguments) -> None:
         "num_train_epochs": (args.num_train_epochs > 0 or args.max_steps > 0, "more than 0"),
         "save_steps": (args.save_steps > 0, "1 or more, or --save_strategy no"),
         "seed": (0 <= args.seed < 2**32, "0 or more, below 2**32"),
+        "data_seed": (0 <= (args.data_seed or 0) < 2**32, "0 or more, below 2**32"),
         "dataloader_num_workers": (args.dataloader_num_workers >= 0, "0 or more"),
+        "torch_compile_backend": ((args.torch_compile_backend or "no").lower() in backends, " or ".join(backends)),
+        "neftune_noise_alpha": ((args.neftune_noise_alpha or 0) >= 0, "0 or more"),
+        "use_liger_kernel": (not args.use_liger_kernel or is_liger_kernel_available(), "false, or install it"),
         "report_to": ({*args.report_to} <= {*trackers}, installed),
     }
     sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
     require(args, allowed | {name: (getattr(args, name) >= 1, "1 or more") for name in sizes})
+    _try_optimizer(args)
+
+
+def _try_optimizer(args: TrainingArguments) -> None:
+    """Raise `UserError` where the Trainer could not make its optimizer or schedule, by making them for one number."""
+    if args.optim_target_modules or "lomo" in args.optim:  # made for the layers of a model
+        return
+    try:
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
+        optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **options)
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
+    except (ValueError, TypeError, ImportError) as error:
+        names = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
+        given = args.to_dict()
+        shown = ", ".join(f"{name}={given[name]}" for name in (*names, "lr_scheduler_type", "lr_scheduler_kwargs"))
+        raise UserError(f"no optimizer with a schedule can be made of {shown}: {one_line(error)}") from error
 
 
 def require(args: TrainingArguments, allowed: dict[str, tuple[bool, str]]) -> None:

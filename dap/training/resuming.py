@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import sort_checkpoints
+from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap.errors import UserError
 from dap.files import read_json, write_json
@@ -114,6 +114,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
+    align_special_tokens(trainer.model, trainer.processing_class)  # as training does, in the configuration
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 

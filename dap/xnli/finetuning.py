@@ -9,12 +9,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, Features, Value
+from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import (
@@ -33,12 +33,10 @@ from configuration_dap import DAPConfig
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.files import write_json
+from dap.tokenizers import forget_calls
 from dap.training import EpochOfSampler, check_values, find_resumable, train_to_end
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
-
-if TYPE_CHECKING:
-    import evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +83,10 @@ class XNLITrainingArguments(TrainingArguments):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) < len(values) or min(values) < 0):
                 raise UserError(f"{name}={values}: give one or more, each once, and none below 0.")
+        if max(self.all_seeds) >= 2**32:
+            raise UserError(f"seeds={self.seeds}: give seeds below 2**32.")
+        if self.metric_for_best_model not in (None, "loss", "accuracy", "eval_loss", "eval_accuracy"):
+            raise UserError(f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss.")
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
             raise UserError(
                 f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "
@@ -172,27 +174,7 @@ def mean_over_step(
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """`compute_metrics` of a `Trainer`: accuracy, 0 to 1, of logits (N, C) against labels (N,)."""
     classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
-    return accuracy_metric().compute(predictions=classes, references=prediction.label_ids)
-
-
-def accuracy_metric() -> "evaluate.Metric":
-    """`evaluate.load("accuracy")` without the download.
-
-    >>> accuracy_metric().compute(predictions=[0, 1, 2, 2], references=[0, 1, 1, 2])
-    {'accuracy': 0.75}
-    """
-    import evaluate  # takes a second, which `--help` need not wait
-
-    class Accuracy(evaluate.Metric):
-        def _info(self) -> evaluate.MetricInfo:
-            features = Features({"predictions": Value("int32"), "references": Value("int32")})
-            text = "Share of predictions that equal their reference."
-            return evaluate.MetricInfo(description=text, citation="", inputs_description="", features=features)
-
-        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-            return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
-
-    return Accuracy(keep_in_memory=True)
+    return {"accuracy": float(np.mean(classes == prediction.label_ids))}
 
 
 @dataclass
@@ -286,6 +268,7 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
         )
     result = {"learning_rate": learning_rate, "seed": seed, "steps": trainer.state.global_step, "loss": loss}
     result |= {"train_seconds": seconds, "resumed_from": checkpoint and Path(checkpoint).name, "dev": {}, "test": {}}
+    forget_calls(task.encoder.tokenizer)  # padding, where there was a step to train
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs

@@ -315,11 +315,16 @@ def test_a_checkpoint_without_tokenizer_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_left_alone_but_what_a_kill_left_goes(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     (tmp_path / "out/mine").mkdir(parents=True)
     with pytest.raises(ValueError, match="is not empty"):
         build(tmp_path / "dap", tmp_path / "out")
     assert (tmp_path / "out/mine").is_dir()
+    (tmp_path / "killed/.unfinished/pretraining").mkdir(parents=True)
+    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "killed")
+    assert not [path for path in (tmp_path / "killed").iterdir() if path.name in (".unfinished", "pretraining")]
 
 
 def test_a_checkpoint_that_is_nowhere_is_named(tmp_path: Path) -> None:
