@@ -160,8 +160,18 @@ def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
 
 
 def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
-    more = ["--search", "--selection", "all", "--languages", "de", "en"]
-    more += ["--max_steps", "1", "--learning_rates", "1e-5"]
+    more = (
+        "--search",
+        "--selection",
+        "all",
+        "--languages",
+        "de",
+        "en",
+        "--max_steps",
+        "1",
+        "--learning_rates",
+        "1e-5",
+    )
     made = run(arguments(dap_dir, nli_dir, tmp_path, *more))
     assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
     found = [each["accuracy"] for each in made["dev"].values()]
