@@ -194,18 +194,6 @@ def test_a_damaged_checkpoint_is_refused_alike_wherever_it_is_read(
         assert "\n" not in str(refused.value)
 
 
-def test_training_names_a_sentence_transformers_folder_whose_encoder_cannot_be_made(
-    tiny_bert_dir: Path, tmp_path: Path
-) -> None:
-    model = shutil.copytree(tiny_bert_dir, tmp_path / "model")
-    write_json(read_json(model / "config.json") | {"hidden_act": "nope"}, model / "config.json")
-    (model / "modules.json").write_text(json.dumps(modules("", "1_Pooling")))
-    write_json({"pooling_mode_cls_token": True}, model / "1_Pooling/config.json")
-    train, _, _ = parse_arguments(argv_of("train_dap", str(model), tmp_path, tmp_path / "out"))
-    with pytest.raises(UserError, match="^the configuration of .*model cannot be loaded .*KeyError: 'nope'"):
-        read_start(train)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_tells_each_default_once_and_only_where_there_is_one(
     name: str, capsys: pytest.CaptureFixture[str]

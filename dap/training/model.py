@@ -79,7 +79,7 @@ def read_start(args: ModelArguments) -> Start:
     if args.config_name is not None:  # another encoder of this shape
         config = getattr(config, "encoder_config", config)
         config.pad_token_id = tokenizer.pad_token_id
-    with torch.device("meta"), loading("configuration", name):  # for its shape alone
+    with torch.device("meta"), loading("weights", name):  # for its shape alone
         shape = AutoModel.from_config(config, trust_remote_code=args.trust_remote_code)
     if library.pooling is not None:
         library = replace(library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer))
