@@ -125,13 +125,13 @@ def load_masked_lm(
     return model, missing
 
 
-def find_mask_token_id(name_or_path: str, **source: Any) -> int:
+def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
     """The mask token's id of a checkpoint's tokenizer.
 
     Raises:
         ValueError: the tokenizer has no mask token.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
     if tokenizer.mask_token_id is None:
         raise ValueError(
             f"the tokenizer of {name_or_path} has no mask token, which every objective but 'tr' needs: "

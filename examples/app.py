@@ -113,7 +113,7 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
         try:
             texts = [read(f"text {i + 1}", given[i], given[i + 2]) for i in range(2)]
             rows = search(encoder, texts, query)
-        except (ValueError, OSError) as error:
+        except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
         return rows, picture(encoder, query, rows[0][2])
 

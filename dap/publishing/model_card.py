@@ -13,25 +13,23 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+from configuration_dap import FIELDS
 from dap.files import read_object
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, results_text
 from dap.reports import markdown_table
+from objectives_dap import OBJECTIVES
 
 HEADS_FOLDER = "pretraining"  # of the repository, with the whole DAP checkpoint
 #: tanh(s x) = s x to 3e-4 of a value for |x| < 32, which layer normalisation stays below; float16 can hold s x.
 POOLER_SCALE = 2.0**-10
 #: What the record of a run says of the recipe, in the card's order.
 RECIPE = (
-    "objective", "pooling", "projection", "tr_similarity", "tr_temperature", "tr_margin", "tr_bidirectional",
-    "tr_hard_negatives", "tr_weight", "rtl_layers", "rtl_direction", "rtl_ratio", "rtl_weight", "target_vocab_size",
-    "rtl_sampled_negatives", "tlm_probability", "tlm_weight", "mlm_probability", "mlm_weight", "xum_probability",
-    "xum_weight",
+    *(name for name in FIELDS if name not in ("encoder_config", "rtl_languages", "mask_token_id")),
     "pairs a step", "max_seq_length", "language_mix", "mix_alpha", "learning_rate", "head_learning_rate",
     "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "freeze_encoder",
     "bf16", "fp16", "seed",
 )  # fmt: skip
-OBJECTIVES = ("tr", "rtl", "tlm", "mlm", "xum")
 #: What a field's name begins with -> the part of an objective that has a use for it.
 OF_OBJECTIVE = {"projection": "tr", "target_vocab": "rtl", **{f"{name}_": name for name in OBJECTIVES}}
 CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES), "eval_rtl_source_nats", "eval_mean_accuracy")

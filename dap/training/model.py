@@ -69,13 +69,13 @@ def read_start(args: ModelArguments) -> Start:
     Raises:
         ValueError: no tokenizer, one that pooling and masking cannot use, or a configuration with fewer token ids.
     """
-    source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
+    hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     name = args.model_name_or_path or args.config_name
     tokenizer_name = args.tokenizer_name or (str(Path(name).parent) if Path(name).is_file() else name)
     library = LibrarySettings() if args.model_name_or_path is None else read_library(name, args.revision)
-    inside = source | {"subfolder": library.subfolder}
+    inside = hub | {"subfolder": library.subfolder}
     config, given = load_config(name, **inside), given_fields(args)
-    tokenizer = load_tokenizer(tokenizer_name, **(source if args.tokenizer_name else inside))
+    tokenizer = load_tokenizer(tokenizer_name, **(hub if args.tokenizer_name else inside))
     if args.config_name is not None:  # another encoder of this shape
         config = getattr(config, "encoder_config", config)
         config.pad_token_id = tokenizer.pad_token_id
@@ -151,11 +151,11 @@ def load_model(
         ValueError: an argument, or the text, that contradicts the weights of a DAP checkpoint or does nothing.
     """
     given, attention = given_fields(args), {"attn_implementation": args.attn_implementation}
-    source = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
+    hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     fields = vocabulary_of_text(args, start, train) | frequencies_of_text(args, start, train)
     if start.goes_on:
         check_changes(start, given, train)
-        model = load_complete(start.name, model_class, **attention, **source)
+        model = load_complete(start.name, model_class, **attention, **hub)
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.check()
@@ -163,7 +163,7 @@ def load_model(
         mask = start.tokenizer.mask_token_id if start.predicts else None
         given = {"mask_token_id": mask, "pooling": start.settings["pooling"], **given, **fields, **attention}
         if args.config_name is None:
-            model = model_class.from_encoder(start.name, subfolder=start.library.subfolder, **given, **source)
+            model = model_class.from_encoder(start.name, subfolder=start.library.subfolder, **given, **hub)
         else:
             model = model_class.from_scratch(start.config, **given)
     if start.heads is not None:
@@ -210,40 +210,40 @@ def read_heads(name: str) -> DAPForPreTraining:
     return load_complete(name, DAPForPreTraining)
 
 
-def take_heads(model: DAPForPreTraining, source: DAPForPreTraining) -> list[str]:
+def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     """Give a model the weights of those heads that both models have; their names.
 
     Raises:
         ValueError: no such head, or one that was made for another K, direction, target vocabulary or encoder.
     """
-    taken = [head for head in HEADS if None not in (getattr(model, head), getattr(source, head))]
+    taken = [head for head in HEADS if None not in (getattr(model, head), getattr(other, head))]
     if not taken:
-        theirs, own = source.config.objective, model.config.objective
+        theirs, own = other.config.objective, model.config.objective
         raise UserError(f"objective {theirs!r} there has no head that objective {own!r} here has: leave it out.")
-    check_same_tasks(model, source, taken)
+    check_same_tasks(model, other, taken)
     for head in taken:
-        weights, own = getattr(source, head).state_dict(), getattr(model, head).state_dict()
+        weights, own = getattr(other, head).state_dict(), getattr(model, head).state_dict()
         for name in {**weights, **own}:
             there, here = (tuple(each[name].shape) if name in each else None for each in (weights, own))
             if there != here:
                 raise UserError(f"{head}.{name} has shape {there} there, {here} here: give the encoder of that run.")
         getattr(model, head).load_state_dict(weights)
-    if not torch.equal(source.get_input_embeddings().weight, model.get_input_embeddings().weight):
+    if not torch.equal(other.get_input_embeddings().weight, model.get_input_embeddings().weight):
         logger.warning("the encoder is not the one that the heads were trained around: they may have to learn anew")
     return taken
 
 
-def check_same_tasks(model: DAPForPreTraining, source: DAPForPreTraining, taken: Sequence[str]) -> None:
+def check_same_tasks(model: DAPForPreTraining, other: DAPForPreTraining, taken: Sequence[str]) -> None:
     """Raise `ValueError` where the heads to take and the model's own are of another shape or predict other ids."""
     for field in CONFIG_DEFAULTS if "rtl_head" in taken else ():
-        theirs, own = getattr(source.config, field), getattr(model.config, field)
+        theirs, own = getattr(other.config, field), getattr(model.config, field)
         if field.startswith("rtl_") and field not in CHANGEABLE and theirs != own:
             raise UserError(f"{field}={theirs!r} there, but {own!r} here: give --{field} {theirs}.")
     if "prediction_head" not in taken:
         return
-    theirs, own = (each.prediction_head.token_ids for each in (source, model))
+    theirs, own = (each.prediction_head.token_ids for each in (other, model))
     if (theirs is None) != (own is None) or (theirs is not None and not torch.equal(theirs, own)):
-        sizes = (each.config.target_vocab_size for each in (source, model))
+        sizes = (each.config.target_vocab_size for each in (other, model))
         there, here = (f"target_vocab_size={size}" if size else "the whole vocabulary" for size in sizes)
         raise UserError(
             f"its heads predict {there}, these {here}{' of other ids' * (there == here)}: leave "
