@@ -49,8 +49,10 @@ logger = logging.getLogger(__name__)
 PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
 RECORD = "run.json"
 # Arguments that each run has for itself, or that only share a step's pairs out.
-OWN = {"seed", "seeds", "search", "learning_rate", "learning_rates", "selection", "keep_models"}
-OWN |= {"per_device_train_batch_size", "gradient_accumulation_steps"}
+OWN = {
+    *("seed", "seeds", "search", "learning_rate", "learning_rates", "selection", "keep_models"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+}
 
 
 @dataclass

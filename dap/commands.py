@@ -22,10 +22,11 @@ from dap.files import disk_full
 logger = logging.getLogger(__name__)
 
 #: Names of what a model's folder consists of; other files in it, such as results, may be written anew.
-MODEL_FILES = ("config.json", "*_config.json", "config_sentence_transformers.json", "modules.json", "*.safetensors*")
-MODEL_FILES += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
-MODEL_FILES += ("*.onnx*", "*.bin", "*.pt", "*.pth", "*.py", "run.json", "trainer_state.json", "train_results.json")
-MODEL_FILES += ("README.md",)
+MODEL_FILES = (
+    "config.json", "*_config.json", "config_sentence_transformers.json", "modules.json", "*.safetensors*",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
+    "*.onnx*", "*.bin", "*.pt", "*.pth", "*.py", "run.json", "trainer_state.json", "train_results.json", "README.md",
+)  # fmt: skip
 _HELD: set[int] = set()  # handles that have a lock
 
 Place = str | Path

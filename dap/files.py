@@ -15,8 +15,10 @@ from dap.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: How those say it who give no number: numpy, safetensors, torch.
-FULL_IN_WORDS = ("requested and", *(f"(os error {number})" for number in FULL), "unexpected pos", "iostream error")
-FULL_IN_WORDS += ("PytorchStreamWriter failed",)
+FULL_IN_WORDS = (
+    *(f"(os error {number})" for number in FULL),
+    *("requested and", "unexpected pos", "iostream error", "PytorchStreamWriter failed"),
+)
 KEPT = "make room, then run again: what is finished is kept"
 
 

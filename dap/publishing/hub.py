@@ -17,11 +17,13 @@ from dap.publishing.model_card import HEADS_FOLDER
 #: What is never fetched from the Hub: pickles, and weights of other frameworks.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
 #: What an earlier push may have left that would contradict the present one; its own files are never deleted.
-STALE = ("model*.safetensors", "model.safetensors.index.json", "training_args.bin", f"{HEADS_FOLDER}/*")
-STALE += ("modules.json", "sentence_bert_config.json", "1_Pooling/*", "2_Normalize/*", "onnx/*")
-STALE += ("special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model")
-STALE += ("sentencepiece.bpe.model", "pytorch_model*.bin*", "run.json")
-STALE += ("modeling_dap.py", *(Path(file).name for file in get_relative_import_files(modeling_dap.__file__)))
+STALE = (
+    "model*.safetensors", "model.safetensors.index.json", "training_args.bin", f"{HEADS_FOLDER}/*",
+    "modules.json", "sentence_bert_config.json", "1_Pooling/*", "2_Normalize/*", "onnx/*",
+    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model",
+    "sentencepiece.bpe.model", "pytorch_model*.bin*", "run.json",
+    "modeling_dap.py", *(Path(file).name for file in get_relative_import_files(modeling_dap.__file__)),
+)  # fmt: skip
 #: HTTP status of a refusal -> what to do.
 ADVICE = {
     401: "the token is missing, wrong or expired: run `hf auth login`, or set HF_TOKEN",

@@ -53,7 +53,8 @@ _CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po(?:\.gz|\.xz)?")
 _SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(?:\.gz|\.xz)?")
 _PARALLEL = re.compile(r".*\.(?:tsv|jsonl|parquet|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?")
 _CLOSED = (".zip", ".parquet")
-_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
+#: Id of a data set of the Hub, with a configuration or without.
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> 
         return _files_in(path, target)
     if path.is_file():
         return _files_at(path, others, target)
-    if _HUB.fullmatch(given) and not _TABLE.fullmatch(path.name):
+    if HUB_ID.fullmatch(given) and not _TABLE.fullmatch(path.name):
         return _find_hub(given, target)
     raise FileNotFoundError(
         f"{given}: no such file or folder; expected {LAYOUTS}, a folder of these, or a Hub dataset id"

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
 from dap.languages import XNLI_LANGUAGES, base_language
-from dap.text import list_folder, read_sentences
+from dap.text import HUB_ID, list_folder, read_sentences
 from dap.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ LAYOUT = "{train|dev|test}-{xx}.{tsv|jsonl|parquet}[.gz|.xz]"
 CACHE_VERSION = 1
 
 _FILE = re.compile(r"(train|dev|validation|test)-(\w+(?:-\w+)?)\.(?:(?:tsv|jsonl)(?:\.gz|\.xz)?|parquet)")
-_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
@@ -66,7 +65,7 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     """
     if Path(data).is_dir():
         found = _find_files(Path(data))
-    elif _HUB.fullmatch(data) and not Path(data).exists():
+    elif HUB_ID.fullmatch(data) and not Path(data).exists():
         found = _find_configs(data)
     else:
         raise FileNotFoundError(f"{data}: no such folder; expected one with files {LAYOUT}, or a Hub dataset id")
@@ -124,7 +123,7 @@ def training_source(train_data: str | None, found: dict[str, dict[str, NLISource
     if train_data is not None and Path(train_data).is_file():
         return NLISource(train_data)
     if train_data is not None and not Path(train_data).is_dir():
-        if not _HUB.fullmatch(train_data):
+        if not HUB_ID.fullmatch(train_data):
             raise FileNotFoundError(f"{train_data}: no such file or folder, nor a Hub dataset id")
         name, _, config = train_data.partition(":")
         return NLISource(name, config or None, "train")
