@@ -160,7 +160,8 @@ def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
             continue
         subprocess.run([sys.executable, "-m", "venv", places[name]], check=True)
         subprocess.run([*pip, "install", pinned, *packages], check=True)
-        subprocess.run([*pip, "uninstall", "--yes", "torchvision", "torchaudio"], check=True)  # of another torch
+        other = ["torchvision", "torchaudio", "torchcodec"]  # made for another torch
+        subprocess.run([*pip, "uninstall", "--yes", *other], check=True)
     return {name: str(place) for name, place in places.items()}
 
 
