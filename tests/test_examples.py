@@ -1,8 +1,10 @@
-"""The app in examples/: what it finds and aligns, over HTTP where gradio is installed; and the recipes of serve.md."""
+"""The app in examples/: what it finds and aligns, over HTTP and in Chromium where gradio is; the recipes of serve.md."""
 
 import gzip
 import importlib.util
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +82,11 @@ def test_the_app_answers(tiny_bert_dir: Path) -> None:
     assert plot["type"] == "matplotlib"
     with pytest.raises(Exception, match="nothing to search"):
         client.predict("", "a", "b", None, None, api_name="/search")
+    if browser := shutil.which("chromium") or shutil.which("google-chrome"):
+        command = [browser, "--headless", "--no-sandbox", "--virtual-time-budget=20000", "--dump-dom", url]
+        page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        table = page[page.index("Choose one to align") :]  # what an opened page finds in its own two texts
+        assert all(line in table for text in app.EXAMPLE for line in text.splitlines())
     built.close()
 
 
