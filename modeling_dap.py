@@ -6,8 +6,11 @@ tokens. Every sequence starts with its CLS token, ends with a separator, and is 
 """
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +77,38 @@ class DAPPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def save_pretrained(self, save_directory: str | PathLike, is_main_process: bool = True, **kwargs: Any) -> None:
+        """As in Transformers, of which `push_to_hub` comes here, and of a folder that `save_modules` describes."""
+        super().save_pretrained(save_directory, is_main_process, **kwargs)
+        if is_main_process:
+            save_modules(Path(save_directory), self.config.pooling, self.config.hidden_size)
+
+
+def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool = False) -> None:
+    """Write what sentence-transformers makes of an encoder's folder: without it the library averages token states.
+
+    The types have the legacy names that servers know.
+
+    Args:
+        pooling: "cls" or "mean".
+        hidden_size: D.
+        normalize: the library gives vectors of length 1.
+    """
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * normalize
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds)
+    ]
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    own = {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
+    settings = {"word_embedding_dimension": hidden_size}
+    settings |= {f"pooling_mode_{mode}": mode == own for mode in modes} | {"include_prompt": True}
+    files = {"modules.json": modules, "1_Pooling/config.json": settings}
+    files |= {"2_Normalize/config.json": {}} if normalize else {}  # a repository holds no empty folders
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 class DAPModel(DAPPreTrainedModel):
