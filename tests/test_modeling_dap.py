@@ -415,7 +415,7 @@ def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
-def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_autocast_hands_the_losses_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
 
