@@ -37,6 +37,7 @@ try:
         load_masked_lm,
         packed_states,
         pool,
+        pooled_tokens,
         require_encoder,
         takes_packed,
         use_packing,
@@ -55,6 +56,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         load_masked_lm,
         packed_states,
         pool,
+        pooled_tokens,
         require_encoder,
         takes_packed,
         use_packing,
@@ -439,8 +441,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
-        if any(own.reads_pairs for own in objectives):
-            texts = {"pairs": Text(ids, mask)} | texts
+        if readers := [own for own in objectives if own.reads_pairs]:
+            texts = {"pairs": Text(ids, mask, asked=self._asked(batch, mask, readers))} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
         by_name, seen = {own.name: own for own in objectives}, {}
         for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
@@ -451,10 +453,19 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 states = out.last_hidden_state.masked_fill(text.mask.unsqueeze(-1) == 0, 0.0)
                 seen = {"hidden_states": out.hidden_states, "attentions": out.attentions}
             else:
-                states = last_states(self.dap.encoder, text.mask, **inputs)
+                states = last_states(self.dap.encoder, text.mask, text.asked, **inputs)
             texts[name] = text._replace(states=states)
             batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
         return batch._replace(words=words), texts, seen
+
+    def _asked(self, batch: Batch, mask: Tensor, readers: Sequence[Objective]) -> Tensor | None:
+        """Of the pairs' tokens (2·B or 3·B, S) those whose states the readers read, bool; None for all."""
+        pooled = pooled_tokens(mask, self.config.pooling)
+        whole = [any(own.reads_tokens[side] for own in readers) for side in (0, 1)]
+        if pooled is None or all(whole):
+            return None
+        parts = zip([*whole, False], pooled.split(len(batch.source.ids)), mask.bool().split(len(batch.source.ids)))
+        return torch.cat([real if everything else first for everything, first, real in parts])
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
@@ -533,8 +544,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
         if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
             return self.dap(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others)
-        states = packed_states(encoder, attention_mask, {"input_ids": input_ids, **others})  # (B, S, D)
-        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, self.config.pooling))
+        pooling, inputs = self.config.pooling, {"input_ids": input_ids, **others}
+        states = packed_states(encoder, attention_mask, inputs, pooled_tokens(attention_mask, pooling))  # (B, S, D)
+        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, pooling))
 
 
 DAPConfig.register_for_auto_class()
