@@ -441,8 +441,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
-        if readers := [own for own in objectives if own.reads_pairs]:
-            texts = {"pairs": Text(ids, mask, asked=self._asked(batch, mask, readers))} | texts
+        if any(own.reads_pairs for own in objectives):
+            texts = {"pairs": Text(ids, mask, asked=self._asked(batch, mask))} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
         by_name, seen = {own.name: own for own in objectives}, {}
         for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
@@ -458,9 +458,13 @@ class DAPForPreTraining(DAPPreTrainedModel):
             batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
         return batch._replace(words=words), texts, seen
 
-    def _asked(self, batch: Batch, mask: Tensor, readers: Sequence[Objective]) -> Tensor | None:
-        """Of the pairs' tokens (2·B or 3·B, S) those whose states the readers read, bool; None for all."""
+    def _asked(self, batch: Batch, mask: Tensor) -> Tensor | None:
+        """Of the pairs' tokens (2·B or 3·B, S) those whose states are read, bool; None for all.
+
+        They are those of all objectives in both passes of GradCache, so that dropout is the same.
+        """
         pooled = pooled_tokens(mask, self.config.pooling)
+        readers = [own for own in self.objectives if own.reads_pairs]
         whole = [any(own.reads_tokens[side] for own in readers) for side in (0, 1)]
         if pooled is None or all(whole):
             return None

@@ -37,7 +37,7 @@ def test_step_compares_equal_losses_on_shared_weights(tmp_path: Path, capsys: py
     assert set(found["contenders"]) == {*names, "matrix products"}
     assert found["check"]["gradient"] > 0
     parts = found["contenders"]
-    assert parts["TR"]["flops"] == parts["sentence-transformers"]["flops"] < parts["DAP"]["flops"]
+    assert parts["TR"]["flops"] < min(parts["sentence-transformers"]["flops"], parts["DAP"]["flops"])
     assert found["cpu"]["DAP / TR"] == parts["DAP"]["cpu"] / parts["TR"]["cpu"]
     assert "DAP cached" in capsys.readouterr().out
 
@@ -92,7 +92,7 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
 def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flops.main([*TINY, "--tokens", "8", "--json", str(tmp_path / "a.json")])
     parts = read(tmp_path / "a.json")["pair"]
-    assert parts["TR"]["flops"] < parts["DAP"]["flops"] < parts["TLM"]["flops"]
+    assert parts["TR"]["flops"] < min(parts["DAP"]["flops"], parts["TLM"]["flops"])
     assert "33.7" in capsys.readouterr().out
 
 
