@@ -151,15 +151,15 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 # ----------------------------------------------------------------------------------------------------- token states
 
 
-def last_states(encoder: PreTrainedModel, mask: Tensor, asked: Tensor | None = None, **inputs: Tensor) -> Tensor:
+def last_states(encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = None, **inputs: Tensor) -> Tensor:
     """Last hidden states (B, S, D) of the tokens where a mask (B, S) is 1, wherever they stand, of inputs (B, S, ...).
 
     The other states are zeros, and next to nothing is computed for them: rows are packed for an attention that takes
     them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right. Of a row's
-    real tokens those that are not `asked` for, (B, S) bool, may be zeros, too.
+    real tokens those that are not `wanted` (B, S) may be zeros, too.
     """
     if takes_packed(encoder):
-        return packed_states(encoder, mask, inputs, asked)
+        return packed_states(encoder, mask, inputs, wanted)
     order = real_tokens_first(mask)
     mask, inputs = gather_columns(mask, order), {name: gather_columns(own, order) for name, own in inputs.items()}
     if mask.device.type == "cpu":
@@ -186,21 +186,21 @@ def gather_columns(values: Tensor, order: Tensor) -> Tensor:
 
 
 def packed_states(
-    encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], asked: Tensor | None = None
+    encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], wanted: Tensor | None = None
 ) -> Tensor:
-    """`last_states` by one long row without padding; a last layer like BERT's computes only what is asked for."""
+    """`last_states` by one long row without padding; a last layer like BERT's computes only what is wanted."""
     packing = pack(mask)
     packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
     packed |= {key: packing.take(value) for key, value in inputs.items()}  # (1, T, ...)
     arguments = attention_arguments(encoder, packing)
-    if asked is None or encoder.config.model_type not in LIKE_BERT or hasattr(encoder, "embeddings_project"):
+    if wanted is None or encoder.config.model_type not in LIKE_BERT or hasattr(encoder, "embeddings_project"):
         return packing.put_back(encoder(**packed, **arguments).last_hidden_state)  # of (1, T, D)
-    queries = pack(asked, packing.rows)
+    queries = pack(wanted, packing.rows)
     _, layers = layer_stack(encoder)
     states = encoder.embeddings(**packed)  # (1, T, D)
     for layer in layers[:-1]:
         states = layer(states, **arguments)
-    places = packing.take(asked)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
+    places = packing.take(wanted)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
     states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, packing, queries))
     return queries.put_back(states)
 

@@ -442,7 +442,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
         if any(own.reads_pairs for own in objectives):
-            texts = {"pairs": Text(ids, mask, asked=self._asked(batch, mask))} | texts
+            texts = {"pairs": Text(ids, mask, wanted=self._wanted(batch, mask, objectives))} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
         by_name, seen = {own.name: own for own in objectives}, {}
         for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
@@ -453,22 +453,22 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 states = out.last_hidden_state.masked_fill(text.mask.unsqueeze(-1) == 0, 0.0)
                 seen = {"hidden_states": out.hidden_states, "attentions": out.attentions}
             else:
-                states = last_states(self.dap.encoder, text.mask, text.asked, **inputs)
+                states = last_states(self.dap.encoder, text.mask, text.wanted, **inputs)
             texts[name] = text._replace(states=states)
             batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
         return batch._replace(words=words), texts, seen
 
-    def _asked(self, batch: Batch, mask: Tensor) -> Tensor | None:
+    def _wanted(self, batch: Batch, mask: Tensor, objectives: Sequence[Objective]) -> Tensor | None:
         """Of the pairs' tokens (2·B or 3·B, S) those whose states are read, bool; None for all.
 
-        They are those of all objectives in both passes of GradCache, so that dropout is the same.
+        Those of all the model's objectives are among them, so that dropout is the same in both passes of GradCache.
         """
-        pooled = pooled_tokens(mask, self.config.pooling)
-        readers = [own for own in self.objectives if own.reads_pairs]
+        pooled, size = pooled_tokens(mask, self.config.pooling), len(batch.source.ids)
+        readers = [own for own in (*self.objectives, *objectives) if own.reads_pairs]
         whole = [any(own.reads_tokens[side] for own in readers) for side in (0, 1)]
         if pooled is None or all(whole):
             return None
-        parts = zip([*whole, False], pooled.split(len(batch.source.ids)), mask.bool().split(len(batch.source.ids)))
+        parts = zip([*whole, False], pooled.split(size), mask.bool().split(size))
         return torch.cat([real if everything else first for everything, first, real in parts])
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:

@@ -46,7 +46,7 @@ class Text(NamedTuple):
     columns: Tensor | None = None  # (R, S) position of each token, where it is not its column
     labels: Tensor | None = None  # (R, S) token ids before masking
     chosen: Tensor | None = None  # (R, S) bool: which of them are predicted
-    asked: Tensor | None = None  # (R, S) bool: whose states are read; those of all real tokens where absent
+    wanted: Tensor | None = None  # (R, S) bool: whose states are read; those of all real tokens where absent
     states: Tensor | None = None  # (R, S, D), once the encoder has read it
 
 
