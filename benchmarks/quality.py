@@ -8,7 +8,6 @@ measured; between two measurements accuracy is taken to grow evenly.
 """
 
 import argparse
-import math
 import random
 import tempfile
 import time
@@ -17,10 +16,9 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from torch.utils.data import SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback
 
 from benchmarks.timing import add_machine_arguments, prepare_machine, save, show
@@ -39,7 +37,7 @@ class Clock(TrainerCallback):
 
     def __init__(self, encoder: PreTrainedModel, args: argparse.Namespace, spent: float = 0.0) -> None:
         self.encoder = SentenceEncoder(encoder, AutoTokenizer.from_pretrained(args.model), "mean")
-        self.pairs = read_languages(args.data_dir, args.languages, args.max_pairs)
+        self.pairs = read_languages(args.data_dir, args.languages)
         self.every, self.spent, self.points = args.every, spent, []
         self.measure(0)
 
@@ -76,10 +74,15 @@ def ours(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, 
     tokenizer, started = AutoTokenizer.from_pretrained(args.model), time.process_time()
     rows = tokenize_bitext({"xx": pairs}, tokenizer, LENGTH)["xx"]
     clock = Clock(model.dap.encoder, args, time.process_time() - started)
-    training = DAPTrainingArguments(**common, **rates, freeze_word_embeddings=True)
-    collate = BitextCollator(tokenizer.pad_token_id, ["xx"])
-    data = {"train_dataset": rows, "train_sampler": SequentialSampler(rows), "data_collator": collate}
-    return DAPTrainer(model, training, **data, processing_class=tokenizer, callbacks=[clock]), clock
+    trainer = DAPTrainer(
+        model=model,
+        args=DAPTrainingArguments(**common, **rates, freeze_word_embeddings=True),
+        train_dataset=rows,
+        train_sampler=SequentialSampler(rows),
+        data_collator=BitextCollator(tokenizer.pad_token_id, ["xx"]),
+        callbacks=[clock],
+    )
+    return trainer, clock
 
 
 def theirs(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]) -> tuple[Trainer, Clock]:
@@ -87,13 +90,18 @@ def theirs(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str
     transformer = Transformer(args.model, max_seq_length=LENGTH, model_kwargs={"add_pooling_layer": False})
     model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")])
     model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
-    training = SentenceTransformerTrainingArguments(**common, batch_sampler=in_order)
-    clock, loss = Clock(model[0].auto_model, args), getattr(losses, name)(model)
-    return SentenceTransformerTrainer(model, training, train_dataset=pairs, loss=loss, callbacks=[clock]), clock
-
-
-def in_order(dataset: Dataset, batch_size: int, drop_last: bool, **_: Any) -> DefaultBatchSampler:
-    return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
+    clock = Clock(model[0].auto_model, args)
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            **common,
+            batch_sampler=lambda rows, batch_size, **_: BatchSampler(SequentialSampler(rows), batch_size, True),
+        ),
+        train_dataset=pairs,
+        loss=getattr(losses, name)(model),
+        callbacks=[clock],
+    )
+    return trainer, clock
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -104,7 +112,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--train_data", nargs="+", required=True)
     parser.add_argument("--data_dir", nargs="+", required=True, help="of retrieval")
     parser.add_argument("--languages", nargs="+", help="of retrieval")
-    parser.add_argument("--max_pairs", type=int, help="of a language, of retrieval")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between two measurements")
     parser.add_argument("--batch_size", type=int, default=64)
@@ -122,19 +129,16 @@ def main(argv: list[str] | None = None) -> None:
             show(name)
             trainer, clock = prepare(name, pairs, args, common)
             trainer.train()
-            points[name] = clock.points
-    goal = min(max(accuracy for *_, accuracy in part) for part in points.values())  # all reach it
-    seconds = {}
+            points[name] = np.array(clock.points)  # (measurements, 3)
+    goal = min(part[:, 2].max() for part in points.values())  # all reach it
+    seconds = {name: np.interp(goal, np.maximum.accumulate(part[:, 2]), part[:, 1]) for name, part in points.items()}
+    steps = [f"step {step:.0f}" for step in points["TR"][:, 0]]
+    header, lines = ["", *steps, "CPU-s a step", f"until {goal:.2f}", "/ theirs"], []
     for name, part in points.items():
-        _, spent, accuracies = zip(*part)
-        seconds[name] = float(np.interp(goal, np.maximum.accumulate(accuracies), spent))
-    header = ["", *(f"step {step}" for step, *_ in points["TR"]), "CPU-s a step", f"until {goal:.2f}", "/ theirs"]
-    lines = []
-    for name, part in points.items():
-        paid = [part[-1][1] / args.steps, seconds[name], seconds[name] / (seconds[MNRL] or math.nan)]
-        lines.append([name, *(f"{number:.2f}" for number in [*(point[-1] for point in part), *paid])])
+        numbers = [*part[:, 2], part[-1, 1] / args.steps, seconds[name], seconds[name] / seconds[MNRL]]
+        lines.append([name, *(f"{number:.2f}" for number in numbers)])
     print(text_table(header, lines))
-    save(args, {"points": points, "goal": goal, "seconds": seconds})
+    save(args, {"points": {name: part.tolist() for name, part in points.items()}, "goal": goal, "seconds": seconds})
 
 
 if __name__ == "__main__":
