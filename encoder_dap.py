@@ -155,8 +155,8 @@ def last_states(encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = 
     """Last hidden states (B, S, D) of the tokens where a mask (B, S) is 1, wherever they stand, of inputs (B, S, ...).
 
     The other states are zeros, and next to nothing is computed for them: rows are packed for an attention that takes
-    them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right. Of a row's
-    real tokens those that are not `wanted` (B, S) may be zeros, too.
+    them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right. Where
+    some tokens of each row are `wanted` (B, S), the others' states may be zeros, too.
     """
     if takes_packed(encoder):
         return packed_states(encoder, mask, inputs, wanted)
