@@ -40,6 +40,7 @@ try:
         load_masked_lm,
         packed_states,
         pool,
+        pooled_tokens,
         require_encoder,
         takes_packed,
         use_packing,
@@ -58,6 +59,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         load_masked_lm,
         packed_states,
         pool,
+        pooled_tokens,
         require_encoder,
         takes_packed,
         use_packing,
@@ -475,7 +477,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
         if any(own.reads_pairs for own in objectives):
-            texts = {"pairs": Text(ids, mask)} | texts
+            texts = {"pairs": Text(ids, mask, wanted=self._wanted(batch, mask, objectives))} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
         by_name, seen = {own.name: own for own in objectives}, {}
         for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
@@ -486,10 +488,23 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 states = out.last_hidden_state.masked_fill(text.mask.unsqueeze(-1) == 0, 0.0)
                 seen = {"hidden_states": out.hidden_states, "attentions": out.attentions}
             else:
-                states = last_states(self.dap.encoder, text.mask, **inputs)
+                states = last_states(self.dap.encoder, text.mask, text.wanted, **inputs)
             texts[name] = text._replace(states=states)
             batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
         return batch._replace(words=words), texts, seen
+
+    def _wanted(self, batch: Batch, mask: Tensor, objectives: Sequence[Objective]) -> Tensor | None:
+        """Of the pairs' tokens (2·B or 3·B, S) those whose states are read, bool; None for all.
+
+        Those of all the model's objectives are among them, so that dropout is the same in both passes of GradCache.
+        """
+        pooled, size = pooled_tokens(mask, self.config.pooling), len(batch.source.ids)
+        readers = [own for own in (*self.objectives, *objectives) if own.reads_pairs]
+        whole = [any(own.reads_tokens[side] for own in readers) for side in (0, 1)]
+        if pooled is None or all(whole):
+            return None
+        parts = zip([*whole, False], pooled.split(size), mask.bool().split(size))
+        return torch.cat([real if everything else first for everything, first, real in parts])
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
@@ -568,8 +583,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
         if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
             return self.dap(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others)
-        states = packed_states(encoder, attention_mask, {"input_ids": input_ids, **others})  # (B, S, D)
-        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, self.config.pooling))
+        pooling, inputs = self.config.pooling, {"input_ids": input_ids, **others}
+        states = packed_states(encoder, attention_mask, inputs, pooled_tokens(attention_mask, pooling))  # (B, S, D)
+        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, pooling))
 
 
 DAPConfig.register_for_auto_class()
