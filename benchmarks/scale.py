@@ -3,9 +3,9 @@
     python -m benchmarks.scale --model ENCODER --rows 50000 --sentences 4000
     python -m benchmarks.scale --plan --rows 1e6 1e8 1e9 --nodes 1 8 64 --product 4e14 --encode 20000 --bandwidth 1e9
 
-Each measured case has a process of its own and gives a digest of its result, which must be the same. A plan's hours are
-those of the products, of the encoding and of the vectors' way to the nodes at the rates given, one after the other, as
-nothing of it overlaps in the commands.
+Each measured case has a process of its own and gives a digest of its result, which must be the same. A plan's hours
+are those of the encoding, of the products, of every tile's way to every node, and of the merging in the command's
+process, at the rates given. The last two go on beside the products.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dap.cluster import ClusterArguments, connected
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
 from dap.search import cluster_neighbours, mutual_neighbours
-from dap.search.cluster import TILE
+from dap.search.cluster import TILES
 
 PLACES = {"one process": 0, "one node": 1, "two nodes": 2}
 
@@ -41,7 +41,7 @@ def measure(job: str, nodes: int, args: argparse.Namespace, file: str) -> None:
         if job == "search":
             sides = [generator.standard_normal((args.rows[0], args.dimensions), np.float32) for _ in range(2)]
             search = cluster_neighbours if nodes else mutual_neighbours
-            search(*(side[:TILE] for side in sides))  # the workers have started
+            search(*(side[: TILES["CPU"]] for side in sides))  # the workers have started
             started = time.perf_counter()
             found = search(*sides)
             result = [found.forward_scores, found.forward_indices, found.backward_scores, found.backward_indices]
@@ -85,28 +85,18 @@ def measured(args: argparse.Namespace) -> str:
 def planned(args: argparse.Namespace) -> str:
     """What mining N sentences with N takes, by N and number of nodes."""
     rows = []
-    for size in map(int, args.rows):
-        tiles = (-(-size // TILE)) ** 2
+    for size in args.rows:
+        tasks = (-(-size // args.tile)) ** 2
         for nodes in args.nodes:
-            products = 2 * size**2 * args.dimensions / args.product / nodes
             encoding = 2 * size / args.encode / nodes
-            moved = (
-                2 * size * args.dimensions * 4 + tiles * TILE * args.dimensions * 4
-            )  # each task fetches a source tile
-            hours = [part / 3600 for part in (encoding, products, moved / args.bandwidth / nodes)]
-            numbers = [f"{part:.3g}" for part in (*hours, sum(hours), nodes * sum(hours) * args.price)]
-            rows.append([f"{size:.0e}", str(nodes), f"{tiles:,}", f"{moved / 1e9:,.0f}", *numbers])
-    header = [
-        "sentences a side",
-        "nodes",
-        "tasks",
-        "GB moved",
-        "encoding, h",
-        "products, h",
-        "moving, h",
-        "all, h",
-        "money",
-    ]
+            products = 2 * size**2 * args.dimensions / args.product / nodes
+            moving = 2 * size * args.dimensions * 4 / args.bandwidth  # to each node at the same time
+            merging = 2 * tasks * args.tile / args.merge
+            parts = encoding, products, moving, merging, encoding + max(products, moving, merging)
+            hours = [part / 3600 for part in parts]
+            cost = nodes * hours[-1] * args.price
+            rows.append([f"{size:.0e}", str(nodes), f"{tasks:,}", *(f"{part:.3g}" for part in (*hours, cost))])
+    header = ["sentences a side", "nodes", "tasks", "encoding, h", "products", "moving", "merging", "in all", "money"]
     return text_table(header, rows)
 
 
@@ -122,6 +112,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 8, 64], help="of the plan")
     parser.add_argument("--product", type=float, default=7e10, help="FLOP/s of a node's products")
     parser.add_argument("--encode", type=float, default=100, help="sentences a second of a node")
+    parser.add_argument("--tile", type=int, default=TILES["GPU"], help="sentences a side of a task")
+    parser.add_argument("--merge", type=float, default=5e6, help="rows of found neighbours merged a second")
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a node")
     parser.add_argument("--price", type=float, default=1.0, help="of a node's hour")
     args = parser.parse_args()

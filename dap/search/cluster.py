@@ -12,13 +12,13 @@ from dap.cluster import RETRIES
 from dap.search.similarity import Best, Neighbours, mutual_neighbours, require_searchable
 
 #: Rows of each side in a task: whole blocks of the search, so that every product is that of one process.
-TILE = 16384
+TILES = {"CPU": 16384, "GPU": 131072}
 #: Tasks begun for each CPU or GPU; what they need is held in memory.
 AHEAD = 2
 
 
 def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progress: bool = False) -> Neighbours:
-    """`mutual_neighbours` with a task for each tile of `TILE` source × `TILE` target rows, one a CPU or GPU.
+    """`mutual_neighbours` with a task for each tile of `TILES` source × target rows, on a GPU or else a CPU.
 
     Both sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and
     a block of the search; this process needs, beside memory maps, what the result takes.
@@ -30,22 +30,21 @@ def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progr
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     there = ray.cluster_resources()
-    place = {"num_gpus": 1} if there.get("GPU") else {"num_cpus": 1}
-    search = ray.remote(max_retries=RETRIES, **place)(_tile)
+    kind = "GPU" if there.get("GPU") else "CPU"
+    search, tile = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile), TILES[kind]
     forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
-    columns = {start: ray.put(np.array(target[start : start + TILE])) for start in range(0, len(target), TILE)}
+    columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
 
     def tiles() -> Iterator[tuple[int, int, Any]]:
-        for row in range(0, len(source), TILE):
-            rows = ray.put(np.array(source[row : row + TILE]))
+        for row in range(0, len(source), tile):
+            rows = ray.put(np.array(source[row : row + tile]))
             yield from ((row, column, search.remote(rows, columns[column], k)) for column in columns)
 
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
     with bar:
-        most = AHEAD * int(there.get("GPU") or there.get("CPU", 1))
-        for row, column, tile in _ahead(tiles(), most):
-            found = ray.get(tile)
+        for row, column, task in _ahead(tiles(), AHEAD * int(there.get(kind, 1))):
+            found = ray.get(task)
             forward.merge(row, found.forward_scores, column + found.forward_indices)  # in the order of the columns
             backward.merge(column, found.backward_scores, row + found.backward_indices)
             bar.update(len(found.forward_scores) * len(found.backward_scores))
@@ -62,5 +61,5 @@ def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
     yield from begun
 
 
-def _tile(queries: np.ndarray, keys: np.ndarray, k: int) -> Neighbours:
+def _search_tile(queries: np.ndarray, keys: np.ndarray, k: int) -> Neighbours:
     return mutual_neighbours(queries, keys, min(k, len(queries), len(keys)))
