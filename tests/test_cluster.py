@@ -126,7 +126,12 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
             mine_bitext.run([*mining, *more])
     with pytest.raises(UserError, match="target: row 2 .* has NaN"):
         cluster_neighbours(np.ones((3, 2)), np.array([[1.0, 1], [1, 1], [1, np.nan]]), k=1)
-    absent = EncoderArguments(str(tmp_path / "absent"))
-    encoder = ClusterEncoder(object(), absent, ClusterArguments(ray=nodes.address, ray_actors=1))
-    with pytest.raises(UserError, match=r"^--ray .*absent.*; run again to go on$"), connected(nodes.address):
-        encoder.encode(["a"])
+
+    class Refusing:
+        def __init__(self, reason: str = "no such model") -> None:
+            raise UserError(reason)
+
+    with pytest.raises(UserError, match=r"^keys: row 2$"), connected(nodes.address):
+        ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
+    with pytest.raises(UserError, match=r"^--ray .*: no such model; run again to go on$"), connected(nodes.address):
+        ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
