@@ -47,8 +47,8 @@ def memory_languages(path: str | Path) -> set[str]:
         return {language for unit in islice(read_units(stream, str(path)), SNIFFED) for language in unit}
 
 
-def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, str, str]]:
-    """(number of the unit, source, target): every variant of the source language with every one of the target's.
+def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    """(number of the unit, (source, target)): every variant of the source language with every one of the target's.
 
     The log counts the pairs left out because a segment is empty, and names languages that `memory_languages` missed.
 
@@ -66,7 +66,7 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, str
                 late.update(unit.keys() - known)
             for pair in product(unit.get(source, ()), unit.get(target, ())):
                 if all(pair):
-                    yield number, *pair
+                    yield number, pair
                 else:
                     empty += 1
     if empty:
@@ -139,8 +139,8 @@ def catalogue_language(path: str | Path) -> str | None:
     return found and found[1].decode()
 
 
-def catalogue_pairs(path: str) -> Iterator[tuple[int, str, str]]:
-    """(line, translation, original) of the translated entries of a PO file; the log counts the others.
+def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    """(line, (translation, original)) of the translated entries of a PO file; the log counts the others.
 
     Fuzzy, obsolete and untranslated entries are left out. Of plural entries the general plural is taken, and the
     singular too where the language has two forms: with more, the first form is not always "one".
@@ -160,7 +160,7 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, str, str]]:
             forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
             pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [(forms[-1], entry.msgid_plural)]
         for translation, original in pairs:  # polib calls the first entry's line 0 where no header precedes
-            yield max(1, entry.linenum), one_line(translation), one_line(original)
+            yield max(1, entry.linenum), (one_line(translation), one_line(original))
     if left_out:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
         logger.info("%s: entries left out: %s", path, counts)

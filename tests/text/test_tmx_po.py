@@ -228,7 +228,7 @@ def test_of_more_than_two_plural_forms_the_last_one_is_general(tmp_path: Path) -
     forms = "".join(f'msgstr[{number}] "форма {number}"\n' for number in range(3))
     text = f'msgid "%d thing"\nmsgid_plural "%d things"\n{forms}'
     path = written.write(tmp_path / "ru.po", text)
-    assert list(catalogue_pairs(str(path))) == [(1, "форма 2", "%d things")]
+    assert list(catalogue_pairs(str(path))) == [(1, ("форма 2", "%d things"))]
 
 
 def test_entries_know_their_lines(tmp_path: Path) -> None:
