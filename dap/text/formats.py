@@ -79,47 +79,41 @@ class LineAudit:
 
 
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
-    """The pairs of one file in its order, as `{"source": …, "target": …}`; errors as `read_rows`."""
-    for _, source, target in read_rows(file, LineAudit(file, max_bad_lines)):
-        yield {"source": source, "target": target}
+    """The pairs of one file in its order, as `{"source": …, "target": …}`; arguments and errors as `read_tables`."""
+    for table in read_tables(file, LineAudit(file, max_bad_lines)):
+        yield from table.drop_columns("line").to_pylist()
 
 
 def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
-    """What `read_rows` gives, as tables with the columns of `TABLE`, of at most `BATCH` rows."""
-    rows = read_rows(file, audit)
-    while batch := list(islice(rows, BATCH)):
-        yield pa.table([[row[column] for row in batch] for column in range(len(TABLE))], schema=TABLE)
-
-
-def read_rows(file: BitextFile, audit: LineAudit) -> Iterator[tuple[int, str, str]]:
-    """(line, source, target) of the pairs of one file in its order.
+    """The pairs of one file in its order, as tables with the columns of `TABLE`, of at most `BATCH` rows.
 
     Raises:
         ValueError: too many bad lines, not a single pair, sides of different length, damaged file, missing columns.
     """
     read, parse = FORMATS[file.format]
-    for line, content in read(file):
-        audit.lines = line
-        try:
-            source, target = parse(content)
-            _require_text(source, "source")
-            _require_text(target, "target")
-        except (ValueError, RecursionError) as error:
-            audit.reject(error)
-        else:
-            yield line, source, target
+    contents, pairs = read(file), 0
+    while batch := list(islice(contents, BATCH)):
+        lines, sources, targets = columns = [], [], []
+        for line, content in batch:
+            audit.lines = line
+            try:
+                source, target = parse(content)
+                if not source.strip() or not target.strip():
+                    raise UserError(f"empty {'target' if source.strip() else 'source'} side")
+            except (ValueError, RecursionError) as error:
+                audit.reject(error)
+            else:
+                lines.append(line)
+                sources.append(source)
+                targets.append(target)
+        pairs += len(lines)
+        if lines:
+            yield pa.table(columns, schema=TABLE)
     audit.judge(audit.lines)
     if audit.bad:
         _warn_once("%s: %d of %d lines skipped (limit %.3g%%)", file, audit.bad, audit.lines, 100 * audit.limit)
-    if audit.bad == audit.lines:
+    if not pairs:
         raise UserError(f"{file}: holds no pair of language {file.language!r}; remove the file or fill it")
-
-
-def _require_text(side: Any, name: str) -> None:
-    if not isinstance(side, str):
-        raise UserError(f"{name} side is {side!r}, expected text")
-    if not side or side.isspace():
-        raise UserError(f"empty {name} side")
 
 
 # One reader a format, which gives what each line holds, and one function that makes a pair of that
@@ -143,7 +137,15 @@ def _record(line: bytes) -> Sequence[Any]:
     except (KeyError, TypeError):
         raise UserError('expected an object {"source": …, "target": …}') from None
     f"{source}{target}".encode()  # fails for "\ud800", valid JSON but no text
-    return source, target
+    return _texts((source, target))
+
+
+def _texts(sides: Sequence[Any]) -> Sequence[str]:
+    """The sides, if they are text or its bytes."""
+    for name, side in zip(("source", "target"), sides):
+        if not isinstance(side, str | bytes):
+            raise UserError(f"{name} side is {side!r}, expected text")
+    return [side.decode() if isinstance(side, bytes) else side for side in sides]
 
 
 def _two_lines(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes]]]:
@@ -193,8 +195,8 @@ FORMATS: dict[str, tuple[Callable[[BitextFile], Iterator[tuple[int, Any]]], Call
     "tsv": (_lines, _cells),
     "jsonl": (_lines, _record),
     "moses": (_two_lines, lambda sides: map(decode_line, sides)),
-    "parquet": (_parquet_rows, lambda sides: (side and side.decode() for side in sides)),
+    "parquet": (_parquet_rows, _texts),
     "tmx": (_memory, tuple),
     "po": (lambda file: catalogue_pairs(file.paths[0]), tuple),
-    "hub": (_hub_rows, tuple),
+    "hub": (_hub_rows, _texts),
 }
