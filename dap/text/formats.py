@@ -164,10 +164,11 @@ def _parquet_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes | None
             names = table.schema_arrow.names
             if [names.count(side) for side in ("source", "target")] != [1, 1]:
                 raise UserError(f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them")
-            blocks = table.iter_batches(BATCH, columns=["source", "target"])
-            sides = ([block[side].cast(pa.large_binary()) for side in ("source", "target")] for block in blocks)
-            rows = (row for block in sides for row in zip(*(side.to_pylist() for side in block)))
-            yield from enumerate(rows, 1)
+            first = 1
+            for block in table.iter_batches(BATCH, columns=["source", "target"]):
+                sides = [block[side].cast(pa.large_binary()).to_pylist() for side in ("source", "target")]
+                yield from enumerate(zip(*sides), first)
+                first += len(block)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again") from error
 
