@@ -160,7 +160,15 @@ def decode_line(line: bytes) -> str:
     """
     if b"\r" in line:
         raise UserError(f"carriage return at offset {line.index(13)}, within the line: tr '\\r' '\\n' or ' '")
-    return line.decode()
+    return decode(line)
+
+
+def decode(text: bytes) -> str:
+    """The text of its bytes; raises `UserError` for what is no UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"invalid UTF-8: byte 0x{text[error.start]:02x} at offset {error.start}") from error
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from dap.errors import UserError
 from dap.languages import base_language
-from dap.text.archives import decode_line, read_lines
+from dap.text.archives import decode, decode_line, read_lines
 from dap.text.files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -145,7 +145,7 @@ def _texts(sides: Sequence[Any]) -> Sequence[str]:
     for name, side in zip(("source", "target"), sides):
         if not isinstance(side, str | bytes):
             raise UserError(f"{name} side is {side!r}, expected text")
-    return [side.decode() if isinstance(side, bytes) else side for side in sides]
+    return [decode(side) if isinstance(side, bytes) else side for side in sides]
 
 
 def _two_lines(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes]]]:

@@ -209,9 +209,7 @@ def test_what_is_no_text_is_named_with_the_remedy(
 
 def test_bad_sentences_are_named_by_their_line(tmp_path: Path) -> None:
     path = write(tmp_path / "x.de.xz", b"eins\r\n\nzw\xffei\ndrei")
-    with pytest.raises(
-        ValueError, match=r"x\.de\.xz, line 3: .utf-8. codec can.t decode byte 0xff in position 2: .*; repair the line"
-    ):
+    with pytest.raises(ValueError, match=r"x\.de\.xz, line 3: invalid UTF-8: byte 0xff at offset 2; repair the line"):
         list(read_sentences(path))
     with pytest.raises(FileNotFoundError):
         list(read_sentences(tmp_path / "none"))

@@ -212,8 +212,8 @@ BAD = [
     ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return at offset 15"),
     ("de-en.tsv", b"\tempty", "empty source side"),
     ("de-en.tsv", b"empty\t \xe2\x80\xa8", "empty target side"),
-    ("de-en.tsv", b"ab\xffc\td", "'utf-8' codec can't decode byte 0xff in position 2"),
-    ("de-en.tsv", b"ab\tc\t\xff", "'utf-8' codec can't decode byte 0xff in position 5"),
+    ("de-en.tsv", b"ab\xffc\td", "invalid UTF-8: byte 0xff at offset 2"),
+    ("de-en.tsv", b"ab\tc\t\xff", "invalid UTF-8: byte 0xff at offset 5"),
     ("de-en.jsonl", b'{"source": "a"', "Expecting ',' delimiter"),
     ("de-en.jsonl", b'["a", "b"]', "expected an object"),
     ("de-en.jsonl", b'{"source": "a"}', "expected an object"),
@@ -221,7 +221,7 @@ BAD = [
     ("de-en.jsonl", b'{"source": 3, "target": "b"}', "source side is 3"),
     ("de-en.jsonl", b'{"source": "a", "target": ""}', "empty target side"),
     ("de-en.jsonl", b'{"source": "\\ud800", "target": "b"}', "'utf-8' codec can't encode character '\\ud800'"),
-    ("de-en.jsonl", b'{"source": "\xff", "target": "b"}', "'utf-8' codec can't decode byte 0xff in position 12"),
+    ("de-en.jsonl", b'{"source": "\xff", "target": "b"}', "invalid UTF-8: byte 0xff at offset 12"),
 ]
 
 
@@ -259,7 +259,7 @@ def test_every_format_quotes_the_first_bad_lines_and_counts_all(
 def test_bad_sides_of_parquet_and_moses(tmp_path: Path) -> None:
     write(tmp_path / "a.de", b"x\n" * 7)
     for target, message in (
-        (b"x\n" * 6 + b"caf\xe9\n", "line 7: 'utf-8' codec can't decode byte 0xe9 in position 3"),
+        (b"x\n" * 6 + b"caf\xe9\n", "line 7: invalid UTF-8: byte 0xe9 at offset 3"),
         (b"x\ry\n" + b"x\n" * 6, "line 1: carriage return at offset 1"),
     ):
         write(tmp_path / "a.en", target)
