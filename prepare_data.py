@@ -68,7 +68,7 @@ class DataArguments:
     )
     list_leaks: str | None = option(None, "JSONL file to list the leaks in.")
     num_workers: int = option(1, "Processes that share the files; the result does not depend on it.")
-    overwrite: bool = option(False, "Replace what a finished or another run left in output_dir.")
+    overwrite: bool = option(False, "Replace what a finished run left in output_dir.")
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
