@@ -71,6 +71,7 @@ setup(
         "pyyaml>=6",
         "tqdm>=4.66.3",
         "xxhash>=3.4",
+        "python-xz>=0.4",
     ],
     extras_require=EXTRAS,
     entry_points={
