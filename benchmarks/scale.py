@@ -21,8 +21,7 @@ import numpy as np
 from dap.cluster import ClusterArguments, connected
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
-from dap.search import cluster_neighbours, mutual_neighbours
-from dap.search.cluster import TILES
+from dap.search import TILES, cluster_neighbours, mutual_neighbours
 
 PLACES = {"one process": 0, "one node": 1, "two nodes": 2}
 

@@ -14,7 +14,7 @@ import mine_bitext
 from dap.cluster import ClusterArguments, connected
 from dap.encoding import ClusterEncoder, EncoderArguments
 from dap.errors import UserError
-from dap.search import cluster, cluster_neighbours, mutual_neighbours
+from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours
 
 ray = pytest.importorskip("ray")
 PAIRS = synthetic_pairs("de", 60)
@@ -94,7 +94,7 @@ def test_commands_give_the_files_of_one_process_though_the_encoder_is_killed(
 
 
 def test_a_lost_node_and_a_killed_worker_change_nothing(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cluster.TILES, "CPU", 4096)  # a block of the search
+    monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
     source, target = sides(9000, 5000)
     expected = mutual_neighbours(source, target)
     third, ahead = nodes.add_node(num_cpus=1, object_store_memory=2**27), cluster._ahead
