@@ -240,7 +240,7 @@ def run_forked(command: str, folder: Path, limit: int = 120) -> tuple[str, str]:
     if (pid := os.fork()) == 0:
         status = 3
         try:
-            handle = os.open(printed, os.O_WRONLY | os.O_CREAT)
+            handle = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
             signal.alarm(limit)
