@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.fuzz import run_forked, write_inputs
+from benchmarks.fuzz import run_forked, start, write_inputs
 
 STEPS = (
     "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
@@ -62,15 +62,12 @@ def without_times(path: Path) -> object:
 
 def run_killed(command: str, place: Path, after: float) -> bool:
     """Runs a command in a process of its own and kills it after some seconds; whether that came before its end."""
-    if (pid := os.fork()) == 0:
-        os.setpgid(0, 0)
-        run_forked(command, place)
-        os._exit(0)
+    pid = start(command, place / "printed")
     time.sleep(after)
     alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
     if alive:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # its locks are gone then
     return alive
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -213,4 +212,4 @@ class RecordInCheckpoints(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         record, checkpoint = Path(args.output_dir) / RECORD, Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
-            shutil.copyfile(record, checkpoint / RECORD)
+            write_json(read_json(record), checkpoint / RECORD)
