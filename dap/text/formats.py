@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import base_language
 from dap.text.archives import not_text, not_utf8, read_lines
 from dap.text.files import BitextFile, hub_dataset
@@ -234,18 +234,19 @@ def _jsonl(file: BitextFile) -> Iterator[Row]:
 
 def _hub(file: BitextFile) -> Iterator[Row]:
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
-    columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
-    if "translation" not in columns and not {"source", "target"} <= set(columns):
-        raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
-    swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
-    for number, record in enumerate(dataset, 1):
-        if "translation" in record:
-            sides = {base_language(code): text for code, text in record["translation"].items()}
-            yield number, sides.get(file.language), sides.get(file.target_language)
-        elif swapped:
-            yield number, record["target"], record["source"]
-        else:
-            yield number, record["source"], record["target"]
+    with loading("rows", file):  # where a stream breaks off the Hub's client raises anything
+        columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
+        if "translation" not in columns and not {"source", "target"} <= set(columns):
+            raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
+        swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
+        for number, record in enumerate(dataset, 1):
+            if "translation" in record:
+                sides = {base_language(code): text for code, text in record["translation"].items()}
+                yield number, sides.get(file.language), sides.get(file.target_language)
+            elif swapped:
+                yield number, record["target"], record["source"]
+            else:
+                yield number, record["source"], record["target"]
 
 
 def _by_rows(read: Callable[[BitextFile], Iterator[Row]]) -> Callable[[BitextFile], Iterator[Batch]]:
