@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from tqdm.auto import tqdm
 
 import eval_retrieval
 import mine_bitext
@@ -54,10 +55,15 @@ def main_that_raises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [UserError, FileNotFoundError, OSError, FloatingPointError])
-def test_what_a_user_can_mend_is_one_line(main_that_raises: Callable[[type], None], error: type) -> None:
+def test_what_a_user_can_mend_is_one_line(
+    main_that_raises: Callable[[type], None], error: type, capsys: pytest.CaptureFixture
+) -> None:
+    bar = tqdm(total=2)  # in whose line it would stand
     with pytest.raises(SystemExit) as end:
         main_that_raises(error)
     assert end.value.code == "error: raised below"  # text on stderr is status 1
+    assert bar.disable  # it is closed
+    assert capsys.readouterr().err.endswith("?it/s]\n")
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError])
