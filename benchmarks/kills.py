@@ -77,7 +77,8 @@ def kill_and_run_again(command: str, place: Path, after: float, expected: dict[s
         return EARLY
     end, text = run_forked(command, place)
     if end != "done" and "holds a finished run" not in text and "is not empty" not in text:
-        return f"{end.upper()} (killed after {after:.2f} s): {text.rsplit(chr(10), 1)[-1]}"
+        last = text.rsplit("\n", 1)[-1]
+        return f"{end.upper()} (killed after {after:.2f} s): {last}"
     found = written(Path("out"))
     differing = [name for name in found.keys() | expected if found.get(name) != expected.get(name)]
     return f"DIFFERS (killed after {after:.2f} s): {' '.join(sorted(differing))}" if differing else "same"
