@@ -161,6 +161,8 @@ def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -
 
 def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    (out / ".work").mkdir(parents=True)
+    (out / ".work/.run.json.a.tmp").touch()  # as of a run that was killed at its first write
     report = run(arguments(raw, out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run(arguments(raw, out, num_workers=2)) == report
@@ -178,7 +180,11 @@ def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp
 
 @pytest.mark.parametrize(
     ("name", "more", "message"),
-    [("thesis.tex", [], "holds thesis.tex"), ("train/mine.txt", ["--overwrite"], "is not overwritten")],
+    [
+        ("thesis.tex", [], "holds thesis.tex"),
+        ("train/mine.txt", ["--overwrite"], "is not overwritten"),
+        (".work/mine.txt", ["--overwrite"], "is not overwritten"),
+    ],
 )
 def test_a_folder_with_other_things_is_left_alone(
     name: str, more: list[str], message: str, raw: Path, tmp_path: Path

@@ -123,6 +123,8 @@ def begin(plan: Plan, files: Sequence[RawFile], mark: str, overwrite: bool) -> N
     """
     output, note = plan.output_dir, plan.work_dir / NOTE
     names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    if names == [WORK] and all(path.match(f".{NOTE}.*.tmp") for path in plan.work_dir.iterdir()):
+        names = []  # of a run that was killed before its note had its name
     ended, begun = _mark(output / REPORT), _mark(note)
     if begun == mark and not ended:
         return
