@@ -78,7 +78,7 @@ def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str,
         ValueError: input as `read_tables`, no space left on the device, or a process that was killed.
     """
     for left in (*plan.work_dir.glob("*.tmp"), *plan.output_dir.glob("*/.*.tmp")):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)  # both find those of the work folder
     languages: dict[str, list[RawFile]] = {}
     for raw in files:
         languages.setdefault(raw.file.language, []).append(raw)
