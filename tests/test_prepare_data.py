@@ -161,6 +161,7 @@ def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -
 
 def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    (out / ".prepare_data").mkdir(parents=True)  # as of a run that was killed at its first write
     report = run(arguments(raw, out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run(arguments(raw, out, num_workers=2)) == report

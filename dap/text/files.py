@@ -20,7 +20,7 @@ from pathlib import Path
 
 from datasets import Dataset, IterableDataset, get_dataset_config_names, load_dataset
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.tmx_po import catalogue_language, memory_languages
@@ -230,5 +230,6 @@ def _hub_languages(dataset: str, config: str) -> list[str]:
 
 
 def hub_dataset(dataset: str, config: str | None, streaming: bool) -> Dataset | IterableDataset:
-    """The training split of a dataset of the Hub."""
-    return load_dataset(dataset, config, split="train", streaming=streaming)
+    """The training split of a dataset of the Hub; raises `UserError` where there is none to be had."""
+    with loading("training split", f"{dataset}:{config}" if config else dataset):
+        return load_dataset(dataset, config, split="train", streaming=streaming)

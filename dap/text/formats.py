@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import base_language
 from dap.text.archives import decode, decode_line, read_lines
 from dap.text.files import BitextFile, hub_dataset
@@ -175,17 +175,18 @@ def _parquet_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes | None
 
 def _hub_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[Any]]]:
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
-    columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
-    if "translation" not in columns and not {"source", "target"} <= set(columns):
-        raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
-    swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
-    for number, record in enumerate(dataset, 1):
-        if "translation" in record:
-            sides = {base_language(code): text for code, text in record["translation"].items()}
-            yield number, (sides.get(file.language), sides.get(file.target_language))
-        else:
-            pair = record["source"], record["target"]
-            yield number, pair[::-1] if swapped else pair
+    with loading("rows", file):  # where a stream breaks off the Hub's client raises anything
+        columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
+        if "translation" not in columns and not {"source", "target"} <= set(columns):
+            raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
+        swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
+        for number, record in enumerate(dataset, 1):
+            if "translation" in record:
+                sides = {base_language(code): text for code, text in record["translation"].items()}
+                yield number, (sides.get(file.language), sides.get(file.target_language))
+            else:
+                pair = record["source"], record["target"]
+                yield number, pair[::-1] if swapped else pair
 
 
 def _memory(file: BitextFile) -> Iterator[tuple[int, Sequence[str]]]:
