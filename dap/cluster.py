@@ -5,9 +5,12 @@ Every node needs this project, and a model that it can load: of the Hub, or in a
 finished vectors and results are with the process of the command, so that a stopped one goes on as without a cluster.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from dap.errors import UserError
 
@@ -67,3 +70,13 @@ def connected(address: str) -> Iterator[None]:
     finally:
         if is_first:
             ray.shutdown()
+
+
+class EncoderActor:
+    """An encoder on a node: what `dap.encoding.EncoderArguments` load there."""
+
+    def __init__(self, arguments: Any) -> None:
+        self.encoder = arguments.load()
+
+    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
+        return self.encoder.encode(piece, token_budget)

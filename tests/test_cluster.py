@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,17 +55,7 @@ def require_equal(found: object, expected: object) -> None:
         np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
 
 
-def kill(actor: object | None = None) -> None:
-    """Ends an actor's process, or that of an idle worker, as a node without memory does."""
-    if actor is None:
-        os.kill(ray.get(ray.remote(num_cpus=0)(lambda: os.getpid()).remote()), signal.SIGKILL)
-        return
-    end = actor.__ray_call__.options(max_task_retries=0).remote(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(end)
-
-
-def test_commands_give_the_files_of_one_process_though_the_encoder_is_killed(
+def test_commands_give_the_files_of_one_process(
     text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dap.encoding.embeddings.PIECE", 16)  # several pieces a shard
@@ -85,32 +75,9 @@ def test_commands_give_the_files_of_one_process_though_the_encoder_is_killed(
         ClusterArguments(nodes.address, ray_actors=1),
     )
     encoder = ClusterEncoder(arguments.load(), arguments, on_cluster)
-    actor = encoder.pool.pop_idle()
-    kill(actor)
-    encoder.pool.push(actor)
     for command in (mine_bitext, eval_retrieval):
         monkeypatch.setattr(command, "load_on", lambda *_: encoder)
     assert outcome("two", "--ray", nodes.address) == expected
-
-
-def test_a_lost_node_and_a_killed_worker_change_nothing(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
-    source, target = sides(9000, 5000)
-    expected = mutual_neighbours(source, target)
-    third, ahead = nodes.add_node(num_cpus=1, object_store_memory=2**27), cluster._ahead
-
-    def lossy(jobs: Iterator, most: int) -> Iterator:
-        for number, job in enumerate(ahead(jobs, most)):
-            if number == 0:
-                nodes.remove_node(third, allow_graceful=False)
-            if number == 1:
-                kill()
-            yield job
-
-    monkeypatch.setattr(cluster, "_ahead", lossy)
-    require_equal(cluster_neighbours(source, target), expected)
-    monkeypatch.undo()
-    require_equal(cluster_neighbours(source[:3], target[:2], k=2), mutual_neighbours(source[:3], target[:2], k=2))
 
 
 def test_what_a_cluster_cannot_do_is_said_in_a_line(
@@ -135,3 +102,43 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
         ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
     with pytest.raises(UserError, match=r"^--ray .*: no such model; run again to go on$"), connected(nodes.address):
         ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
+
+
+def test_a_killed_encoder_begins_again(nodes: object) -> None:
+    class Letters:
+        """An encoder of no model, and what loads it: a letter's share of the sentence, a dimension a letter."""
+
+        def load(self) -> "Letters":
+            return self
+
+        def encode(self, sentences: Sequence[str], token_budget: int = 0) -> np.ndarray:
+            return np.array([[text.count(letter) / len(text) for letter in "abcde"] for text in sentences])
+
+    sentences = [pair[0] for pair in PAIRS]
+    encoder = ClusterEncoder(Letters(), Letters(), ClusterArguments(nodes.address, ray_actors=1))
+    actor = encoder.pool.pop_idle()
+    end = actor.__ray_call__.options(max_task_retries=0).remote(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(end)
+    encoder.pool.push(actor)
+    np.testing.assert_array_equal(encoder.encode(sentences), Letters().encode(sentences))
+
+
+def test_a_lost_node_and_a_killed_worker_change_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
+    source, target = sides(9000, 5000)
+    expected = mutual_neighbours(source, target)
+    ahead = cluster._ahead
+
+    def lossy(jobs: Iterator, most: int) -> Iterator:
+        for number, job in enumerate(ahead(jobs, most)):
+            if number == 0:
+                nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
+            if number == 1:
+                os.kill(ray.get(ray.remote(num_cpus=0)(lambda: os.getpid()).remote()), signal.SIGKILL)
+            yield job
+
+    monkeypatch.setattr(cluster, "_ahead", lossy)
+    require_equal(cluster_neighbours(source, target), expected)
+    monkeypatch.undo()
+    require_equal(cluster_neighbours(source[:3], target[:2], k=2), mutual_neighbours(source[:3], target[:2], k=2))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from dap.cluster import RETRIES, ClusterArguments
+from dap.cluster import RETRIES, ClusterArguments, EncoderActor
 from dap.encoding.arguments import EncoderArguments
 from dap.encoding.embeddings import Encoder, pieces_by_length
 from dap.errors import UserError
@@ -42,7 +42,7 @@ class ClusterEncoder:
             has = f"the cluster has {there.get('CPU', 0):g} CPUs and {gpus} GPUs, room for {fit}"
             raise UserError(f"--ray_actors {count} with {cpus} CPUs each: {has}; ask for fewer, or add nodes")
         options = {"num_cpus": cpus, "num_gpus": 1 if gpus else 0, "max_restarts": -1, "max_task_retries": RETRIES}
-        actor = ray.remote(**options)(_Worker)
+        actor = ray.remote(**options)(EncoderActor)
         self.pool = ActorPool([actor.remote(arguments) for _ in range(count)])
 
     def __getattr__(self, name: str) -> Any:
@@ -62,13 +62,3 @@ class ClusterEncoder:
                 found.append(vectors)
                 bar.update(len(vectors))
         return np.concatenate(found)[back] if found else self.encoder.encode([])
-
-
-class _Worker:
-    """One actor: an encoder on a node."""
-
-    def __init__(self, arguments: EncoderArguments) -> None:
-        self.encoder = arguments.load()
-
-    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
-        return self.encoder.encode(piece, token_budget)
