@@ -26,11 +26,19 @@ def nodes() -> Iterator:
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args=small)
-    nodes.add_node(num_cpus=1, object_store_memory=2**27)
-    with connected(nodes.address):
-        yield nodes
-    nodes.shutdown()
+    with pytest.MonkeyPatch.context() as patch:  # a lost node is noticed within seconds
+        for name, value in (
+            ("initial_delay_ms", 0),
+            ("period_ms", 500),
+            ("timeout_ms", 2000),
+            ("failure_threshold", 4),
+        ):
+            patch.setenv(f"RAY_health_check_{name}", str(value))
+        nodes = Cluster(initialize_head=True, head_node_args=small)
+        nodes.add_node(num_cpus=1, object_store_memory=2**27)
+        with connected(nodes.address):
+            yield nodes
+        nodes.shutdown()
 
 
 @pytest.fixture
