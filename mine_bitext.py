@@ -179,6 +179,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
         encode(encoder, texts, args)
+        if cluster.ray:
+            encoder.end()
         if not is_main:
             return {}
         encoded = time.perf_counter()

@@ -43,7 +43,15 @@ class ClusterEncoder:
             raise UserError(f"--ray_actors {count} with {cpus} CPUs each: {has}; ask for fewer, or add nodes")
         options = {"num_cpus": cpus, "num_gpus": 1 if gpus else 0, "max_restarts": -1, "max_task_retries": RETRIES}
         actor = ray.remote(**options)(EncoderActor)
-        self.pool = ActorPool([actor.remote(arguments) for _ in range(count)])
+        self.actors = [actor.remote(arguments) for _ in range(count)]
+        self.pool = ActorPool(self.actors)
+
+    def end(self) -> None:
+        """End the actors: their CPUs and GPUs are free for other tasks, which would wait for them for ever."""
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
