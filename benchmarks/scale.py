@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dap.cluster import ClusterArguments, connected
+from dap.cluster import ClusterArguments
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
 from dap.search import TILES, cluster_neighbours, mutual_neighbours
@@ -36,7 +36,7 @@ def measure(job: str, nodes: int, args: argparse.Namespace, file: str) -> None:
             cluster.add_node(num_cpus=1)
     arguments = ClusterArguments(cluster.address if nodes else None)
     generator = np.random.default_rng(0)
-    with connected(arguments.ray) if nodes else arguments.connect():
+    with arguments.connect():
         if job == "search":
             sides = [generator.standard_normal((args.rows[0], args.dimensions), np.float32) for _ in range(2)]
             search = cluster_neighbours if nodes else mutual_neighbours
