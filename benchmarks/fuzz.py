@@ -1,6 +1,6 @@
 """Damage what the commands read, at random, and see that each run ends well.
 
-    python benchmarks/fuzz.py --minutes 30
+    python -m benchmarks.fuzz --minutes 30
 
 A run must end with status 0, or with a status and one line; no input may change, and nothing appear outside of `out/`.
 A reader must count every line, as a pair or as a bad one, or refuse the file in one line. The tests run `read_damaged`

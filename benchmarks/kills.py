@@ -1,6 +1,6 @@
 """Kill every command at random moments, run it again, and compare what it wrote with an undisturbed run.
 
-    python benchmarks/kills.py --kills 20
+    python -m benchmarks.kills --kills 20
 
 A killed run is given again as it was; one that had written everything may refuse. Files are compared byte by byte,
 JSON without times. A run that ends before its kill is none of them: another follows, killed earlier.
