@@ -136,5 +136,5 @@ if __name__ == "__main__":
     if "HF_HUB_OFFLINE" not in os.environ:
         with tempfile.TemporaryDirectory() as cache:
             settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-            os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+            os.execve(sys.executable, sys.orig_argv, os.environ | settings)
     main()
