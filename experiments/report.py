@@ -22,7 +22,7 @@ from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
 from experiments.reading import read_studies
 from experiments.statistics import (
-    LABELS,
+    PAPER_LABELS,
     START,
     Measure,
     Spread,
@@ -63,11 +63,15 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 def comparison(
     study: Study, runs: Mapping[str, str], rows: Sequence[Measure], heads: Mapping[str, list[Cell]] | None = None
 ) -> str:
-    """A row a measure, a column a run, and DAP minus TR: mean, by seed, 95% of draws; `heads` are rows above them."""
-    paired = ["DAP − TR", "by seed", "95%"] if {"DAP", "TR"} <= set(runs) else []
+    """A row a measure, a column a run, and DAP and TR+BOW minus TR: mean, by seed, 95% of draws.
+
+    `heads` are rows above them.
+    """
+    against = [label for label in ("DAP", "TR+BOW") if {label, "TR"} <= set(runs)]
+    paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
     lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
     for measure in rows:
-        differences = _paired(study, runs["DAP"], runs["TR"], measure) if paired else []
+        differences = [cell for label in against for cell in _paired(study, runs[label], runs["TR"], measure)]
         lines.append([measure.label, *_cells(study, runs, measure), *differences])
     return table(["", *runs, *paired], lines)
 
@@ -108,7 +112,9 @@ def paper_block(studies: Sequence[Study]) -> str:
     """The paper's numbers for every measure of the studies that it has."""
     rows = {each.label: each.paper for study in studies if study.is_comparison for each in measures(study)}
     models = [
-        name if label == START else f"{name}+{label}" for name in PAPER_ENCODERS for label in (START, *LABELS.values())
+        name if label == START else f"{name}+{label}"
+        for name in PAPER_ENCODERS
+        for label in (START, *PAPER_LABELS.values())
     ]
     lines = [
         [label.replace(" sample", ""), *(f"{paper[model]:.1f}" if model in paper else ABSENT for model in models)]

@@ -21,7 +21,8 @@ DRAWS = 5_000  # of a bootstrap
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
-LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
+PAPER_LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
+LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW"}
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
 
 
