@@ -151,24 +151,22 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 # ----------------------------------------------------------------------------------------------------- token states
 
 
-def last_states(encoder: PreTrainedModel, mask: Tensor, start: int = 0, **inputs: Tensor) -> Tensor:
+def last_states(encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = None, **inputs: Tensor) -> Tensor:
     """Last hidden states (B, S, D) of the tokens where a mask (B, S) is 1, wherever they stand, of inputs (B, S, ...).
 
     The other states are zeros, and next to nothing is computed for them: rows are packed for an attention that takes
-    them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right. Only the
-    columns from `start` on are given, (B, S-start, D).
+    them so, else run in groups of like length on CPU. Any other encoder is given rows padded on the right. Where
+    some tokens of each row are `wanted` (B, S), the others' states may be zeros, too.
     """
     if takes_packed(encoder):
-        if start and encoder.config.model_type in LIKE_BERT:
-            return packed_last_columns(encoder, mask, start, inputs)
-        return packed_states(encoder, mask, inputs)[:, start:]
+        return packed_states(encoder, mask, inputs, wanted)
     order = real_tokens_first(mask)
     mask, inputs = gather_columns(mask, order), {name: gather_columns(own, order) for name, own in inputs.items()}
     if mask.device.type == "cpu":
         states = grouped_states(encoder, mask, inputs)
     else:
         states = encoder(attention_mask=mask, **inputs).last_hidden_state
-    return gather_columns(states.masked_fill(mask.unsqueeze(-1) == 0, 0.0), order.argsort(1))[:, start:]
+    return gather_columns(states.masked_fill(mask.unsqueeze(-1) == 0, 0.0), order.argsort(1))
 
 
 def real_tokens_first(mask: Tensor) -> Tensor:
@@ -187,34 +185,31 @@ def gather_columns(values: Tensor, order: Tensor) -> Tensor:
     return values.gather(1, order)
 
 
-def packed_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """`last_states` by one long row without padding."""
+def packed_states(
+    encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], wanted: Tensor | None = None
+) -> Tensor:
+    """`last_states` by one long row without padding; a last layer like BERT's computes only what is wanted."""
     packing = pack(mask)
     packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
     packed |= {key: packing.take(value) for key, value in inputs.items()}  # (1, T, ...)
-    states = encoder(**packed, **attention_arguments(encoder, packing)).last_hidden_state  # (1, T, D)
-    return packing.put_back(states)
-
-
-def packed_last_columns(encoder: PreTrainedModel, mask: Tensor, start: int, inputs: dict[str, Tensor]) -> Tensor:
-    """`packed_states` from a column on; what the last layer makes of the others is not computed."""
-    wanted = mask[:, start:]
-    everything = pack(mask)
-    queries = pack(wanted, everything.rows)
+    arguments = attention_arguments(encoder, packing)
+    if wanted is None or encoder.config.model_type not in LIKE_BERT or hasattr(encoder, "embeddings_project"):
+        return packing.put_back(encoder(**packed, **arguments).last_hidden_state)  # of (1, T, D)
+    queries = pack(wanted, packing.rows)
     _, layers = layer_stack(encoder)
-    states = encoder.embeddings(**{name: everything.take(value) for name, value in inputs.items()})  # (1, T, D)
-    arguments = attention_arguments(encoder, everything)
+    states = encoder.embeddings(**packed)  # (1, T, D)
     for layer in layers[:-1]:
         states = layer(states, **arguments)
-    is_wanted = F.pad(wanted, (start, 0))  # (B, S)
-    places = everything.take(is_wanted)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
-    states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, everything, queries))
-    return queries.put_back(states)  # (B, S-start, D)
+    places = packing.take(wanted)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
+    states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, packing, queries))
+    return queries.put_back(states)
 
 
 def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:
     """States (1, T', D) after a layer like BERT's of those tokens (T',) of (1, T, D) that are asked for."""
     attention = layer.attention.self
+    if hasattr(layer, "unshard"):  # FSDP keeps shards of a layer that is not called
+        layer.unshard()
 
     def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
         return linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (1, H, T, d)
@@ -269,6 +264,16 @@ def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict
     """An encoder's argument for tokens in these columns (B, S), if it has absolute positions and any are given."""
     offset = position_offset(encoder)
     return {} if offset is None or columns is None else {"position_ids": columns + offset}
+
+
+def pooled_tokens(attention_mask: Tensor, pooling: str) -> Tensor | None:
+    """Which tokens `pool` reads, (B, S) bool; None for all real ones.
+
+    >>> pooled_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]), "cls")
+    tensor([[ True, False, False],
+            [False,  True, False]])
+    """
+    return attention_mask.bool() & (attention_mask.cumsum(1) == 1) if pooling == "cls" else None
 
 
 def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls") -> Tensor:

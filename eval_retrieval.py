@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from dap.arguments import ArgumentParser
+from dap.cluster import ClusterArguments
 from dap.commands import claimed, command, guarded
 from dap.encoding import (
     PRECISIONS,
@@ -36,6 +37,7 @@ from dap.encoding import (
     embed_to_disk,
     encode_shared,
     launched,
+    load_on,
     model_fingerprint,
     reduced,
     require_reducible,
@@ -333,18 +335,18 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
         OSError: no such data, or no room for the vectors.
     """
-    types = (EncoderArguments, DataArguments, VectorArguments)
+    types = (EncoderArguments, DataArguments, VectorArguments, ClusterArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
-    model_args, data_args, vector_args = parser.parse_args_into_dataclasses(args=argv)
+    model_args, data_args, vector_args, cluster = parser.parse_args_into_dataclasses(args=argv)
     found = find_bitext(data_args.data_dir)
     files = [path for each in found.values() for file in each for path in file.paths]
     name = model_args.model_name_or_path
     is_main = launched().is_main_process
     earlier = {"before": read_report(data_args.before)} if data_args.before else {}
     inputs = [*map(disk_path, files), *filter(None, [data_args.before])]
-    with guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main):
+    with guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main), cluster.connect():
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
-        encoder = model_args.load()
+        encoder = load_on(cluster, model_args)
         layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
         if is_main:
             print(f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "

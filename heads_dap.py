@@ -111,7 +111,8 @@ class RTLHead(nn.Module):
         columns = columns_of(query_mask) + context_mask.sum(1, keepdim=True) + 2
         columns = torch.cat([columns_of(context_mask) + 1, columns], 1)  # (B, C+Q)
         inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
-        return last_states(self.blocks, mask, context.shape[1], **inputs)
+        start = context.shape[1]
+        return last_states(self.blocks, mask, F.pad(query_mask, (start, 0)), **inputs)[:, start:]
 
 
 class Words(NamedTuple):

@@ -207,7 +207,7 @@ def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, label
     tensor(4.1589)
     """
     device = hidden.device.type
-    half = torch.get_autocast_dtype(device) if device == "cuda" and torch.is_autocast_enabled(device) else None
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     with torch.autocast(device, enabled=False):
         fused = liger_cross_entropy() if device == "cuda" else None
         if fused is not None:
@@ -228,8 +228,11 @@ def liger_cross_entropy() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] 
 
 
 def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
-    """A float32 matrix product (m, n); of factors in half precision where asked for, which only CUDA has."""
-    return a @ b if half is None else torch.mm(a.to(half), b.to(half), out_dtype=torch.float32)
+    """A float32 matrix product (m, n); of factors in half precision where asked for, and on CPU then rounded to it."""
+    if half is None:
+        return a @ b
+    a, b = a.to(half), b.to(half)
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a @ b
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
@@ -238,6 +241,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, half: torch.dtype | None
     ) -> Tensor:
+        """Labels stand apart: their logits and gradients are of float32 products, whatever the type of the others."""
         rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
         needed = ctx.needs_input_grad[:3]
         grads = [torch.zeros_like(value) if need else None for value, need in zip((hidden, weight, bias), needed)]
@@ -245,15 +249,27 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], rows):
             states, wanted = hidden[start : start + rows], labels[start : start + rows]
-            logits = product(states, factor.T, half).add_(bias)  # (rows, V)
-            own = logits.gather(1, wanted[:, None])  # (rows, 1)
+            answers = weight.index_select(0, wanted)  # (rows, E)
+            own = (states * answers).sum(-1, keepdim=True) + bias[wanted, None]  # (rows, 1)
+            logits = at_least_float32(product(states, factor.T, half)).add_(bias)  # (rows, V)
             highest = logits.amax(-1, keepdim=True)  # (rows, 1)
-            powers = logits.sub_(highest).exp_()  # (rows, V)
-            norm = powers.sum(-1, keepdim=True)  # (rows, 1)
+            powers = logits.sub_(highest).exp_().scatter_(1, wanted[:, None], 0.0)  # (rows, V)
+            others = powers.sum(-1, keepdim=True)  # (rows, 1)
+            norm = others + (own - highest).exp()
             total += (norm.log() + highest - own).sum()
-            if any(needed):
-                part = None if grads[0] is None else grads[0][start : start + rows]
-                _add_gradients((part, *grads[1:]), powers, norm, states, factor, wanted, half)
+            share, missed = norm.reciprocal(), others / norm  # (rows, 1): the gradient is -missed at the label
+            if needed[2]:  # (V,)
+                grads[2].addmv_(powers.T, share[:, 0]).index_add_(0, wanted, missed[:, 0], alpha=-1)
+            powers = powers if half is None else powers.to(half)
+            if needed[0]:  # (rows, E)
+                found = product(powers, factor, half) * share
+                grads[0][start : start + rows] = found.addcmul_(missed, answers, value=-1)
+            if needed[1]:  # (V, E)
+                if half is None:
+                    grads[1].addmm_(powers.T, states * share)
+                else:
+                    grads[1] += product(powers.T, states * share, half)
+                grads[1].index_add_(0, wanted, states * missed, alpha=-1)
         ctx.grads = grads
         return total
 
@@ -264,30 +280,6 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             raise RuntimeError("vocabulary_cross_entropy has given its gradients already: compute it again.")
         grads, ctx.grads = ctx.grads, None
         return *(None if grad is None else grad.mul_(gradient) for grad in grads), None, None
-
-
-def _add_gradients(
-    grads: tuple[Tensor | None, ...],
-    powers: Tensor,
-    norm: Tensor,
-    states: Tensor,
-    factor: Tensor,
-    labels: Tensor,
-    half: torch.dtype | None,
-) -> None:
-    """Add those of a chunk: softmax = powers / norm, minus one at the label, is never written out."""
-    hidden, output, bias = grads
-    share = norm.reciprocal()  # (rows, 1)
-    if hidden is not None:  # (rows, E)
-        hidden.copy_(product(powers, factor, half).mul_(share)).sub_(factor.index_select(0, labels))
-    if output is not None:  # (V, E)
-        if half is None:
-            output.addmm_(powers.T, states * share)
-        else:
-            output += product(powers.T, states * share, half)
-        output.index_add_(0, labels, states, alpha=-1)
-    if bias is not None:  # (V,)
-        bias.addmv_(powers.T, share[:, 0]).index_add_(0, labels, torch.ones_like(share[:, 0]), alpha=-1)
 
 
 def sampled_cross_entropy(

@@ -7,7 +7,7 @@
 Texts have a sentence a line (`.gz` and `.xz` too). The output has the columns score, source, target and the numbers of
 both lines, from 1: best pairs first, with `--score_only` in the order of the text. A repeated sentence is mined once,
 under its first line. Sentence vectors are kept in shards in `OUTPUT.embeddings`: the same command goes on where it was
-stopped, and `accelerate launch` shares the encoding among processes.
+stopped, and `accelerate launch` shares the encoding among processes; `--ray` has a cluster encode and search.
 """
 
 import dap.commands  # noqa: F401  # isort: skip
@@ -15,13 +15,16 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dap.arguments import ArgumentParser
+from dap.cluster import ClusterArguments
 from dap.commands import command, guarded
 from dap.encoding import (
     SHARD_SIZE,
@@ -29,6 +32,7 @@ from dap.encoding import (
     EncoderArguments,
     embed_to_disk,
     launched,
+    load_on,
     model_fingerprint,
     tokens_of_a_batch,
 )
@@ -47,6 +51,7 @@ from dap.search import (
     Split,
     Texts,
     approximate_neighbours,
+    cluster_neighbours,
     default_protocol,
     find_splits,
     mine,
@@ -62,6 +67,7 @@ from dap.search import (
 from dap.text import read_sentences
 
 MINING = "bitext mining by margin over nearest neighbours"
+Search = Callable[[np.ndarray, np.ndarray, int], Neighbours]  # the k nearest neighbours in both directions
 SCORING = "margin of given pairs over nearest neighbours"
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
@@ -123,16 +129,18 @@ class MiningArguments:
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
 
-def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArguments, list[str]]:
-    parser = ArgumentParser((EncoderArguments, MiningArguments), description=__doc__.splitlines()[0], usage=USAGE)
+def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArguments, ClusterArguments, list[str]]:
+    types = (EncoderArguments, MiningArguments, ClusterArguments)
+    parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line, before all options")
-    model_args, args, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    *found, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
     if rest:
         raise UserError(
             f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
         )
+    model_args, args, cluster = found
     _check(args, positional.files)
-    return model_args, args, positional.files
+    return model_args, args, cluster, positional.files
 
 
 def _check(args: MiningArguments, files: Sequence[str]) -> None:
@@ -160,21 +168,24 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         UserError: arguments or data that do not fit, or a model that cannot be loaded.
         OSError: no such file, or no room on the disk.
     """
-    model_args, args, files = _parse(argv)
+    model_args, args, cluster, files = _parse(argv)
     splits = find_splits(args.bucc, args.pair, args.protocol) if args.bucc else []
     is_main = launched().is_main_process
     inputs = [path for split in splits for path in (split.source, split.target, split.gold)] or files
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
-    with guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main):
+    with guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main), cluster.connect():
         texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
         started = time.perf_counter()
-        encoder = model_args.load()
+        encoder = load_on(cluster, model_args)
         encode(encoder, texts, args)
+        if cluster.ray:
+            encoder.end()
         if not is_main:
             return {}
         encoded = time.perf_counter()
-        protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args)
+        exact = partial(cluster_neighbours if cluster.ray else mutual_neighbours, progress=True)
+        protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, exact)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
         if args.bucc:
             print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
@@ -251,10 +262,10 @@ def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) 
 # From vectors to pairs
 
 
-def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any], Pairs]:
+def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, exact: Search) -> tuple[str, dict[str, Any], Pairs]:
     """Mines, or scores line by line: the protocol's name, the numbers for the report, and pairs of lines to write."""
     (texts,) = all_texts
-    neighbours, recall = _search(texts, args)
+    neighbours, recall = _search(texts, args, exact)
     if args.score_only:
         found = texts.same_lines(neighbours, args.margin)
     else:
@@ -264,9 +275,9 @@ def mine_texts(all_texts: Sequence[Texts], args: MiningArguments) -> tuple[str, 
     return SCORING if args.score_only else MINING, _numbers(texts, recall, found, kept), kept
 
 
-def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments) -> tuple[str, dict[str, Any], Pairs]:
+def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments, exact: Search) -> tuple[str, dict[str, Any], Pairs]:
     """Mines each split and finds the threshold on the first; as `mine_texts`, with the last one's pairs above it."""
-    searched = [_search(texts, args) for texts in splits]
+    searched = [_search(texts, args, exact) for texts in splits]
     mined = [mine(neighbours, args.margin, args.retrieval) for neighbours, _ in searched]
     scores = score_splits(mined, splits)
     kept = splits[-1].first_lines(select(mined[-1], scores[0].threshold))
@@ -297,11 +308,11 @@ def _rounded(score: MiningScore) -> dict[str, float]:
     return asdict(score) | percent
 
 
-def _search(texts: Texts, args: MiningArguments) -> tuple[Neighbours, float | None]:
+def _search(texts: Texts, args: MiningArguments, exact: Search) -> tuple[Neighbours, float | None]:
     """Neighbours in both directions and, for an approximate search, its recall at k on a sample."""
     source, target = texts.source.vectors, texts.target.vectors
     if args.index is None:
-        return neighbourhoods(source, target, args.k, partial(mutual_neighbours, progress=True)), None
+        return neighbourhoods(source, target, args.k, exact), None
     search = partial(approximate_neighbours, index=args.index, progress=True)
     found = neighbourhoods(source, target, args.k, search)
     recall = recall_at_k(found, source, target)

@@ -6,8 +6,11 @@ tokens. Every sequence starts with its CLS token, ends with a separator, and is 
 """
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +40,7 @@ try:
         load_masked_lm,
         packed_states,
         pool,
+        pooled_tokens,
         require_encoder,
         takes_packed,
         use_packing,
@@ -55,6 +59,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         load_masked_lm,
         packed_states,
         pool,
+        pooled_tokens,
         require_encoder,
         takes_packed,
         use_packing,
@@ -74,6 +79,38 @@ class DAPPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def save_pretrained(self, save_directory: str | PathLike, is_main_process: bool = True, **kwargs: Any) -> None:
+        """As in Transformers, of which `push_to_hub` comes here, and of a folder that `save_modules` describes."""
+        super().save_pretrained(save_directory, is_main_process, **kwargs)
+        if is_main_process:
+            save_modules(Path(save_directory), self.config.pooling, self.config.hidden_size)
+
+
+def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool = False) -> None:
+    """Write what sentence-transformers makes of an encoder's folder: without it the library averages token states.
+
+    The types have the legacy names that servers know.
+
+    Args:
+        pooling: "cls" or "mean".
+        hidden_size: D.
+        normalize: the library gives vectors of length 1.
+    """
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * normalize
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds)
+    ]
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    own = {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
+    settings = {"word_embedding_dimension": hidden_size}
+    settings |= {f"pooling_mode_{mode}": mode == own for mode in modes} | {"include_prompt": True}
+    files = {"modules.json": modules, "1_Pooling/config.json": settings}
+    files |= {"2_Normalize/config.json": {}} if normalize else {}  # a repository holds no empty folders
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 class DAPModel(DAPPreTrainedModel):
@@ -440,7 +477,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
         texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
         if any(own.reads_pairs for own in objectives):
-            texts = {"pairs": Text(ids, mask)} | texts
+            texts = {"pairs": Text(ids, mask, wanted=self._wanted(batch, mask, objectives))} | texts
         words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
         by_name, seen = {own.name: own for own in objectives}, {}
         for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
@@ -451,10 +488,23 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 states = out.last_hidden_state.masked_fill(text.mask.unsqueeze(-1) == 0, 0.0)
                 seen = {"hidden_states": out.hidden_states, "attentions": out.attentions}
             else:
-                states = last_states(self.dap.encoder, text.mask, **inputs)
+                states = last_states(self.dap.encoder, text.mask, text.wanted, **inputs)
             texts[name] = text._replace(states=states)
             batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
         return batch._replace(words=words), texts, seen
+
+    def _wanted(self, batch: Batch, mask: Tensor, objectives: Sequence[Objective]) -> Tensor | None:
+        """Of the pairs' tokens (2·B or 3·B, S) those whose states are read, bool; None for all.
+
+        Those of all the model's objectives are among them, so that dropout is the same in both passes of GradCache.
+        """
+        pooled, size = pooled_tokens(mask, self.config.pooling), len(batch.source.ids)
+        readers = [own for own in (*self.objectives, *objectives) if own.reads_pairs]
+        whole = [any(own.reads_tokens[side] for own in readers) for side in (0, 1)]
+        if pooled is None or all(whole):
+            return None
+        parts = zip([*whole, False], pooled.split(size), mask.bool().split(size))
+        return torch.cat([real if everything else first for everything, first, real in parts])
 
     def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
@@ -533,8 +583,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
         if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
             return self.dap(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others)
-        states = packed_states(encoder, attention_mask, {"input_ids": input_ids, **others})  # (B, S, D)
-        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, self.config.pooling))
+        pooling, inputs = self.config.pooling, {"input_ids": input_ids, **others}
+        states = packed_states(encoder, attention_mask, inputs, pooled_tokens(attention_mask, pooling))  # (B, S, D)
+        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, pooling))
 
 
 DAPConfig.register_for_auto_class()

@@ -46,6 +46,7 @@ class Text(NamedTuple):
     columns: Tensor | None = None  # (R, S) position of each token, where it is not its column
     labels: Tensor | None = None  # (R, S) token ids before masking
     chosen: Tensor | None = None  # (R, S) bool: which of them are predicted
+    wanted: Tensor | None = None  # (R, S) bool: whose states are read; those of all real tokens where absent
     states: Tensor | None = None  # (R, S, D), once the encoder has read it
 
 
@@ -104,7 +105,8 @@ class Objective:
 
     name: str  # in `OBJECTIVES`, in `config.objective`, and before `_weight` and `_loss`
     heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}  # parts of the model beside the encoder, by attribute
-    reads_pairs = True  # needs the encoder's states of the pairs as they are
+    reads_pairs = True  # needs what the encoder makes of the pairs as they are
+    reads_tokens: tuple[bool, bool] = (True, True)  # of each token of the sources and the targets, or only embeddings
     needs_mask_token = False
     masks = False  # needs noise
 
@@ -173,6 +175,7 @@ class TranslationRanking(Comparison):
     """TR (section 3.2): the target of a source is to rank before all others."""
 
     name = "tr"
+    reads_tokens = (False, False)
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
@@ -205,6 +208,12 @@ class RepresentationTranslation(Objective):
     @property
     def masks(self) -> bool:
         return self.config.rtl_ratio < 1
+
+    @property
+    def reads_tokens(self) -> tuple[bool, bool]:
+        """Those of the context, and those that are shown of the side to reconstruct."""
+        direction = self.config.rtl_direction
+        return self.masks or direction != "target-to-source", self.masks or direction != "source-to-target"
 
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         _, answer, _ = self._directed(batch)
@@ -270,7 +279,8 @@ class _MaskedText(Objective):
     def _masked(self, ids: Tensor, mask: Tensor, noise: Tensor, share: float, columns: Tensor | None = None) -> Text:
         """The text of ids (R, S) in which a share of the tokens is masked, given noise of 1 where none may be."""
         shown = mask_tokens(ids, noise, share, self.config.mask_token_id, self.config.vocab_size)
-        return Text(shown, mask, columns, ids, noise < share)
+        chosen = noise < share
+        return Text(shown, mask, columns, ids, chosen, chosen | (columns_of(ids) == 0))  # no row without any
 
 
 class TranslationLanguageModelling(_MaskedText):
@@ -305,7 +315,7 @@ class CrossUnmasking(MaskedLanguageModelling):
     """
 
     name = "xum"
-    reads_pairs = True
+    reads_pairs, reads_tokens = True, (False, False)
 
     def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
         vectors = torch.cat([batch.target.embeds, batch.source.embeds]).unsqueeze(1)  # (2·B, 1, D): each the other's

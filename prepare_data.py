@@ -4,8 +4,8 @@
     python prepare_data.py --opus all --languages de fr sw --download_dir raw --output_dir corpus
 
 Then: `train_dap.py --train_data corpus/train --validation_data corpus/dev`. A run that was stopped, even killed, goes
-on behind the files and languages that were finished when the same command is given again; when it failed over a file
-or an argument, the corrected one goes on with the files that are unchanged.
+on behind the files that it had cleaned when the command is given again, the same or, where it failed over a file or an
+argument, the corrected one.
 """
 
 import dap.commands  # noqa: F401  # isort: skip
@@ -48,7 +48,7 @@ from dap.text import disk_path, find_bitext
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5  # of the work folder and the result; another one does not go on with a run of this
+VERSION = 6  # of the work folder and the result; another one does not go on with a run of this
 
 
 @dataclass
@@ -68,7 +68,7 @@ class DataArguments:
     )
     list_leaks: str | None = option(None, "JSONL file to list the leaks in.")
     num_workers: int = option(1, "Processes that share the files; the result does not depend on it.")
-    overwrite: bool = option(False, "Replace what a finished or another run left in output_dir.")
+    overwrite: bool = option(False, "Replace what a finished run left in output_dir.")
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
@@ -113,7 +113,7 @@ def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFi
     if absent := [code for code in wanted if code not in found]:
         raise UserError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
     origins = {os.path.abspath(path): str(corpus) for path, corpus in corpora.items()}
-    shaping = asdict(options) | {"list_leaks": args.list_leaks is not None}
+    shaping = asdict(options)
     for name in ("dev_pairs", "shard_size", "target_vocabulary"):  # nothing to cleaning
         del shaping[name]
     check, files = list(map(_state, args.evaluation_data)), []
@@ -169,16 +169,16 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     started = time.perf_counter()
     files, licences = find_files(args, options)
     check_outputs(args.outputs(), [disk_path(path) for raw in files for path in raw.file.paths])
-    plan = Plan(Path(args.output_dir), options, bool(args.evaluation_data), args.list_leaks is not None)
+    plan = Plan(Path(args.output_dir), options)
     settings = {name: getattr(args, name) for name in ("data", "opus", "recipe", "languages", "evaluation_data")}
-    settings |= asdict(options) | {"list_leaks": plan.list_leaks}
+    settings |= asdict(options) | {"list_leaks": args.list_leaks is not None}
     mark = _digest(settings, [file.key for file in files])
     if not args.overwrite and (ended := finished(plan, mark)):
         return again(plan, args, ended, licences)
     check_names(options)
     sentences = read_evaluation(args.evaluation_data)
-    begin(plan, files, mark, args.overwrite)
-    if sentences and not plan.leaks.exists():
+    begin(plan, files, args.overwrite)
+    if sentences:
         write_json({"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks)
     languages = prepare(plan, files, args.num_workers)
     if empty := [code for code, counts in languages.items() if not counts["train"]]:

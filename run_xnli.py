@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
 from configuration_dap import CHOICES
@@ -23,7 +24,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import command, guarded
 from dap.encoding import SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
-from dap.files import read_json, write_json
+from dap.files import disk_full, read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
 from dap.reports import merge_seeds, report, text_table, xnli_table
 from dap.tokenizers import require_padding
@@ -228,7 +229,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _run(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> dict[str, Any]:
     """Every run that the command asks for, and the report, which is returned."""
-    with training.main_process_first(desc="reading and tokenising"):
+    with (
+        training.main_process_first(desc="reading and tokenising"),
+        disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
+    ):
         task = build_task(model_args, data, training)
     keep_record(task, data)
     rate, tried = search(task)

@@ -13,6 +13,7 @@ EXTRAS = {
     "po": ["polib>=1.2"],
     "data": ["polars>=1.30"],
     "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],
+    "ray": ["ray>=2.50"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
     "quickstart": ["matplotlib>=3.8", "polib>=1.2"],
 }
@@ -23,6 +24,7 @@ EXTRAS["dev"] = [
     *EXTRAS["mteb"],
     *EXTRAS["data"],
     *EXTRAS["onnx"],
+    *EXTRAS["ray"],
     "build>=1.2",
     "setuptools>=77",
     "pytest>=8",
@@ -69,6 +71,7 @@ setup(
         "pyyaml>=6",
         "tqdm>=4.66.3",
         "xxhash>=3.4",
+        "python-xz>=0.4",
     ],
     extras_require=EXTRAS,
     entry_points={

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import concatenate_datasets
+from datasets import config as datasets_config
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -24,7 +25,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from dap.commands import command, guarded
 from dap.encoding import hub_commit
 from dap.errors import UserError
-from dap.files import write_json
+from dap.files import disk_full, write_json
 from dap.publishing import Options, publish
 from dap.reports import CURVES, plot_curves
 from dap.text import count_pairs, find_bitext, load_bitext
@@ -149,7 +150,10 @@ def build_trainer(
     if start.positions is not None and data.max_seq_length > start.positions:
         longest = f"the encoder's {start.positions} positions"
         raise UserError(f"max_seq_length={data.max_seq_length} is above {longest}; lower it.")
-    with training.main_process_first(desc="reading and tokenising"):
+    with (
+        training.main_process_first(desc="reading and tokenising"),
+        disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
+    ):
         train, dev = build_datasets(data, training, start.tokenizer)
     set_seed(training.seed)
     model = load_model(model_args, start, train, model_class)

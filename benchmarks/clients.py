@@ -51,6 +51,7 @@ ENVIRONMENTS = {
 PAGE = (ROOT / "examples/serve.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```(?:py|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 LIBRARY = RECIPES["sentence-transformers"]
+OPENVINO = "backend='openvino', model_kwargs={'ov_config': {'INFERENCE_PRECISION_HINT': 'f32'}}"
 AUTO = """
 import torch
 from transformers import AutoModel, AutoTokenizer
@@ -95,7 +96,7 @@ CLIENTS = {
     "sentence-transformers, encode_query": ("", LIBRARY.replace(".encode(", ".encode_query(")),
     "sentence-transformers, encode_document": ("", LIBRARY.replace(".encode(", ".encode_document(")),
     "sentence-transformers, ONNX": ("optimum", LIBRARY.replace("folder,", "folder, backend='onnx',")),
-    "sentence-transformers, OpenVINO": ("openvino", LIBRARY.replace("folder,", "folder, backend='openvino',")),
+    "sentence-transformers, OpenVINO": ("openvino", LIBRARY.replace("folder,", f"folder, {OPENVINO},")),
     "onnxruntime": ("", GRAPH),
     "fastembed": ("fastembed", RECIPES["fastembed"]),
     "infinity": ("infinity", RECIPES["infinity"]),

@@ -230,34 +230,35 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def run_forked(command: str, folder: Path, limit: int = 120) -> tuple[str, str]:
-    """How a command ends in a process of its own, and the last of what it printed.
+def start(command: str, printed: Path, limit: int = 120) -> int:
+    """The id of a process that runs a command, with what it prints in a file; it ends after `limit` seconds."""
+    if pid := os.fork():
+        return pid
+    status = 3
+    try:
+        handle = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        signal.alarm(limit)
+        resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+        import_module("datasets").config.HF_DATASETS_CACHE = printed.parent / "cache"
+        name, *arguments = command.split()
+        import_module(name).main(arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1 if "\n" not in str(end.code) else 4
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
-    Args:
-        limit: seconds.
-    """
+
+def run_forked(command: str, folder: Path) -> tuple[str, str]:
+    """How a command ends in a process of its own, and the last of what it printed."""
     printed = folder / "printed"
-    if (pid := os.fork()) == 0:
-        status = 3
-        try:
-            handle = os.open(printed, os.O_WRONLY | os.O_CREAT)
-            os.dup2(handle, 1)
-            os.dup2(handle, 2)
-            signal.alarm(limit)
-            resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
-            import_module("datasets").config.HF_DATASETS_CACHE = folder / "cache"
-            name, *arguments = command.split()
-            import_module(name).main(arguments)
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1 if "\n" not in str(end.code) else 4
-            print(end.code, file=sys.stderr)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = os.waitstatus_to_exitcode(os.waitpid(start(command, printed), 0)[1])
     text = printed.read_text(errors="replace").strip() if printed.exists() else ""
     ends = {0: "done", 1: "refused", 2: "refused", 4: "MORE THAN ONE LINE", -signal.SIGALRM: "NO END"}
     return ends.get(status, "TRACEBACK" if status == 3 else f"DIED {status}"), text[-2000:]

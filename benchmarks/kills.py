@@ -3,7 +3,7 @@
     python benchmarks/kills.py --kills 20
 
 A killed run is given again as it was; one that had written everything may refuse. Files are compared byte by byte,
-JSON without times.
+JSON without times. A run that ends before its kill is none of them: another follows, killed earlier.
 """
 
 import argparse
@@ -18,10 +18,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.fuzz import run_forked, write_inputs
+from benchmarks.fuzz import run_forked, start, write_inputs
 
 STEPS = (
     "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
@@ -37,6 +39,7 @@ COMMANDS = (
 #: Keys of times, and of what the Trainer counts over the steps of the last process alone.
 TIMES = re.compile("second|time|created|resumed_from|^steps$|epoch|train_loss|total_flos")
 OF_RESUMING = re.compile(r"checkpoint-|^\.|\.tmp$|tmp-")
+EARLY = "ended before the kill"
 
 
 def written(folder: Path) -> dict[str, object]:
@@ -59,34 +62,43 @@ def without_times(path: Path) -> object:
 
 def run_killed(command: str, place: Path, after: float) -> bool:
     """Runs a command in a process of its own and kills it after some seconds; whether that came before its end."""
-    if (pid := os.fork()) == 0:
-        os.setpgid(0, 0)
-        run_forked(command, place)
-        os._exit(0)
+    pid = start(command, place / "printed")
     time.sleep(after)
     alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
     if alive:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # its locks are gone then
     return alive
 
 
 def kill_and_run_again(command: str, place: Path, after: float, expected: dict[str, object]) -> str:
-    """How it ended: "same", "ended before the kill", or what is wrong."""
+    """How it ended: "same", `EARLY`, or what is wrong."""
     if not run_killed(command, place, after):
-        return "ended before the kill"
+        return EARLY
     end, text = run_forked(command, place)
     if end != "done" and "holds a finished run" not in text and "is not empty" not in text:
-        return f"{end.upper()}: {text[-300:]}"
+        last = text.rsplit("\n", 1)[-1]
+        return f"{end.upper()} (killed after {after:.2f} s): {last}"
     found = written(Path("out"))
     differing = [name for name in found.keys() | expected if found.get(name) != expected.get(name)]
-    return f"DIFFERS: {' '.join(sorted(differing))}" if differing else "same"
+    return f"DIFFERS (killed after {after:.2f} s): {' '.join(sorted(differing))}" if differing else "same"
+
+
+@contextmanager
+def inputs(base: Path) -> Iterator[Path]:
+    """A folder for one case, whose `in/`, with fresh inputs, is the current folder."""
+    place = base / "case"
+    shutil.copytree(base / "pristine", place / "in")
+    os.chdir(place / "in")
+    yield place
+    os.chdir(base)
+    shutil.rmtree(place)
 
 
 def main() -> None:
     """Prints a table of the ends, by command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="of each command")
+    parser.add_argument("--kills", type=int, default=20, help="of each command, while it runs")
     parser.add_argument("--only", default="", help="commands whose name begins so")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -99,20 +111,20 @@ def main() -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     for command in chosen:
+        with inputs(base) as place:
+            started = time.perf_counter()
+            end, text = run_forked(command, place)
+            assert end == "done", text
+            expected, seconds = written(Path("out")), time.perf_counter() - started
         counts: Counter[str] = Counter()
-        for number in range(-1, args.kills):
-            place = base / "case"
-            shutil.copytree(base / "pristine", place / "in")
-            os.chdir(place / "in")
-            if number < 0:
-                started = time.perf_counter()
-                end, text = run_forked(command, place)
-                assert end == "done", text
-                expected, seconds = written(Path("out")), time.perf_counter() - started
+        while counts.total() < args.kills:
+            after = draw.uniform(0, seconds)
+            with inputs(base) as place:
+                end = kill_and_run_again(command, place, after, expected)
+            if end == EARLY:
+                seconds = after
             else:
-                counts[kill_and_run_again(command, place, draw.uniform(0, seconds), expected)] += 1
-            os.chdir(base)
-            shutil.rmtree(place)
+                counts[end] += 1
         for end, count in sorted(counts.items()):
             print(
                 f"{count:>6}  {command.split()[0]:<16} {seconds:>5.1f} s  {len(expected):>2} files  {end}", flush=True

@@ -46,9 +46,17 @@ def command(main: Main) -> Main:
             _require_all_launched()
             main(argv)
         except (UserError, OSError, FloatingPointError) as error:
+            _end_bars()
             sys.exit(f"error: {one_line(error)}")
 
     return ended
+
+
+def _end_bars() -> None:
+    """Ends the lines of progress bars, so that what is said next has a line of its own and is the last one."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # where the command has come so far
+    for bar in list(getattr(tqdm, "_instances", ())):
+        bar.close()
 
 
 def _require_all_launched() -> None:
@@ -243,6 +251,7 @@ os.register_at_fork(after_in_child=_let_go)
 def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ctrl-C in one line, where Python would print a traceback; the status is then 130, as shells say."""
     if issubclass(kind, KeyboardInterrupt):
+        _end_bars()
         print("interrupted", file=sys.stderr)
     else:
         _hook_before(kind, error, trace)

@@ -96,6 +96,7 @@ def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
     source, target, links, cosines = aligned(encoder, query, match)
     figure = Figure(figsize=(2 + 0.45 * len(target), 1.5 + 0.35 * len(source)), layout="constrained")
     axes = figure.subplots()
+    axes.set_title("Dots join tokens that are each other's nearest")
     axes.imshow(cosines, cmap="Blues", aspect="auto")
     axes.scatter(links[:, 1], links[:, 0], s=40, color="#d1495b", edgecolors="white")
     axes.set_xticks(range(len(target)), target, rotation=45, ha="right")
@@ -134,7 +135,7 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
         matches = gradio.Dataframe(
             headers=headers, type="array", interactive=False, label=label, column_widths=["12%", "8%", "80%"]
         )
-        plot = gradio.Plot(label="Token alignment: dots join tokens that are each other's nearest")
+        plot = gradio.Plot(show_label=False)
         for trigger in (app.load, button.click, query.submit):
             trigger(find, [query, *pasted, *files], [matches, plot], api_name="search")
         matches.select(choose, [query, matches], plot, api_name=False)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from tqdm.auto import tqdm
 
 import eval_retrieval
 import mine_bitext
@@ -28,6 +29,7 @@ from dap.encoding import EncoderArguments
 from dap.errors import UserError, refusals
 from dap.files import read_json, read_object, whole_file, write_json
 from dap.publishing import Options, build
+from dap.text import load_bitext
 from dap.training import load_model, parse_arguments, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
@@ -54,10 +56,15 @@ def main_that_raises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [UserError, FileNotFoundError, OSError, FloatingPointError])
-def test_what_a_user_can_mend_is_one_line(main_that_raises: Callable[[type], None], error: type) -> None:
+def test_what_a_user_can_mend_is_one_line(
+    main_that_raises: Callable[[type], None], error: type, capsys: pytest.CaptureFixture
+) -> None:
+    bar = tqdm(total=2)  # in whose line it would stand
     with pytest.raises(SystemExit) as end:
         main_that_raises(error)
     assert end.value.code == "error: raised below"  # text on stderr is status 1
+    assert bar.disable  # it is closed
+    assert capsys.readouterr().err.endswith("?it/s]\n")
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError])
@@ -209,22 +216,32 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert "--adam_beta1 " not in own
 
 
-#: Command, its arguments, and bytes that a file may have, which are too few for torch or for safetensors.
+#: Command, its arguments, bytes that a file may have, which are too few for torch, safetensors or Arrow, and where.
 FULL = [
-    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 200_000),
-    ("push_to_hub", "--pooling cls", 90_000),
+    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 200_000, "out"),
+    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 5_000, "tokens"),
+    ("push_to_hub", "--pooling cls", 90_000, "out"),
 ]
 
 
-@pytest.mark.parametrize(("name", "more", "size"), FULL)
+@pytest.mark.parametrize(("name", "more", "size", "place"), FULL)
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
-    name: str, more: str, size: int, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+    name: str,
+    more: str,
+    size: int,
+    place: str,
+    tiny_bert_dir: Path,
+    bitext_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "tokens")
+    load_bitext(bitext_dir / "de-en.tsv")  # which is cached there, too
     argv = [*argv_of(name, str(tiny_bert_dir), bitext_dir / "de-en.tsv", tmp_path / "out"), *more.split()]
     main, hard = import_module(name).main, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
-        with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/out: the disk is full \(.*make room, then run"):
+        with pytest.raises(SystemExit, match=rf"^error: {tmp_path}/{place}: the disk is full \(.*make room, then run"):
             main(argv)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

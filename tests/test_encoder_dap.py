@@ -29,8 +29,9 @@ def one_by_one(encoder: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([F.pad(row, (0, 0, 0, ids.shape[1] - len(row))) for row in rows])
 
 
+@pytest.mark.parametrize("asks_some", [False, True])
 @pytest.mark.parametrize("model_type", ENCODERS)
-def test_states_are_those_of_each_row_alone(model_type: str) -> None:
+def test_states_are_those_of_each_row_alone(model_type: str, asks_some: bool) -> None:
     torch.manual_seed(0)
     encoder = build_encoder(tiny_config(model_type))
     use_packing(encoder)
@@ -38,14 +39,17 @@ def test_states_are_those_of_each_row_alone(model_type: str) -> None:
     lengths = torch.tensor([30, 3, 12, 12, 1])  # ModernBERT's window here is 4 on either side
     mask = (torch.arange(30) < lengths[:, None]).long()
     ids = torch.randint(5, 250, mask.shape)
-    weight = torch.randn(*mask.shape, 32) * mask.unsqueeze(-1)
-    found = last_states(encoder, mask, input_ids=ids)
+    asked = (torch.rand(mask.shape) < 0.3).index_fill(1, torch.tensor([0]), True) & mask.bool() if asks_some else None
+    weight = torch.randn(*mask.shape, 32) * (mask if asked is None else asked).unsqueeze(-1)
+    found = last_states(encoder, mask, asked, input_ids=ids)
     (found * weight).sum().backward()
     gradient = gradients(encoder)
     encoder.zero_grad()
     expected = one_by_one(encoder, ids, mask)
     (expected * weight).sum().backward()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    real = mask.bool() if asked is None else asked
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-5)
+    assert not found[mask == 0].any()
     assert (gradient - gradients(encoder)).norm() < 1e-5 * gradient.norm()
 
 

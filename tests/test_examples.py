@@ -1,9 +1,11 @@
-"""The app in examples/: what it finds and aligns, over HTTP where gradio is installed; and the recipes of serve.md."""
+"""The app in examples/: what it finds and aligns, over HTTP and in Chromium where they are; and serve.md's recipes."""
 
 import gzip
 import importlib.util
 import json
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -80,6 +82,30 @@ def test_the_app_answers(tiny_bert_dir: Path) -> None:
     assert plot["type"] == "matplotlib"
     with pytest.raises(Exception, match="nothing to search"):
         client.predict("", "a", "b", None, None, api_name="/search")
+    built.close()
+
+
+def test_a_reader_uploads_a_text_and_chooses_a_match(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or pytest.skip("needs chromium")
+    pytest.importorskip("gradio")
+    built = app.build(SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean"), "tiny")
+    (tmp_path / "text.txt").write_text("\n".join(SOURCE))
+    _, url, _ = built.launch(prevent_thread_lock=True, quiet=True)
+    with playwright.sync_playwright() as play:
+        page = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+        match = partial(page.locator("[data-testid^=cell-]").get_by_text, exact=True)
+        page.goto(url)
+        for line in "\n".join(app.EXAMPLE).splitlines():  # found as soon as the page is open
+            match(line).wait_for()
+        page.locator("input[type=file]").first.set_input_files(tmp_path / "text.txt")
+        page.get_by_label("Sentence, in any language").fill(SOURCE[3])
+        page.get_by_role("button", name="Search").click()
+        match(SOURCE[3]).wait_for()
+        plot = page.locator("img[src^='data:image/webp']")
+        before = plot.get_attribute("src")
+        match(app.EXAMPLE[1].splitlines()[0]).click()
+        playwright.expect(plot).not_to_have_attribute("src", before)
     built.close()
 
 

@@ -352,6 +352,27 @@ def test_padding_and_order_change_nothing(model_type: str, options: dict) -> Non
         assert (gradients(model) - expected).norm() < 1e-4 * expected.norm()
 
 
+@pytest.mark.parametrize(
+    ("options", "whole_sides"),
+    [
+        ({"objective": "tr"}, []),
+        ({"objective": "tr", "pooling": "mean"}, ["source", "target"]),
+        ({"objective": "tr+rtl"}, ["source"]),
+        ({"rtl_direction": "target-to-source", "rtl_languages": ["de"]}, ["target"]),
+        ({"rtl_direction": "both", "rtl_languages": ["de"]}, ["source", "target"]),
+        ({"rtl_ratio": 0.5}, ["source", "target"]),
+    ],
+    ids=str,
+)
+def test_the_last_layer_computes_the_tokens_that_are_read(options: dict, whole_sides: list[str]) -> None:
+    model, batch, found = tiny_model(**options), make_batch(), []
+    last = encoder_dap.layer_stack(model.dap.encoder)[1][-1].intermediate
+    last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].shape[1]))
+    model(**batch, language_ids=torch.zeros(6, dtype=torch.long))
+    lengths = {side: batch[f"{side}_attention_mask"].sum().item() for side in ("source", "target")}
+    assert found == [sum(count if side in whole_sides else 6 for side, count in lengths.items())]
+
+
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_groups_of_like_length_equal_packed_rows(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, found = tiny_model(model_type, objective=ALL), make_batch(), []
@@ -415,7 +436,7 @@ def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
-def test_bf16_autocast_keeps_loss_logits_in_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_autocast_hands_the_losses_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
 

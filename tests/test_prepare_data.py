@@ -161,6 +161,7 @@ def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -
 
 def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    (out / ".prepare_data").mkdir(parents=True)  # as of a run that was killed at its first write
     report = run(arguments(raw, out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run(arguments(raw, out, num_workers=2)) == report
@@ -172,13 +173,13 @@ def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp
         run(arguments(raw, out))
     again = run([*arguments(raw, out, max_pairs=10, dev_pairs=0), "--overwrite"])
     assert again["languages"]["de"]["train"] == 10
-    assert sorted(path.name for path in out.iterdir() if path.name == "dev" or path.name == ".work") == ["dev"]
+    assert sorted(path.name for path in out.iterdir() if path.name == "dev" or path.name == ".prepare_data") == ["dev"]
     assert not list((out / "dev").iterdir())
 
 
 @pytest.mark.parametrize(
     ("name", "more", "message"),
-    [("thesis.tex", [], "holds thesis.tex"), ("train/mine.txt", ["--overwrite"], "is not overwritten")],
+    [("thesis.tex", [], "holds thesis.tex"), ("train/mine.txt", ["--overwrite"], "is left alone")],
 )
 def test_a_folder_with_other_things_is_left_alone(
     name: str, more: list[str], message: str, raw: Path, tmp_path: Path
@@ -235,7 +236,7 @@ def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path, monk
     (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
     with pytest.raises(ValueError, match="lines are bad"):
         run(arguments(raw, out))
-    (finished,) = (out / ".work").glob("clean-*")
+    (finished,) = (out / ".prepare_data").glob("clean-*")
     os.utime(finished, (1, 1))
     (raw / "fr-en.tsv").write_bytes(good)
     with monkeypatch.context() as patch:
@@ -256,11 +257,11 @@ def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path, monkeypatch
         patch.setattr("prepare_data.finish", _interrupt)
         pytest.raises(KeyboardInterrupt, run, command)
     assert not any((out / name).exists() for name in ("report.json", "README.md", "target_vocabulary.json"))
-    before = {path: path.stat().st_mtime_ns for path in (out / ".work").iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}
     with monkeypatch.context() as patch:
         patch.setattr("prepare_data.finish", _interrupt)
         pytest.raises(KeyboardInterrupt, run, command)
-    assert {path: path.stat().st_mtime_ns for path in (out / ".work").iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")} == before
     run(command)
     run(arguments(raw, tmp_path / "other", seed=1))
     assert contents(out) == contents(tmp_path / "other")

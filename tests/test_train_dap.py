@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from dap.publishing import write_modules
 from dap.reports import CURVES
 from dap.search import retrieval_accuracy
 from dap.training.arguments import parse_arguments
+from dap.training.data import BitextCollator
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
-from train_dap import build_datasets, build_trainer, run
+from train_dap import build_datasets, build_trainer, main, run
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(flags: list[str], tmp_path: Path) -> None:
@@ -60,6 +62,23 @@ def run_killed_at(step: int, flags: list[str]) -> None:
 
     DAPTrainer.training_step = kill
     run(flags)
+
+
+def refuse(*_: object) -> None:
+    raise UserError("a.tsv: no pairs\n  are left")
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [(lambda *_: os.kill(os.getpid(), signal.SIGKILL), ".* ended from outside.*--dataloader_num_workers"),
+     (refuse, "a.tsv: no pairs are left")],
+)  # fmt: skip
+def test_the_end_of_a_process_that_reads_the_batches_is_one_line(
+    fault: Callable[..., None], line: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BitextCollator, "__call__", fault)
+    with pytest.raises(SystemExit, match=f"^error: {line}$"):
+        main([*flags, "--max_steps", "2", "--dataloader_num_workers", "1", "--output_dir", str(tmp_path)])
 
 
 def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:

@@ -1,7 +1,15 @@
 """Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
 
 from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
-from dap.encoding.embeddings import SHARD_SIZE, Encoder, embed_to_disk, encode_shared, launched, model_fingerprint
+from dap.encoding.cluster import ClusterEncoder, load_on
+from dap.encoding.embeddings import (
+    SHARD_SIZE,
+    Encoder,
+    embed_to_disk,
+    encode_shared,
+    launched,
+    model_fingerprint,
+)
 from dap.encoding.encoder import (
     LibraryEncoder,
     LibrarySettings,

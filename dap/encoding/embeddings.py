@@ -166,13 +166,21 @@ def _is_whole(shard: Path, rows: int) -> bool:
 
 
 def _encode(encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm) -> np.ndarray:
-    """One shard's vectors (n, D), encoded in pieces of like length: the bar moves, and little is padded."""
-    order, pieces = sorted(range(len(text)), key=lambda i: -len(text[i])), []
-    for start in range(0, len(order), PIECE):
-        rows = order[start : start + PIECE]
-        pieces.append(encoder.encode([text[i] for i in rows], token_budget))  # (PIECE, D)
-        bar.update(len(rows))
-    return np.concatenate(pieces)[np.argsort(order)].astype(np.float32, copy=False)
+    """One shard's vectors (n, D), encoded in pieces, so that the bar moves; those of a cluster at the same time."""
+    pieces, back = pieces_by_length(text)
+    each = getattr(encoder, "encode_each", None)
+    found = []
+    for vectors in each(pieces, token_budget) if each else (encoder.encode(piece, token_budget) for piece in pieces):
+        found.append(vectors)  # (PIECE, D)
+        bar.update(len(vectors))
+    return np.concatenate(found)[back].astype(np.float32, copy=False)
+
+
+def pieces_by_length(text: Sequence[str]) -> tuple[list[list[str]], np.ndarray]:
+    """The sentences in pieces of like length, longest first, and the order that puts their rows back."""
+    order = sorted(range(len(text)), key=lambda i: -len(text[i]))
+    pieces = [[text[i] for i in order[start : start + PIECE]] for start in range(0, len(order), PIECE)]
+    return pieces, np.argsort(order)
 
 
 def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str]) -> None:

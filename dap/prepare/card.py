@@ -9,23 +9,14 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from dap.files import write_json
 from dap.languages import NAMES
-from dap.prepare.filters import REPAIRS
+from dap.prepare.filters import REASONS, REPAIRS
 from dap.prepare.run_folder import CARD, REPORT
 from dap.reports import markdown_table, text_table
 
 SPLITS = {"train": "train", "dev": "validation"}  # folder and name in the counts -> split of `datasets`
 SHOWN = ("read", *SPLITS, "target_repeated")  # counts of each language in the card
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
-LOSSES = {
-    "empty": "a side was empty after the repair",
-    "url": "URL or e-mail address",
-    "short": "too few tokens",
-    "length_ratio": "one side much longer than the other",
-    "long": "both sides too long",
-    "identical": "source = target",
-    "shared": "too many tokens shared by both sides",
-    "script": "letters of another script than the language's",
-    "language": "another language, by the identifier",
+LOSSES = REASONS | {
     "leak": "a side equals, or nearly equals, an evaluation sentence",
     "exact_duplicate": "the same pair again",
     "near_duplicate": "the same pair but for case, punctuation and spaces",

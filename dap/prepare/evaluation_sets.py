@@ -12,39 +12,24 @@ from dap.prepare.filters import repair_texts
 from dap.text import disk_path, find_bitext, list_folder, read_pairs, read_sentences
 
 #: What is no text by lines; taken for it, its sentences would never be found.
-_NO_LINES = (".csv", ".json", ".parquet", ".po", ".tmx", ".xml", ".zip")
+_NO_LINES = (".csv", ".json", ".xml")
 
 
 def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
     """Sentences of evaluation sets, repaired as training text is (`filters.repair`), in no particular order.
 
     Args:
-        paths: parallel text as `find_bitext` takes it; other files, and other files of a folder: of JSONL every
-            string in the records, else plain text, one sentence a line, or several between tabs (such as XNLI's
-            premise and hypothesis). Moses sides are read alone, as evaluation sets (BUCC's) may have sides of
-            different length.
+        paths: files, folders and Hub datasets. Of JSONL every string in the records is taken; of Parquet, PO, TMX,
+            archives and the Hub the parallel text that `find_bitext` finds; all else is plain text, one sentence a
+            line, or several between tabs (such as XNLI's premise and hypothesis). So the sides of Moses pairs may be
+            of different length, as BUCC's are.
 
     Raises:
         ValueError, FileNotFoundError: as `find_bitext`, `read_pairs` and `read_sentences`; a file that is neither
             parallel text nor lines; broken JSON; no sentence at all.
     """
-    texts: list[str] = []
-    for path in map(Path, paths):
-        try:
-            files = [file for files in find_bitext(path).values() for file in files]
-        except ValueError:  # no name in it tells a language
-            files = []
-        alone = {side for file in files if file.format == "moses" for side in file.paths}
-        if path.is_dir():
-            known = {str(disk_path(name)) for file in files for name in file.paths}
-            alone |= {str(other.absolute()) for other in list_folder(path)} - known
-        elif not files:
-            alone = {str(path)}
-        for file in files:
-            if file.format != "moses":
-                texts += [side for pair in read_pairs(file) for side in pair.values()]
-        for name in sorted(alone):
-            texts += _sentences(name)
+    files = [file for path in map(Path, paths) for file in (list_folder(path) if path.is_dir() else [path])]
+    texts = [text for file in files for text in _sentences(file)]
     repaired = repair_texts(pl.Series(texts, dtype=pl.String))
     sentences = repaired.filter(repaired != "").unique(maintain_order=True).to_list()
     if paths and not sentences:
@@ -52,15 +37,21 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
     return sentences
 
 
-def _sentences(path: str) -> Iterator[str]:
-    """The sentences of JSONL or plain text, blank ones included."""
-    name = Path(path)
-    kind = (name.with_suffix("") if name.suffix in (".gz", ".xz") else name).suffix.lower()
+def _sentences(path: Path) -> Iterator[str]:
+    """The sentences of a file or of a Hub dataset, blank ones included."""
+    kind = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix.lower()
     if kind in _NO_LINES:
         raise UserError(
             f"{path}: {kind} is not read for evaluation sentences; give lines of text, JSONL, or parallel text under "
             "a name that tells its language (de-en.parquet)"
         )
+    if kind in (".parquet", ".po", ".tmx", ".zip") or not disk_path(path).is_file():
+        for file in (file for files in find_bitext(path).values() for file in files):
+            if file.format in ("tsv", "jsonl", "moses"):  # of an archive
+                yield from (text for side in file.paths for text in _sentences(Path(side)))
+            else:
+                yield from (side for pair in read_pairs(file) for side in pair.values())
+        return
     for number, line in enumerate(read_sentences(path), 1):
         if kind != ".jsonl":
             yield from line.split("\t")

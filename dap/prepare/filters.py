@@ -23,7 +23,17 @@ from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, base_language
 from dap.prepare.options import PrepareOptions
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
-REASONS = ("empty", "url", "short", "length_ratio", "long", "identical", "shared", "script", "language")
+REASONS = {
+    "empty": "a side was empty after the repair",
+    "url": "URL or e-mail address",
+    "short": "too few tokens",
+    "length_ratio": "one side much longer than the other",
+    "long": "both sides too long",
+    "identical": "source = target",
+    "shared": "too many tokens shared by both sides",
+    "script": "letters of another script than the language's",
+    "language": "another language, by the identifier",
+}
 #: What is repaired in a pair that may stay.
 REPAIRS = ("control_characters", "nfc")
 SIDES = ("source", "target")

@@ -6,8 +6,8 @@
 3. `find_shared`: English sentences that any dev set holds out, and those that come more than once.
 4. `write_language`, for each language: the shards.
 
-The result of a step lies in a folder of its own, which has its final name only when it is whole; a run that was killed
-goes on behind the finished ones. The result is the same to the byte whatever the number of processes.
+What is cleaned of a file lies in a folder of its own, which has its final name only when it is whole; a run that was
+killed goes on behind these files. The result is the same to the byte whatever the number of processes.
 
 Shapes: N pairs of a table.
 """
@@ -15,7 +15,6 @@ Shapes: N pairs of a table.
 import logging
 import multiprocessing
 import os
-import shutil
 import threading
 import time
 from collections import Counter
@@ -68,8 +67,8 @@ CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("co
 _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment")
 
 
-def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str, Any]:
-    """All steps that are not done yet.
+def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str, dict[str, Any]]:
+    """All steps, but for the files that are cleaned already.
 
     Returns:
         language -> its counts, which `clean_file`, `select_language` and `write_language` name.
@@ -77,28 +76,22 @@ def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str,
     Raises:
         ValueError: input as `read_tables`, no space left on the device, or a process that was killed.
     """
-    for left in (*plan.work_dir.glob("*.tmp"), *plan.output_dir.glob("*/.*.tmp")):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
     languages: dict[str, list[RawFile]] = {}
     for raw in files:
         languages.setdefault(raw.file.language, []).append(raw)
-
-    def left_to(folder: Callable[[str], Path]) -> list[tuple]:
-        return [(plan, *item) for item in languages.items() if not folder(item[0]).exists()]
-
+    calls = [(plan, *item) for item in languages.items()]
     with workers(num_workers) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
         run("clean", clean_file, [(plan, raw) for raw in largest if not plan.cleaned(raw).exists()])
-        run("select", select_language, left_to(plan.selected))
+        selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
-        run("write", write_language, left_to(plan.written))
+        written = run("write", write_language, calls)
     found: dict[str, dict[str, Any]] = {}
-    for language, own in languages.items():
-        counts: Counter[str] = Counter()
+    for (language, own), *counts in zip(languages.items(), selected, written):
+        cleaned: Counter[str] = Counter()
         for raw in own:
-            counts.update(read_object(plan.cleaned(raw) / "counts.json"))
-        selected, written = (read_object(folder(language) / "counts.json") for folder in (plan.selected, plan.written))
-        found[language] = dict(counts) | selected | written
+            cleaned.update(read_object(plan.cleaned(raw) / "counts.json"))
+        found[language] = dict(cleaned) | counts[0] | counts[1]
     return found
 
 
@@ -127,7 +120,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
     identify = load_identifier(options.language_identifier) if options.language_identifier else None
     clean = Cleaner(raw.file.language, options, tokenizer, identify)
-    index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.check_leaks else None
+    index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.leaks.exists() else None
     rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
     admit, counts = Admission(options.max_corpus_pairs or options.max_pairs or None), Counter(read=0)
     with (
@@ -149,9 +142,8 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             if index is not None:
                 leaks = _leaks(index, pairs, letters, (source, target))
                 passed = pairs.join(leaks, on="row", how="anti", maintain_order="left")
-                if plan.list_leaks:
-                    language = pl.lit(raw.file.language).alias("language")
-                    listed.write(leaks.select(language, *_LISTED).write_ndjson().encode())
+                language = pl.lit(raw.file.language).alias("language")
+                listed.write(leaks.select(language, *_LISTED).write_ndjson().encode())
             counts.update(found, read=len(table), leak=len(pairs) - len(passed))
             keys.write_table(passed.select(_KEYS.names).to_arrow())
             admitted = passed.filter(admit(passed.select(rank).to_series().to_numpy()))
@@ -173,7 +165,7 @@ def _leaks(
 # 2. Choosing
 
 
-def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
+def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, int]:
     """Which cleaned pairs of a language to keep, and which of these are its dev set.
 
     Of equal pairs (as normalised) the first of the first file is kept (with `max_corpus_pairs`, of these of each
@@ -182,22 +174,22 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
 
     Counts `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
     """
-    with new_folder(plan.selected(language)) as folder:
-        keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
-        rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row")
-        drawn = rows.select("row", "rank", "english")
-        if most := plan.options.max_corpus_pairs:
-            corpora = [rows.filter(origin=name) for name in sorted({raw.origin for raw in files})]
-            columns = [corpus.select("row", "rank", "english", CORPUS_RANK) for corpus in corpora]
-            drawn = pl.concat(sample(each, "corpus_rank", most).lazy() for each in columns).drop("corpus_rank")
-        kept = sample(drawn, "rank", plan.options.max_pairs or None)
-        dev = sample(kept.lazy(), "english", min(plan.options.dev_pairs, len(kept) // 10))
-        kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
-        pq.write_table(kept.to_arrow(), folder / "kept.parquet")
-        passed = keys.select(pl.len()).collect().item()
-        texts, different = (count_distinct(keys, name) for name in ("exact", "rank"))
-        counts = {"exact_duplicate": passed - texts, "near_duplicate": texts - different}
-        write_json(counts | {"not_sampled": different - len(kept)}, folder / "counts.json")
+    keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
+    rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row")
+    drawn = rows.select("row", "rank", "english")
+    if most := plan.options.max_corpus_pairs:
+        corpora = [rows.filter(origin=name) for name in sorted({raw.origin for raw in files})]
+        columns = [corpus.select("row", "rank", "english", CORPUS_RANK) for corpus in corpora]
+        drawn = pl.concat(sample(each, "corpus_rank", most).lazy() for each in columns).drop("corpus_rank")
+    kept = sample(drawn, "rank", plan.options.max_pairs or None)
+    dev = sample(kept.lazy(), "english", min(plan.options.dev_pairs, len(kept) // 10))
+    kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
+    with whole_file(plan.selected(language)) as file:
+        pq.write_table(kept.to_arrow(), file)
+    passed = keys.select(pl.len()).collect().item()
+    texts, different = (count_distinct(keys, name) for name in ("exact", "rank"))
+    counts = {"exact_duplicate": passed - texts, "near_duplicate": texts - different}
+    return counts | {"not_sampled": different - len(kept)}
 
 
 # 3. Over all languages
@@ -205,44 +197,41 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None
 
 def find_shared(plan: Plan, languages: Iterable[str]) -> None:
     """Keys of English sentences: those `held` out for a dev set of any language, those `repeated` in several pairs."""
-    if (plan.work_dir / "shared").exists():
-        return
-    with new_folder(plan.work_dir / "shared") as folder:
-        kept = pl.scan_parquet([plan.selected(language) / "kept.parquet" for language in languages])
-        held = kept.filter("dev").select(pl.col("english").unique()).collect()
-        pq.write_table(held.to_arrow(), folder / "held.parquet")
-        pq.write_table(repeated(kept, "english").to_arrow(), folder / "repeated.parquet")
+    kept = pl.scan_parquet([plan.selected(language) for language in languages])
+    held = kept.filter("dev").select(pl.col("english").unique()).collect()
+    for name, keys in ("held", held), ("repeated", repeated(kept, "english")):
+        with whole_file(plan.work_dir / f"{name}.parquet") as file:
+            pq.write_table(keys.to_arrow(), file)
 
 
 # 4. Writing
 
 
-def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> None:
+def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, Any]:
     """The shards of a language in `train/` and `dev/`, in the order of the files.
 
     Counts `held_out` (training pairs lost because a dev set has their English sentence), `train`, `dev`,
     `target_repeated`, and `origins`: training pairs of each.
     """
     rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files])
-    held, again = (pl.read_parquet(plan.work_dir / f"shared/{name}.parquet") for name in ("held", "repeated"))
-    kept = pl.read_parquet(plan.selected(language) / "kept.parquet").with_columns(
+    held, again = (pl.read_parquet(plan.work_dir / f"{name}.parquet") for name in ("held", "repeated"))
+    kept = pl.read_parquet(plan.selected(language)).with_columns(
         held_out=pl.col("english").is_in(held["english"].implode()),
         target_repeated=pl.col("english").is_in(again["english"].implode()),
     )
     chosen = {"train": kept.filter(~pl.col("held_out")), "dev": kept.filter("dev")}
-    with new_folder(plan.written(language)) as folder:
-        counts: dict[str, Any] = {split: len(pairs) for split, pairs in chosen.items()}
-        counts["held_out"] = len(kept) - counts["train"] - counts["dev"]
-        counts["target_repeated"] = int(chosen["train"]["target_repeated"].sum())
-        for split, pairs in chosen.items():
-            shards = list(pairs.iter_slices(plan.options.shard_size))
-            counts[f"{split}_shards"] = len(shards)
-            (plan.output_dir / split).mkdir(exist_ok=True)
-            for number, shard in enumerate(shards):
-                _write_shard(plan.shard(split, language, number), rows, shard)
-        origins = rows.select("origin").with_row_index("row").join(chosen["train"].lazy(), on="row", how="semi")
-        found = origins.group_by("origin").len().sort("origin").collect(engine="streaming")
-        write_json(counts | {"origins": dict(found.iter_rows())}, folder / "counts.json")
+    counts: dict[str, Any] = {split: len(pairs) for split, pairs in chosen.items()}
+    counts["held_out"] = len(kept) - counts["train"] - counts["dev"]
+    counts["target_repeated"] = int(chosen["train"]["target_repeated"].sum())
+    for split, pairs in chosen.items():
+        shards = list(pairs.iter_slices(plan.options.shard_size))
+        counts[f"{split}_shards"] = len(shards)
+        (plan.output_dir / split).mkdir(exist_ok=True)
+        for number, shard in enumerate(shards):
+            _write_shard(plan.shard(split, language, number), rows, shard)
+    origins = rows.select("origin").with_row_index("row").join(chosen["train"].lazy(), on="row", how="semi")
+    found = origins.group_by("origin").len().sort("origin").collect(engine="streaming")
+    return counts | {"origins": dict(found.iter_rows())}
 
 
 def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
@@ -265,18 +254,23 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 
 
 @contextmanager
-def workers(count: int) -> Iterator[Callable[[str, Callable[..., None], list[tuple]], None]]:
-    """What calls a function with each of some arguments, here or in `count` processes, and logs what is done."""
+def workers(count: int) -> Iterator[Callable[[str, Callable[..., Any], list[tuple]], list[Any]]]:
+    """What calls a function with each of some arguments, here or in `count` processes, and logs what is done.
+
+    It returns what the function does, in the order of the calls.
+    """
     context, pool = multiprocessing.get_context("spawn"), None
     if count > 1:
         pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(count,))
 
-    def run(name: str, function: Callable[..., None], calls: list[tuple]) -> None:
-        started, here = time.perf_counter(), (partial(function, *call) for call in calls)
-        results = (job.result for job in as_completed(map(pool.submit, here))) if pool else here
-        for number, result in enumerate(results, 1):
-            result()
-            logger.info("%s: %d of %d done, %.0f s", name, number, len(calls), time.perf_counter() - started)
+    def run(name: str, function: Callable[..., Any], calls: list[tuple]) -> list[Any]:
+        started, results = time.perf_counter(), {}
+        jobs = [pool.submit(function, *call) if pool else partial(function, *call) for call in calls]
+        for job in as_completed(jobs) if pool else jobs:
+            results[job] = job.result() if pool else job()
+            seconds = time.perf_counter() - started
+            logger.info("%s: %d of %d done, %.0f s", name, len(results), len(calls), seconds)
+        return [results[job] for job in jobs]
 
     try:
         yield run

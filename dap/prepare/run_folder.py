@@ -1,4 +1,4 @@
-"""The folder that `prepare_data.py` writes into: where each step lies, and whether a run may begin or go on."""
+"""The folder that `prepare_data.py` writes into: what lies where, and whether a run may write to it."""
 
 import logging
 import os
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.files import disk_full, read_object, write_json
+from dap.files import disk_full, read_object
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
 
 logger = logging.getLogger(__name__)
 
-REPORT, WORK, CARD = "report.json", ".work", "README.md"
-VOCABULARY, NOTE = "target_vocabulary.json", "run.json"
+REPORT, CARD, VOCABULARY, WORK = "report.json", "README.md", "target_vocabulary.json", ".prepare_data"
 SHOWN = 5  # names in an error
 
 
@@ -43,36 +42,26 @@ class RawFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run makes, and the folders of its steps.
-
-    Attributes:
-        output_dir: folder of `train/`, `dev/` and what describes them.
-        check_leaks: whether `leaks`, the index of the evaluation sentences, is there.
-        list_leaks: whether to keep a list of the leaks that are found.
-    """
+    """What a run makes, and where: `output_dir` is the folder of `train/`, `dev/` and what describes them."""
 
     output_dir: Path
     options: PrepareOptions
-    check_leaks: bool = False
-    list_leaks: bool = False
 
     @property
     def work_dir(self) -> Path:
-        """Folder of all that is needed to go on; it is removed at the end."""
+        """Folder of all that is made on the way; it is removed at the end."""
         return self.output_dir / WORK
 
     @property
     def leaks(self) -> Path:
+        """What the index of the evaluation sentences is made of; absent where there are none."""
         return self.work_dir / "leaks.json"
 
     def cleaned(self, raw: RawFile) -> Path:
         return self.work_dir / f"clean-{raw.key}"
 
     def selected(self, language: str) -> Path:
-        return self.work_dir / f"select-{language}"
-
-    def written(self, language: str) -> Path:
-        return self.work_dir / f"write-{language}"
+        return self.work_dir / f"select-{language}.parquet"
 
     def shard(self, split: str, language: str, number: int) -> Path:
         return self.output_dir / split / f"{number:05d}.{language}-{self.options.target_language}.parquet"
@@ -99,56 +88,54 @@ def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
     """The report of the same run if it has ended.
 
     Raises:
-        ValueError: a shard that the report names is not there.
+        ValueError: a shard that the report names is not there, or as `read_report`.
     """
-    report = plan.output_dir / REPORT
-    if _mark(report) != mark:
+    report = read_report(plan.output_dir)
+    if not report or report["fingerprint"] != mark:
         return None
-    ended = read_object(report)
-    for code, counts in ended["languages"].items():
+    for code, counts in report["languages"].items():
         for split in ("train", "dev"):
             for path in (plan.shard(split, code, number) for number in range(counts[f"{split}_shards"])):
                 if not path.is_file():
-                    raise UserError(f"{path} is absent, though {report} tells of it: --overwrite makes all again")
-    return ended
+                    raise UserError(f"{path} is absent, though {REPORT} tells of it: --overwrite makes all again")
+    return report
 
 
-def begin(plan: Plan, files: Sequence[RawFile], mark: str, overwrite: bool) -> None:
-    """Makes the output folder ready to begin or go on: what a finished or another run left goes.
-
-    Cleaned files whose keys are still right stay.
+def read_report(output: Path) -> dict[str, Any] | None:
+    """The report in an output folder; None without one.
 
     Raises:
-        ValueError: the folder holds other things or another run, and may not be overwritten.
+        ValueError: it is not of this command.
     """
-    output, note = plan.output_dir, plan.work_dir / NOTE
+    path = output / REPORT
+    report = read_object(path) if path.is_file() else None
+    if report is not None and not isinstance(report.get("fingerprint"), str):
+        raise UserError(f"{path}: not written by this command; give another --output_dir")
+    return report
+
+
+def begin(plan: Plan, files: Sequence[RawFile], overwrite: bool) -> None:
+    """Empties the output folder of what a finished run, if it may be overwritten, or a stopped one left.
+
+    What was cleaned of these files stays.
+
+    Raises:
+        ValueError: the folder holds other things, or a finished run that may not be overwritten.
+    """
+    output = plan.output_dir
     names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    ended, begun = _mark(output / REPORT), _mark(note)
-    if begun == mark and not ended:
-        return
-    if names and not (names == [WORK] and begun) and not (overwrite and (ended or begun)):
-        reason = "of a run with other arguments or other text: give another --output_dir, or --overwrite to replace it"
-        if overwrite:
-            reason = f"but no {REPORT} of this command, and is not overwritten: give another --output_dir"
-        raise UserError(f"{output} holds {', '.join(names[:SHOWN])} {reason}")
-    write_json({"fingerprint": "being emptied"}, note)  # a kill leaves a folder that is known for one of this command
+    ended, begun = read_report(output), plan.work_dir.is_dir()
+    if ended and not overwrite:
+        raise UserError(
+            f"{output} holds the result of a run with other arguments or other text: give another --output_dir, or "
+            "--overwrite to replace it"
+        )
+    if names and not ended and not begun:
+        held = ", ".join(names[:SHOWN])
+        raise UserError(f"{output} holds {held}, but nothing of this command, and is left alone: give another one")
+    plan.work_dir.mkdir(parents=True, exist_ok=True)  # first, so that a kill leaves what is known for this command's
     made = [output / name for name in (REPORT, VOCABULARY, CARD, "train", "dev")]
-    kept = {plan.cleaned(raw) for raw in files} | {note}
+    kept = {plan.cleaned(raw) for raw in files}
     for path in (*made, *plan.work_dir.iterdir()):
         if path not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    write_json({"fingerprint": mark}, note)
-
-
-def _mark(path: Path) -> str | None:
-    """The fingerprint in a report or note; None without one.
-
-    Raises:
-        ValueError: the file is not of this command.
-    """
-    if not path.is_file():
-        return None
-    found = read_object(path).get("fingerprint")
-    if not isinstance(found, str):
-        raise UserError(f"{path}: not written by this command; give another --output_dir")
-    return found

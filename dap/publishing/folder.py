@@ -5,7 +5,6 @@ sentence-transformers under their legacy names. `pretraining/` holds the whole D
 Shapes: `N` sentences, `D` hidden size.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -38,7 +37,7 @@ from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
 from dap.publishing.model_card import HEADS_FOLDER, POOLER_SCALE, Published, Sources, model_card, read_sources
 from dap.tokenizers import forget_calls, require_padding
-from modeling_dap import DAPForPreTraining
+from modeling_dap import DAPForPreTraining, save_modules
 
 LAYOUTS = ("plain", "dap")
 UNFINISHED = ".unfinished"  # folder of what is being written
@@ -293,26 +292,16 @@ def write_modules(
 ) -> None:
     """Write what makes `SentenceTransformer(folder)` give the encoder's vectors, beside a saved model and tokenizer.
 
-    The types have the legacy names that servers know. Without modules.json that library would average token states,
-    whatever the pooling was in training. It needs `trust_remote_code=True`, or modeling_dap imported, for a DAP model.
+    It needs `trust_remote_code=True`, or modeling_dap imported, for a DAP model.
 
     Args:
         normalize: the library gives vectors of length 1.
         similarity: "cosine" or "dot"; None: a DAP model's own, else "cosine".
         prompts: of the library, by name, beside the encoder's prefix.
     """
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * normalize
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (path, kind) in enumerate(kinds)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    save_modules(folder, encoder.pooling, encoder.hidden_size, normalize)
     cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
     write_json(cut, folder / "sentence_bert_config.json")
-    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    pooling = {f"pooling_mode_{mode}": mode.split("_")[0] == encoder.pooling for mode in modes}
-    pooling |= {"pooling_mode_mean_sqrt_len_tokens": False, "include_prompt": True}
-    write_json({"word_embedding_dimension": encoder.hidden_size} | pooling, folder / "1_Pooling/config.json")
     prefix, prompts = encoder.prefix, dict(prompts or {})
     default = next((name for name, text in prompts.items() if text == prefix), "text")
     if prefix:  # encode_query and encode_document put nothing before a sentence unless prompts of theirs are there
@@ -320,8 +309,6 @@ def write_modules(
     library = {"prompts": prompts, "default_prompt_name": default if prefix else None}
     similarity = similarity or getattr(encoder.model.config, "tr_similarity", "cosine")
     write_json(library | {"similarity_fn_name": similarity}, folder / "config_sentence_transformers.json")
-    if normalize:
-        write_json({}, folder / "2_Normalize/config.json")  # a repository holds no empty folders
 
 
 def _require_same_vectors(encoder: SentenceEncoder, published: Published, folder: Path) -> None:

@@ -168,8 +168,8 @@ def _search(
     """The k best keys of every query and, if `both`, the k best queries of every key."""
     default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = next((side.device for side in (queries, keys) if isinstance(side, Tensor)), default)
-    forward = _Best(len(queries), k, device)
-    backward = _Best(len(keys) if both else 0, k, device)
+    forward = Best(len(queries), k, device)
+    backward = Best(len(keys) if both else 0, k, device)
     height, width = blocks or BLOCKS[device.type]
     room = torch.empty(_padded(min(height, len(queries))), _padded(min(width, len(keys))), device=device)
     total = len(queries) * len(keys)
@@ -200,7 +200,7 @@ def _similarities(queries: Tensor, keys: Tensor, room: Tensor) -> Tensor:
     return block
 
 
-class _Best:
+class Best:
     """The k best keys so far of N queries: `scores` and `indices`, both (N, k), equal scores by lowest index."""
 
     def __init__(self, count: int, k: int, device: torch.device) -> None:
@@ -216,6 +216,10 @@ class _Best:
             scores = groups[rows[:, None], chosen]  # (r, k', GROUP)
             indices = column + chosen[:, :, None] * GROUP + torch.arange(GROUP, device=block.device)
             self._merge(row + rows, scores.flatten(1), indices.flatten(1))
+
+    def merge(self, row: int, scores: np.ndarray, indices: np.ndarray) -> None:
+        """Takes in the best keys (R, k') found for the queries from `row` on, which are later than those before."""
+        self._merge(torch.arange(row, row + len(scores)), torch.tensor(scores), torch.tensor(indices))
 
     def _merge(self, rows: Tensor, scores: Tensor, indices: Tensor) -> None:
         """Keeps the k best of what the rows have and of what is new, in this order where scores are equal."""

@@ -7,7 +7,6 @@ unpacked to the disk.
 import errno
 import gzip
 import io
-import lzma
 import os
 import stat
 import zipfile
@@ -15,17 +14,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
-from itertools import chain
+from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
+
+from xz import XZError, XZFile
 
 from dap.errors import UserError, require_utf8
 
 MAX_LINE = 64 << 20  # bytes; what is longer is no text, and would fill the memory
-BLOCK = 1 << 16  # bytes read at once of a packed file
 MAX_RETURNS = 9  # carriage returns within a line; what has more is many lines
 
-_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)
+_DAMAGED = (EOFError, zlib.error, XZError, LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)
 _DAMAGED += (UnicodeDecodeError,)  # of a member's name
 
 
@@ -47,47 +47,8 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
         raise UserError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
 
 
-class _Xz(io.RawIOBase):
-    """The text of all streams of an .xz file, as strict as `gzip`: `lzma.open` ends in silence at the first padding.
-
-    Raises:
-        LZMAError: a damaged stream, or anything but streams and padding (NULs in fours) between and after them.
-        EOFError: it ends within a stream.
-    """
-
-    def __init__(self, packed: BinaryIO) -> None:
-        self._packed, self._rest = packed, b""
-        self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-
-    def readable(self) -> bool:
-        """True, which `io.BufferedReader` asks."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fills a part of the buffer, and tells how much; 0 at the end."""
-        text = b""
-        while not text:
-            if self._stream.eof and not self._find_stream():
-                return 0
-            packed = self._rest or self._packed.read(BLOCK) if self._stream.needs_input else b""
-            if self._stream.needs_input and not packed:
-                raise EOFError("it ends within a stream")
-            text, self._rest = self._stream.decompress(packed, len(buffer)), b""
-        buffer[: len(text)] = text
-        return len(text)
-
-    def _find_stream(self) -> bool:
-        """Goes on to the next stream, if there is one."""
-        padding = 0
-        for block in chain([self._stream.unused_data], iter(partial(self._packed.read, BLOCK), b"")):
-            self._rest = block.lstrip(b"\0")
-            padding += len(block) - len(self._rest)
-            if self._rest:
-                self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-                break
-        if padding % 4:
-            raise lzma.LZMAError(f"{padding} NULs behind a stream")
-        return bool(self._rest)
+class _Xz(XZFile, io.BufferedIOBase):
+    """All streams of an .xz file, or an error; `lzma.open` ends in silence at the first padding. Has a `readinto`."""
 
 
 def _open_packed(path: Path) -> BinaryIO:
@@ -168,7 +129,7 @@ def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """The lines of a file without their end, LF or CR + LF, and without the byte order mark that some editors write.
 
-    A carriage return within a line is a lost line end or a slip: `not_text` tells of it as of invalid UTF-8.
+    A carriage return within a line is a lost line end or a slip: `decode_line` refuses it as it does invalid UTF-8.
 
     Raises:
         ValueError: as `open_file`, UTF-16, lines that end in CR alone, or one longer than `MAX_LINE`.
@@ -187,34 +148,38 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def not_text(line: bytes) -> str | None:
-    """Why a line is no text: a carriage return within it, or no UTF-8; None where it is.
+def decode_line(line: bytes) -> str:
+    """The text of a line.
 
-    No line of the 2.2 million that this project was measured on has one, but web crawls have a stray one in millions
-    of lines: whoever tolerates bad lines need not give up the file for it, and whoever splits there tears a sentence.
+    No line of the 2.2 million that this project was measured on has a carriage return within, but web crawls have a
+    stray one in millions of lines: whoever tolerates bad lines need not give up the file for it, and whoever splits
+    there tears a sentence.
+
+    Raises:
+        ValueError: a carriage return within it, or no UTF-8.
     """
     if b"\r" in line:
-        return f"carriage return at offset {line.index(13)}, within the line: tr '\\r' '\\n' or ' '"
-    return not_utf8(line)
+        raise UserError(f"carriage return at offset {line.index(13)}, within the line: tr '\\r' '\\n' or ' '")
+    return decode(line)
 
 
-def not_utf8(text: bytes) -> str | None:
-    """Why a text is no UTF-8; None where it is."""
+def decode(text: bytes) -> str:
+    """The text of its bytes; raises `UserError` for what is no UTF-8."""
     try:
-        text.decode()
+        return text.decode()
     except UnicodeDecodeError as error:
-        return f"invalid UTF-8: byte 0x{text[error.start]:02x} at offset {error.start}"
-    return None
+        raise UserError(f"invalid UTF-8: byte 0x{text[error.start]:02x} at offset {error.start}") from error
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
     """The lines of one monolingual text, unpacked, empty ones included: line i is sentence i.
 
     Raises:
-        ValueError: a line that is no text (`not_text`), or as `read_lines`.
+        ValueError: a line that is no text (`decode_line`), or as `read_lines`.
         FileNotFoundError: no such file.
     """
     for number, line in enumerate(read_lines(path), 1):
-        if reason := not_text(line):
-            raise UserError(f"{path}, line {number}: {reason}; repair the line")
-        yield line.decode()
+        try:
+            yield decode_line(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}; repair the line") from error

@@ -5,8 +5,8 @@ Files are named as `LAYOUTS` says, or packed so (`.gz`, `.xz`, zip archives as O
 
 The language comes from the file name, ISO 639-1 or 639-3. A region or script is dropped: `pt-br-en.tsv`, `a.zh-CN` and
 `deu_Latn-eng_Latn.tsv` are pt, zh and de. In capitals every region is known as one, in small letters those of
-`REGIONS`; else what precedes the two codes is a name: `it-da-en.tsv` is da. A TMX file tells its languages itself, by
-its first units, and a PO file by its header (`Language:`), else by its name (`de.po`, `de/LC_MESSAGES/app.po`); the
+`REGIONS`; else what precedes the two codes is a name: `it-da-en.tsv` is da. A TMX file tells its languages itself,
+and a PO file by its header (`Language:`), else by its name (`de.po`, `de/LC_MESSAGES/app.po`); the
 target side of PO is English.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from datasets import Dataset, IterableDataset, get_dataset_config_names, load_dataset
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.tmx_po import catalogue_language, memory_languages
@@ -175,8 +175,7 @@ def _classify(path: Path, target: str, exists: Callable[[Path], bool]) -> list[B
     kind = _kind(path)
     languages: set[str] = set()
     if kind == ".tmx":
-        languages = memory_languages(path)
-        languages = languages - {target} if target in languages else set()
+        languages = memory_languages(path, target)
     elif kind == ".po" and target == "en":
         name = _CATALOGUE.fullmatch(path.name)
         named = path.parent.parent.name if path.parent.name == "LC_MESSAGES" else name and name[1]
@@ -231,5 +230,6 @@ def _hub_languages(dataset: str, config: str) -> list[str]:
 
 
 def hub_dataset(dataset: str, config: str | None, streaming: bool) -> Dataset | IterableDataset:
-    """The training split of a dataset of the Hub."""
-    return load_dataset(dataset, config, split="train", streaming=streaming)
+    """The training split of a dataset of the Hub; raises `UserError` where there is none to be had."""
+    with loading("training split", f"{dataset}:{config}" if config else dataset):
+        return load_dataset(dataset, config, split="train", streaming=streaming)

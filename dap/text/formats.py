@@ -1,4 +1,4 @@
-"""Read the pairs of a file, as Arrow tables: one function a format, one audit of the bad lines for all of them.
+"""Read the pairs of a file: one function a format, one check and one audit of the bad lines for all of them.
 
 Text is taken as it stands: quotes are text, and only a line feed (or CR + LF) ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
@@ -12,20 +12,17 @@ judged from there on.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import base_language
-from dap.text.archives import not_text, not_utf8, read_lines
+from dap.text.archives import decode, decode_line, read_lines
 from dap.text.files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -34,27 +31,10 @@ _warn_once = cache(logger.warning)  # a later pass over the same file has nothin
 
 JUDGE_AFTER = 100_000  # lines
 SHOWN = 5  # bad lines quoted in a warning or an error, per file
-BATCH = 10_000  # rows of a table before the bad ones are left out
+BATCH = 10_000  # rows of a table
 
-#: Columns of the tables: the two sides, and the line from 1 (in TMX the unit, in Parquet and on the Hub the row).
-TABLE = pa.schema({"source": pa.string(), "target": pa.string(), "line": pa.int64()})
-
-Row = tuple[int, Any, Any]  # line, source, target: text, or what a file holds instead, or the error in reading it
-
-
-@dataclass
-class Batch:
-    """Some rows of a file as columns.
-
-    Attributes:
-        sides: source and target, text or its bytes; null where there is none.
-        explain: tells why a row, counted from 0, is no pair, where a side is null, blank or no UTF-8.
-        lines: the lines of the rows, None where they follow the batch before one by one.
-    """
-
-    sides: Sequence[pa.Array]
-    explain: Callable[[int], str | None]
-    lines: Sequence[int] | None = None
+#: Columns of the tables: the line from 1 (in TMX the unit, in Parquet and on the Hub the row), and the two sides.
+TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
 
 
 class LineAudit:
@@ -76,15 +56,15 @@ class LineAudit:
         self.bad = self.lines = 0
         self._first: list[str] = []
 
-    def reject(self, line: int, reason: object) -> None:
-        """Counts line number `line` (from 1) as bad."""
-        self.bad, self.lines = self.bad + 1, line
+    def reject(self, reason: object) -> None:
+        """Counts line number `lines` as bad."""
+        self.bad += 1
         tell = logger.info
         if self.bad <= SHOWN:
-            self._first.append(f"line {line}: {reason}")
+            self._first.append(f"line {self.lines}: {reason}")
             tell = _warn_once
-        tell("%s, line %d skipped: %s", self.file, line, str(reason))
-        self.judge(max(line, JUDGE_AFTER))
+        tell("%s, line %d skipped: %s", self.file, self.lines, str(reason))
+        self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
         """Raises `ValueError` if there are more bad lines than `lines` lines may have."""
@@ -110,12 +90,25 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
     Raises:
         ValueError: too many bad lines, not a single pair, sides of different length, damaged file, missing columns.
     """
-    pairs = 0
-    for batch in READERS[file.format](file):
-        table = _check(batch, audit)
-        pairs += len(table)
-        if len(table):
-            yield table
+    read, parse = FORMATS[file.format]
+    contents, pairs = read(file), 0
+    while batch := list(islice(contents, BATCH)):
+        lines, sources, targets = columns = [], [], []
+        for line, content in batch:
+            audit.lines = line
+            try:
+                source, target = parse(content)
+                if not source.strip() or not target.strip():
+                    raise UserError(f"empty {'target' if source.strip() else 'source'} side")
+            except (ValueError, RecursionError) as error:
+                audit.reject(error)
+            else:
+                lines.append(line)
+                sources.append(source)
+                targets.append(target)
+        pairs += len(lines)
+        if lines:
+            yield pa.table(columns, schema=TABLE)
     audit.judge(audit.lines)
     if audit.bad:
         _warn_once("%s: %d of %d lines skipped (limit %.3g%%)", file, audit.bad, audit.lines, 100 * audit.limit)
@@ -123,150 +116,89 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
         raise UserError(f"{file}: holds no pair of language {file.language!r}; remove the file or fill it")
 
 
-def _check(batch: Batch, audit: LineAudit) -> pa.Table:
-    """The pairs among the rows; the audit counts the others."""
-    source, target = map(_decode, batch.sides)
-    full = [pc.greater(pc.binary_length(pc.utf8_trim_whitespace(side)), 0) for side in (source, target)]
-    clear = pc.fill_null(pc.and_(*full), False)
-    lines = np.arange(audit.lines + 1, audit.lines + 1 + len(clear)) if batch.lines is None else batch.lines
-    for row in np.flatnonzero(~np.asarray(clear)).tolist():
-        audit.reject(int(lines[row]), batch.explain(row))
-    audit.lines = int(lines[-1])
-    return pa.table([source, target, lines], schema=TABLE).filter(clear)
+# One reader a format, which gives what each line holds, and one function that makes a pair of that
 
 
-def _decode(texts: pa.Array) -> pa.Array:
-    """Strings; null stands for what is no valid UTF-8."""
+def _lines(file: BitextFile) -> Iterator[tuple[int, bytes]]:
+    return enumerate(read_lines(file.paths[0]), 1)
+
+
+def _cells(line: bytes) -> Sequence[str]:
+    source, tab, rest = decode_line(line).partition("\t")
+    if not tab:
+        raise UserError("one column, expected source<TAB>target")
+    return source, rest.partition("\t")[0]
+
+
+def _record(line: bytes) -> Sequence[Any]:
+    record = json.loads(decode_line(line))  # Arrow's reader takes all lines of a file or none
     try:
-        return texts.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([None if text and not_utf8(text) else text for text in texts.to_pylist()], pa.string())
+        source, target = record["source"], record["target"]
+    except (KeyError, TypeError):
+        raise UserError('expected an object {"source": …, "target": …}') from None
+    f"{source}{target}".encode()  # fails for "\ud800", valid JSON but no text
+    return _texts((source, target))
 
 
-def _explain(source: Any, target: Any) -> str | None:
-    """Why two sides, text or its bytes, are no pair; None where they are one."""
-    for name, side in (("source", source), ("target", target)):
-        if isinstance(side, Exception):
-            return str(side)
-        if isinstance(side, bytes) and (reason := not_utf8(side)):
-            return reason
-        text = side.decode() if isinstance(side, bytes) else side
-        if not isinstance(text, str):
-            return f"{name} side is {text!r}, expected text"
-        if not text.strip():
-            return f"empty {name} side"
-    return None
+def _texts(sides: Sequence[Any]) -> Sequence[str]:
+    """The sides, if they are text or its bytes."""
+    for name, side in zip(("source", "target"), sides):
+        if not isinstance(side, str | bytes):
+            raise UserError(f"{name} side is {side!r}, expected text")
+    return [decode(side) if isinstance(side, bytes) else side for side in sides]
 
 
-# One function a format
-
-
-def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
-    while batch := list(islice(rows, BATCH)):
-        yield batch
-
-
-def _tsv(file: BitextFile) -> Iterator[Batch]:
-    for lines in _batches(read_lines(file.paths[0])):
-        cells = pc.split_pattern(_text(lines), "\t", max_splits=2)  # 2 sides, the rest
-        cells = pc.list_slice(cells, 0, 2, return_fixed_size_list=True)  # null stands for what is not there
-        yield Batch([pc.list_element(cells, 0), pc.list_element(cells, 1)], partial(_explain_line, lines))
-
-
-def _text(lines: Sequence[bytes]) -> pa.Array:
-    """Lines as strings; null stands for what is no text."""
-    texts = _decode(pa.array(lines, pa.binary()))
-    return pc.if_else(pc.match_substring(texts, "\r"), None, texts)
-
-
-def _explain_line(lines: Sequence[bytes], row: int) -> str | None:
-    if reason := not_text(lines[row]):
-        return reason
-    cells = lines[row].split(b"\t")
-    return _explain(*cells[:2]) if len(cells) > 1 else "one column, expected source<TAB>target"
-
-
-def _moses(file: BitextFile) -> Iterator[Batch]:
+def _two_lines(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes]]]:
     lengths = [sum(1 for _ in read_lines(path)) for path in file.paths]
     if lengths[0] != lengths[1]:
         raise UserError(
             f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, {file.paths[1]} has "
             f"{lengths[1]}; line i of one must translate line i of the other"
         )
-    for sides in zip(*(_batches(read_lines(path)) for path in file.paths), strict=True):
-        columns = list(map(_text, sides))
-        yield Batch(columns, partial(_explain_sides, sides))
+    return enumerate(zip(*map(read_lines, file.paths), strict=True), 1)
 
 
-def _explain_sides(sides: Sequence[Sequence[bytes]], row: int) -> str | None:
-    lines = [side[row] for side in sides]
-    return next(filter(None, map(not_text, lines)), None) or _explain(*lines)
-
-
-def _parquet(file: BitextFile) -> Iterator[Batch]:
+def _parquet_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes | None]]]:
     try:
         with pq.ParquetFile(file.paths[0]) as table:
             names = table.schema_arrow.names
             if [names.count(side) for side in ("source", "target")] != [1, 1]:
                 raise UserError(f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them")
+            first = 1
             for block in table.iter_batches(BATCH, columns=["source", "target"]):
-                sides = [block[side].cast(pa.large_binary()) for side in ("source", "target")]
-                yield Batch(sides, lambda row, sides=sides: _explain(*(side[row].as_py() for side in sides)))
+                sides = [block[side].cast(pa.large_binary()).to_pylist() for side in ("source", "target")]
+                yield from enumerate(zip(*sides), first)
+                first += len(block)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again") from error
 
 
-def _jsonl(file: BitextFile) -> Iterator[Row]:
-    for number, line in enumerate(read_lines(file.paths[0]), 1):  # Arrow's reader takes all lines of a file or none
-        try:
-            if reason := not_text(line):
-                raise UserError(reason)
-            record = json.loads(line.decode())
-            source, target = record["source"], record["target"]
-            f"{source}{target}".encode()  # fails for "\ud800", valid JSON but no text
-        except (KeyError, TypeError):
-            yield number, UserError('expected an object {"source": …, "target": …}'), None
-        except (ValueError, RecursionError) as error:
-            yield number, error, None
-        else:
-            yield number, source, target
-
-
-def _hub(file: BitextFile) -> Iterator[Row]:
+def _hub_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[Any]]]:
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
-    columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
-    if "translation" not in columns and not {"source", "target"} <= set(columns):
-        raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
-    swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
-    for number, record in enumerate(dataset, 1):
-        if "translation" in record:
-            sides = {base_language(code): text for code, text in record["translation"].items()}
-            yield number, sides.get(file.language), sides.get(file.target_language)
-        elif swapped:
-            yield number, record["target"], record["source"]
-        else:
-            yield number, record["source"], record["target"]
+    with loading("rows", file):  # where a stream breaks off the Hub's client raises anything
+        columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
+        if "translation" not in columns and not {"source", "target"} <= set(columns):
+            raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
+        swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
+        for number, record in enumerate(dataset, 1):
+            if "translation" in record:
+                sides = {base_language(code): text for code, text in record["translation"].items()}
+                yield number, (sides.get(file.language), sides.get(file.target_language))
+            else:
+                pair = record["source"], record["target"]
+                yield number, pair[::-1] if swapped else pair
 
 
-def _by_rows(read: Callable[[BitextFile], Iterator[Row]]) -> Callable[[BitextFile], Iterator[Batch]]:
-    """A reader of batches, from one that gives row after row."""
-
-    def read_batches(file: BitextFile) -> Iterator[Batch]:
-        for rows in _batches(read(file)):
-            lines, *sides = zip(*rows)
-            texts = [[text if isinstance(text, str) else None for text in side] for side in sides]
-            columns = [pa.array(side, pa.string()) for side in texts]
-            yield Batch(columns, lambda row, rows=rows: _explain(*rows[row][1:]), lines)
-
-    return read_batches
+def _memory(file: BitextFile) -> Iterator[tuple[int, Sequence[str]]]:
+    return memory_pairs(file.paths[0], file.language, file.target_language)
 
 
-READERS: dict[str, Callable[[BitextFile], Iterator[Batch]]] = {
-    "tsv": _tsv,
-    "moses": _moses,
-    "parquet": _parquet,
-    "jsonl": _by_rows(_jsonl),
-    "tmx": _by_rows(lambda file: memory_pairs(file.paths[0], file.language, file.target_language)),
-    "po": _by_rows(lambda file: catalogue_pairs(file.paths[0])),
-    "hub": _by_rows(_hub),
+FORMATS: dict[str, tuple[Callable[[BitextFile], Iterator[tuple[int, Any]]], Callable[[Any], Iterable[Any]]]] = {
+    "tsv": (_lines, _cells),
+    "jsonl": (_lines, _record),
+    "moses": (_two_lines, lambda sides: map(decode_line, sides)),
+    "parquet": (_parquet_rows, _texts),
+    "tmx": (_memory, tuple),
+    "po": (lambda file: catalogue_pairs(file.paths[0]), tuple),
+    "hub": (_hub_rows, _texts),
 }

@@ -8,8 +8,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
@@ -19,12 +18,10 @@ from dap.languages import base_language
 from dap.text.archives import open_file
 
 logger = logging.getLogger(__name__)
-_warn_once = cache(logger.warning)  # once a file, not once for each of its languages
 
 #: Elements that hold codes of the original document, not text, and end up in no sentence (TMX 1.4b, content markup).
 #: A `sub` inside one of them is a text flow of its own (a footnote, an alternative text) and goes with it.
 CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
-SNIFFED = 1000  # units from whose languages those of a file are told
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -41,39 +38,31 @@ def one_line(text: str) -> str:
 # Translation memories
 
 
-def memory_languages(path: str | Path) -> set[str]:
-    """The languages of the first `SNIFFED` units of a TMX file."""
+def memory_languages(path: str | Path, target: str) -> set[str]:
+    """The languages that are beside the target language in some unit of a TMX file, which is read to its end."""
     with open_file(path) as stream:
-        return {language for unit in islice(read_units(stream, str(path)), SNIFFED) for language in unit}
+        units = (unit for unit in read_units(stream, str(path)) if target in unit)
+        return {language for unit in units for language in unit} - {target}
 
 
-def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, str, str]]:
-    """(number of the unit, source, target): every variant of the source language with every one of the target's.
+def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    """(number of the unit, (source, target)): every variant of the source language with every one of the target's.
 
-    The log counts the pairs left out because a segment is empty, and names languages that `memory_languages` missed.
+    The log counts the pairs left out because a segment is empty.
 
     Raises:
         ValueError: as `read_units` and `open_file`.
     """
-    known: set[str] = set()
-    late: set[str] = set()
     empty = 0
     with open_file(path) as stream:
         for number, unit in enumerate(read_units(stream, path), 1):
-            if number <= SNIFFED:
-                known.update(unit)
-            elif target in unit:
-                late.update(unit.keys() - known)
             for pair in product(unit.get(source, ()), unit.get(target, ())):
                 if all(pair):
-                    yield number, *pair
+                    yield number, pair
                 else:
                     empty += 1
     if empty:
         logger.info("%s: %d pairs left out: a segment is empty", path, empty)
-    if late:
-        text = "%s: the languages %s are not read, as its first %d units have none of them: split the file"
-        _warn_once(f"{text}, or move one such unit to its start", path, ", ".join(sorted(late)), SNIFFED)
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
@@ -139,8 +128,8 @@ def catalogue_language(path: str | Path) -> str | None:
     return found and found[1].decode()
 
 
-def catalogue_pairs(path: str) -> Iterator[tuple[int, str, str]]:
-    """(line, translation, original) of the translated entries of a PO file; the log counts the others.
+def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    """(line, (translation, original)) of the translated entries of a PO file; the log counts the others.
 
     Fuzzy, obsolete and untranslated entries are left out. Of plural entries the general plural is taken, and the
     singular too where the language has two forms: with more, the first form is not always "one".
@@ -160,7 +149,7 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, str, str]]:
             forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
             pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [(forms[-1], entry.msgid_plural)]
         for translation, original in pairs:  # polib calls the first entry's line 0 where no header precedes
-            yield max(1, entry.linenum), one_line(translation), one_line(original)
+            yield max(1, entry.linenum), (one_line(translation), one_line(original))
     if left_out:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
         logger.info("%s: entries left out: %s", path, counts)

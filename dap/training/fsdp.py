@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
@@ -16,7 +15,7 @@ from modeling_dap import DAPForPreTraining
 
 
 def prepare_sharding(trainer: Trainer) -> None:
-    """Make FSDP shard block by block, and have the blocks of the RTL head whole where it looks into them.
+    """Make FSDP shard block by block.
 
     Raises:
         ValueError: FSDP on CPU, or what `check_fsdp` refuses.
@@ -32,8 +31,6 @@ def prepare_sharding(trainer: Trainer) -> None:
     if plugin.transformer_cls_names_to_wrap is None:  # or it takes the embeddings, too, and shards them a second time
         _, blocks = layer_stack(trainer.model.dap.encoder)
         plugin.transformer_cls_names_to_wrap = [type(blocks[0]).__name__]
-    if trainer.model.rtl_head is not None:
-        trainer.model.rtl_head.register_forward_pre_hook(gather_blocks)
 
 
 def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
@@ -42,13 +39,6 @@ def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
     for name, value, needed in (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT")):
         if value != needed:
             raise UserError(f"fsdp_{name}={value} is not supported: give {needed}, as configs/accelerate/fsdp2.yaml.")
-
-
-def gather_blocks(head: nn.Module, _: Any) -> None:
-    """Make the blocks that FSDP shards whole, those that are not called as modules until the backward pass."""
-    for module in head.modules():
-        if hasattr(module, "unshard"):
-            module.unshard()
 
 
 @contextmanager

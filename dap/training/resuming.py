@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-import shutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,24 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     """Train from a checkpoint on, or from the beginning; gives the training's metrics.
 
     Of a run that was killed after its last step only the model is loaded: the best one, with `load_best_model_at_end`.
+
+    Raises:
+        UserError: what a process that reads the batches (`dataloader_num_workers`) refuses, or that one was killed.
     """
     if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
-        return trainer.train(resume_from_checkpoint=checkpoint).metrics
+        try:
+            return trainer.train(resume_from_checkpoint=checkpoint).metrics
+        except RuntimeError as error:
+            if "DataLoader worker (pid" not in str(error):
+                raise
+            raise UserError(
+                "a process that reads the batches was ended from outside, perhaps for want of memory; give the same "
+                "command again to go on, with a smaller --dataloader_num_workers"
+            ) from error
+        except (UserError, OSError) as error:
+            if " in DataLoader worker process " not in str(error):
+                raise
+            raise UserError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from error  # what stands below its traceback
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
     FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
@@ -213,4 +228,4 @@ class RecordInCheckpoints(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         record, checkpoint = Path(args.output_dir) / RECORD, Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
-            shutil.copyfile(record, checkpoint / RECORD)
+            write_json(read_json(record), checkpoint / RECORD)

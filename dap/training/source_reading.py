@@ -45,8 +45,9 @@ def source_reading(
     model.eval()
     batch, others = sample_pairs(read, tokenizer, max_seq_length, known or list(read), prefix)
     (rtl,) = (objective for objective in model.objectives if objective.name == "rtl")
-    batch = encoded(model, rtl, batch)
     rtl.config, configured, found = copy.copy(model.config), model.config.rtl_ratio, {}
+    rtl.config.rtl_ratio = min(RATIOS)  # shows targets, so that they are encoded whole
+    batch = encoded(model, rtl, batch)
     for ratio in {configured: None, **dict.fromkeys(RATIOS)}:
         rtl.config.rtl_ratio = ratio
         rows = torch.arange(0, len(others), 1 if ratio == configured else 4)

@@ -95,7 +95,7 @@ def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
 def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
     try:
         configs = get_dataset_config_names(name)
-    except (OSError, ValueError) as error:  # offline, or no such data set
+    except Exception as error:  # offline, no such data set, or one that is a script
         raise FileNotFoundError(f"{name}: no such folder, and not to be had from the Hub ({error})") from error
     codes = {code: config for config in configs if (code := _known_code(config))}
     if not codes:
@@ -208,7 +208,7 @@ def _rows(source: NLISource) -> Iterator[tuple[str, Mapping[str, Any]]]:
             dataset = load_dataset(source.path, source.config, split=source.split)
     except (pa.ArrowInvalid, DatasetGenerationError) as error:
         raise UserError(f"{source}: not a parquet file ({error})") from error
-    except (OSError, ValueError) as error:  # offline, or no such data set, configuration or split
+    except Exception as error:  # offline, or no such data set, configuration or split
         raise FileNotFoundError(f"{source}: not to be had from the Hub ({error})") from error
     names = getattr(dataset.features.get("label"), "names", [])
     for number, row in enumerate(dataset, 1):

@@ -21,7 +21,7 @@ from dap.files import write_json
 from dap.prepare.filters import REASONS
 from dap.prepare.options import PrepareOptions
 from dap.prepare.pipeline import SCHEMA, prepare, workers
-from dap.prepare.run_folder import Plan, RawFile
+from dap.prepare.run_folder import Plan, RawFile, begin
 from dap.text.corpus import find_bitext, load_bitext
 from dap.training.data import normalise, split_validation
 
@@ -54,7 +54,7 @@ def files_of(folder: Path) -> list[RawFile]:
 
 def plan_of(output: Path, leaks: list[str] | None = None, **changes: Any) -> Plan:
     settings = {"max_shared": 2, "max_pairs": 180, "dev_pairs": 12, "shard_size": 70, "seed": 3, **changes}
-    plan = Plan(output, PrepareOptions(**settings), leaks is not None, leaks is not None)
+    plan = Plan(output, PrepareOptions(**settings))
     plan.work_dir.mkdir(parents=True)
     if leaks is not None:
         write_json({"sentences": leaks, "threshold": None}, plan.leaks)
@@ -63,7 +63,7 @@ def plan_of(output: Path, leaks: list[str] | None = None, **changes: Any) -> Pla
 
 def content(folder: Path) -> dict[str, str]:
     """Hashes of the shards."""
-    paths = sorted(folder.glob("*/*.parquet"))
+    paths = sorted(folder.glob("[!.]*/*.parquet"))
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
@@ -257,6 +257,7 @@ def test_two_processes_write_what_one_writes(raw: Path, prepared: tuple[Path, di
 KILL_AT = """
 import os, pickle, signal, sys
 from dap.prepare.pipeline import prepare
+from dap.prepare.run_folder import begin
 left, replace = int(sys.argv[2]), os.replace
 def count_down(*paths):
     global left
@@ -266,13 +267,15 @@ def count_down(*paths):
     replace(*paths)
 os.replace = count_down
 with open(sys.argv[1], "rb") as file:
-    prepare(*pickle.load(file), num_workers=1)
+    plan, files = pickle.load(file)
+begin(plan, files, overwrite=False)
+prepare(plan, files, num_workers=1)
 """
 
 
-def finished_steps(work: Path) -> dict[Path, int]:
-    """Folders of finished steps, and when each was made."""
-    return {path: path.stat().st_mtime_ns for path in work.iterdir() if path.is_dir() and path.suffix != ".tmp"}
+def cleaned_files(work: Path) -> dict[Path, int]:
+    """Folders of what is cleaned of a file, and when each was made."""
+    return {path: path.stat().st_mtime_ns for path in work.glob("clean-*") if path.suffix != ".tmp"}
 
 
 def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
@@ -287,14 +290,17 @@ def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
         environment = os.environ | {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(code, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        folders = finished_steps(plan.work_dir)
+        folders = cleaned_files(plan.work_dir)
         assert folders.items() >= finished.items()  # what was finished is not made again
         assert len(folders) > len(finished)
         finished = folders
     assert list(tmp_path.rglob("*.tmp"))
+    (plan.work_dir / ".leaks.json.a.tmp").touch()  # as a kill within `whole_file` leaves it
+    begin(plan, files_of(raw), overwrite=False)
+    assert cleaned_files(plan.work_dir) == finished
+    assert not list(tmp_path.rglob("*.tmp"))
     assert prepare(plan, files_of(raw), 1) == counts
     assert content(tmp_path) == content(folder)
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_process_that_is_killed_ends_the_run_with_one_message() -> None:

@@ -191,6 +191,12 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
     assert read(bad, 0.5) == [("c", "b")]
     with pytest.raises(ValueError, match="line 1: source side is None, expected text"):
         read(bad)
+    write(tmp_path / "hub/de-fr.jsonl", json.dumps(records["de-fr"][0]) + "\n{")  # it breaks off
+    write(tmp_path / "script/script.py", "")
+    for folder, reason in (("hub", "Arrow|DatasetGeneration"), ("script", "RuntimeError: Dataset scripts")):
+        file = files.BitextFile("de", (str(tmp_path / folder),), "hub", config="de-fr", streaming=streaming)
+        with pytest.raises(UserError, match=rf"{folder}:de-fr cannot be loaded \(({reason})"):
+            read(file)
 
 
 def read_folder(folder: Path) -> dict[str, list[tuple[str, ...]]]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from dap.reports.records import RECORD
 from dap.training.arguments import DAPTrainingArguments
-from dap.training.resuming import FINISHED, FindBestAgain, find_resumable
+from dap.training.resuming import FINISHED, FindBestAgain, RecordInCheckpoints, find_resumable
 from train_dap import run
 
 
@@ -54,6 +55,19 @@ def test_torn_state_is_no_checkpoint_and_models_alone_do_not_resume(tmp_path: Pa
     args.save_only_model = True
     with pytest.raises(ValueError, match="--save_only_model, which cannot be resumed"):
         find_resumable(args)
+
+
+def test_a_checkpoint_has_the_whole_record_of_its_run_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, args = saved_checkpoint(tmp_path / "checkpoint-5"), DAPTrainingArguments(output_dir=str(tmp_path))
+    (tmp_path / RECORD).write_text('{"seed": 1}')
+    saved = args, TrainerState(global_step=5), TrainerControl()
+    with monkeypatch.context() as stopped:
+        stopped.setattr("os.replace", lambda *_: signal.raise_signal(signal.SIGINT))  # as it gets its name
+        with pytest.raises(KeyboardInterrupt):
+            RecordInCheckpoints().on_save(*saved)
+    assert not (checkpoint / RECORD).exists()
+    RecordInCheckpoints().on_save(*saved)
+    assert json.loads((checkpoint / RECORD).read_text()) == {"seed": 1}
 
 
 def test_run_killed_after_its_last_step_is_finished_without_another(flags: list[str], tmp_path: Path) -> None:

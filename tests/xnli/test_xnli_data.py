@@ -19,6 +19,7 @@ from dap.xnli.data import (
     LABEL,
     NLISource,
     StepLengthSampler,
+    _find_configs,
     chosen_languages,
     digest,
     find_nli,
@@ -147,6 +148,10 @@ def test_where_no_inference_data_is_to_be_found(tmp_path: Path) -> None:
     assert str(source) == "nobody/nothing:plain:train"
     with pytest.raises(FileNotFoundError, match="nobody/nothing:plain:train: not to be had from the Hub"):
         load_nli(source)
+    (tmp_path / f"{tmp_path.name}.py").touch()
+    for read in (_find_configs, lambda name: load_nli(NLISource(name, "de", "train"))):
+        with pytest.raises(FileNotFoundError, match="not to be had from the Hub .Dataset scripts are no longer"):
+            read(str(tmp_path))
 
 
 def test_labels_of_parquet_files_and_of_data_sets_are_named_by_them(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""CPU-seconds until a retrieval accuracy is reached: our trainer and sentence-transformers' on the same pairs.
+
+    python -m benchmarks.quality --model ENCODER --heads HEADS --train_data corpus/ --data_dir tatoeba/ --languages te
+
+All train with the same order, batch, rate, schedule and dropout, by mean pooling, with frozen word embeddings. DAP
+starts with HEADS, a checkpoint of `configs/head.yaml` for the same encoder. The clock stands still while retrieval is
+measured; between two measurements accuracy is taken to grow evenly.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from torch.utils.data import BatchSampler, SequentialSampler
+from transformers import AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback
+
+from benchmarks.timing import add_machine_arguments, prepare_machine, save, show
+from dap.encoding import SentenceEncoder
+from dap.reports import text_table
+from dap.training import BitextCollator, DAPTrainer, DAPTrainingArguments, tokenize_bitext
+from eval_retrieval import evaluate, read_languages
+from modeling_dap import DAPForPreTraining
+
+MNRL, CACHED = "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"
+LENGTH = 32  # tokens of a training sentence
+
+
+class Clock(TrainerCallback):
+    """Measures an encoder every few steps; `points` are (step, CPU-seconds of training, mean accuracy)."""
+
+    def __init__(self, encoder: PreTrainedModel, args: argparse.Namespace, spent: float = 0.0) -> None:
+        self.encoder = SentenceEncoder(encoder, AutoTokenizer.from_pretrained(args.model), "mean")
+        self.pairs = read_languages(args.data_dir, args.languages)
+        self.every, self.spent, self.points = args.every, spent, []
+        self.measure(0)
+
+    def measure(self, step: int) -> None:
+        accuracy = float(np.mean(list(evaluate(self.encoder, self.pairs).values())))
+        self.points.append((step, self.spent, accuracy))
+        show(f"step {step}: {self.spent:.1f} CPU-s, {accuracy:.2f}")
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.started = time.process_time()
+
+    def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        self.spent += time.process_time() - self.started
+        if state.global_step % self.every == 0:
+            self.measure(state.global_step)
+        self.started = time.process_time()
+
+
+def draw_pairs(args: argparse.Namespace) -> Dataset:
+    """As many pairs as the steps take, about as many of each language, in random order."""
+    rng, count = random.Random(args.seed), args.steps * args.batch_size
+    languages = read_languages(args.train_data)
+    drawn = [pair for rows in languages.values() for pair in rng.sample(rows, -(-count // len(languages)))]
+    rng.shuffle(drawn)
+    return Dataset.from_list([{"source": source, "target": target} for source, target in drawn[:count]])
+
+
+def ours(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]) -> tuple[Trainer, Clock]:
+    """DAP or TR."""
+    if name == "DAP":
+        model, rates = DAPForPreTraining.from_pretrained(args.heads), {"head_learning_rate": 3e-4}
+    else:
+        model, rates = DAPForPreTraining.from_encoder(args.model, objective="tr", pooling="mean"), {}
+    tokenizer, started = AutoTokenizer.from_pretrained(args.model), time.process_time()
+    rows = tokenize_bitext({"xx": pairs}, tokenizer, LENGTH)["xx"]
+    clock = Clock(model.dap.encoder, args, time.process_time() - started)
+    trainer = DAPTrainer(
+        model=model,
+        args=DAPTrainingArguments(**common, **rates, freeze_word_embeddings=True),
+        train_dataset=rows,
+        train_sampler=SequentialSampler(rows),
+        data_collator=BitextCollator(tokenizer.pad_token_id, ["xx"]),
+        callbacks=[clock],
+    )
+    return trainer, clock
+
+
+def theirs(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]) -> tuple[Trainer, Clock]:
+    """A loss of sentence-transformers; the texts are tokenised in the steps."""
+    transformer = Transformer(args.model, max_seq_length=LENGTH, model_kwargs={"add_pooling_layer": False})
+    model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")])
+    model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
+    clock = Clock(model[0].auto_model, args)
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            **common,
+            batch_sampler=lambda rows, batch_size, **_: BatchSampler(SequentialSampler(rows), batch_size, True),
+        ),
+        train_dataset=pairs,
+        loss=getattr(losses, name)(model),
+        callbacks=[clock],
+    )
+    return trainer, clock
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints a table; `--json` keeps everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="an encoder")
+    parser.add_argument("--heads", required=True, help="checkpoint of its heads")
+    parser.add_argument("--train_data", nargs="+", required=True)
+    parser.add_argument("--data_dir", nargs="+", required=True, help="of retrieval")
+    parser.add_argument("--languages", nargs="+", help="of retrieval")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=10, help="steps between two measurements")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
+    add_machine_arguments(parser, repeats=1)
+    args = parser.parse_args(argv)
+    prepare_machine(args)
+    pairs, points = draw_pairs(args), {}
+    with tempfile.TemporaryDirectory(prefix="dap-quality-") as folder:
+        common = {"output_dir": folder, "max_steps": args.steps, "per_device_train_batch_size": args.batch_size}
+        common |= {"learning_rate": 5e-5, "warmup_steps": args.steps // 10, "seed": args.seed, "bf16": args.bf16}
+        common |= {"use_cpu": args.device == "cpu", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+        for name, prepare in {"TR": ours, "DAP": ours, MNRL: theirs, CACHED: theirs}.items():
+            show(name)
+            trainer, clock = prepare(name, pairs, args, common)
+            trainer.train()
+            points[name] = np.array(clock.points)  # (measurements, 3)
+    goal = min(part[:, 2].max() for part in points.values())  # all reach it
+    seconds = {name: np.interp(goal, np.maximum.accumulate(part[:, 2]), part[:, 1]) for name, part in points.items()}
+    steps = [f"step {step:.0f}" for step in points["TR"][:, 0]]
+    header, lines = ["", *steps, "CPU-s a step", f"until {goal:.2f}", "/ theirs"], []
+    for name, part in points.items():
+        numbers = [*part[:, 2], part[-1, 1] / args.steps, seconds[name], seconds[name] / seconds[MNRL]]
+        lines.append([name, *(f"{number:.2f}" for number in numbers)])
+    print(text_table(header, lines))
+    save(args, {"points": {name: part.tolist() for name, part in points.items()}, "goal": goal, "seconds": seconds})
+
+
+if __name__ == "__main__":
+    main()

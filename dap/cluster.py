@@ -1,0 +1,82 @@
+"""A Ray cluster, on which a command encodes and searches with the results of one process.
+
+The functions are those of one process; Ray runs them on its nodes, and once more where a worker or a node is lost.
+Every node needs this project, and a model that it can load: of the Hub, or in a folder at the same path. Texts,
+finished vectors and results are with the process of the command, so that a stopped one goes on as without a cluster.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dap.errors import UserError
+
+#: Times that a task begins again after its worker or its node is lost.
+RETRIES = 10
+
+
+@dataclass
+class ClusterArguments:
+    """Where the work is done."""
+
+    ray: str | None = field(
+        default=None,
+        metadata={"help": "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' for one of "
+                  "this machine's cores."},
+    )  # fmt: skip
+    ray_actors: int | None = field(
+        default=None, metadata={"help": "Encoders on the cluster. Default: one a GPU, without GPUs as many as fit."}
+    )
+    ray_cpus_per_actor: int = field(default=1, metadata={"help": "CPU cores and threads of an encoder."})
+
+    def __post_init__(self) -> None:
+        for name in ("ray_actors", "ray_cpus_per_actor"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"--{name} {value}: at least 1")
+        if self.ray is None and self.ray_actors:
+            raise UserError(f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave it out")
+
+    def connect(self) -> AbstractContextManager[None]:
+        """`connected`, where a cluster is asked for."""
+        return connected(self.ray) if self.ray else nullcontext()
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """The cluster at an address, as long as the block lasts; "local" starts one, and ends it.
+
+    Nothing is done where this process is connected already.
+
+    Raises:
+        ValueError: Ray is not installed, nothing answers, or tasks fail for good; in one line.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("--ray needs Ray: pip install --constraint constraints.txt '.[ray]'") from error
+    is_first = not ray.is_initialized()
+    try:
+        if is_first:
+            ray.init(address, log_to_driver=False, logging_level="ERROR")
+        yield
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        reason = str(error).strip().splitlines()[-1][:300]  # below a traceback from elsewhere
+        raise UserError(f"--ray {address}: {reason}; run again to go on") from error
+    finally:
+        if is_first:
+            ray.shutdown()
+
+
+class EncoderActor:
+    """An encoder on a node: what `dap.encoding.EncoderArguments` load there."""
+
+    def __init__(self, arguments: Any) -> None:
+        self.encoder = arguments.load()
+
+    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
+        return self.encoder.encode(piece, token_budget)

@@ -1,0 +1,65 @@
+"""Exact nearest neighbours by the tasks of a Ray cluster, equal to those of one process."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from dap.cluster import RETRIES
+from dap.search.similarity import Best, Neighbours, mutual_neighbours, require_searchable
+
+#: Rows of each side in a task: whole blocks of the search, so that every product is that of one process.
+TILES = {"CPU": 16384, "GPU": 131072}
+#: Tasks begun for each CPU or GPU; what they need is held in memory.
+AHEAD = 2
+
+
+def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progress: bool = False) -> Neighbours:
+    """`mutual_neighbours` with a task for each tile of `TILES` source × target rows, on a GPU or else a CPU.
+
+    Both sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and
+    a block of the search; this process needs, beside memory maps, what the result takes.
+
+    Raises:
+        ValueError: as `mutual_neighbours`.
+    """
+    import ray
+
+    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
+    there = ray.cluster_resources()
+    kind = "GPU" if there.get("GPU") else "CPU"
+    search, tile = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile), TILES[kind]
+    forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
+    columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
+
+    def tiles() -> Iterator[tuple[int, int, Any]]:
+        for row in range(0, len(source), tile):
+            rows = ray.put(np.array(source[row : row + tile]))
+            yield from ((row, column, search.remote(rows, columns[column], k)) for column in columns)
+
+    bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
+               disable=not progress)  # fmt: skip
+    with bar:
+        for row, column, task in _ahead(tiles(), AHEAD * int(there.get(kind, 1))):
+            found = ray.get(task)
+            forward.merge(row, found.forward_scores, column + found.forward_indices)  # in the order of the columns
+            backward.merge(column, found.backward_scores, row + found.backward_indices)
+            bar.update(len(found.forward_scores) * len(found.backward_scores))
+    return Neighbours(*forward.found(), *backward.found())
+
+
+def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
+    """The jobs in order, `most` of them begun before the first is done."""
+    begun: deque[Any] = deque()
+    for job in jobs:
+        begun.append(job)
+        if len(begun) == most:
+            yield begun.popleft()
+    yield from begun
+
+
+def _search_tile(queries: np.ndarray, keys: np.ndarray, k: int) -> Neighbours:
+    return mutual_neighbours(queries, keys, min(k, len(queries), len(keys)))

@@ -1,0 +1,145 @@
+"""Encoding and search on a local Ray cluster of two nodes: what one process gives, whatever is lost on the way."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import synthetic_pairs
+
+import eval_retrieval
+import mine_bitext
+from dap.cluster import ClusterArguments, connected
+from dap.encoding import ClusterEncoder, EncoderArguments
+from dap.errors import UserError
+from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours
+
+HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
+os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
+ray = pytest.importorskip("ray")
+PAIRS = synthetic_pairs("de", 60)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator:
+    """A head and a second node, of 1 CPU each, to which this process is connected."""
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args=small)
+    nodes.add_node(num_cpus=1, object_store_memory=2**27)
+    with connected(nodes.address):
+        yield nodes
+    nodes.shutdown()
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> list[str]:
+    """Texts of both languages, and the model to mine them with."""
+    files = []
+    for number, name in enumerate(("a.de", "a.en")):
+        files.append(str(tmp_path / name))
+        Path(files[-1]).write_text("".join(f"{pair[number]}\n" for pair in PAIRS))
+    return files
+
+
+def sides(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    source, target = (generator.standard_normal((count, 8)).astype(np.float32) for count in (rows, columns))
+    target[columns // 2 :: 7] = target[3]  # equal scores far from each other
+    return source, target
+
+
+def require_equal(found: object, expected: object) -> None:
+    for name, value in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
+
+
+def test_commands_give_the_files_of_one_process(
+    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dap.encoding.embeddings.PIECE", 16)  # several pieces a shard
+    model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
+    (tmp_path / "de-en.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+
+    def outcome(name: str, *more: str) -> tuple[bytes, list[str], dict]:
+        out = tmp_path / f"{name}.tsv"
+        report = eval_retrieval.run([*model, "--data_dir", str(tmp_path / "de-en.tsv"), *more])
+        mine_bitext.run([*text, *model, "--shard_size", "25", "--output", str(out), *more])
+        shards = sorted(path.name for path in Path(f"{out}.embeddings").rglob("*.npy"))  # either goes on with these
+        return out.read_bytes(), shards, report["languages"]
+
+    expected = outcome("one")
+    arguments, on_cluster = (
+        EncoderArguments(str(tiny_bert_dir), pooling="mean"),
+        ClusterArguments(nodes.address, ray_actors=1),
+    )
+    encoder = ClusterEncoder(arguments.load(), arguments, on_cluster)
+    for command in (mine_bitext, eval_retrieval):
+        monkeypatch.setattr(command, "load_on", lambda *_: encoder)
+    assert outcome("two", "--ray", nodes.address) == expected
+
+
+def test_what_a_cluster_cannot_do_is_said_in_a_line(
+    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object
+) -> None:
+    mining = [*text, "--model", str(tiny_bert_dir), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")]
+    for more, said in (
+        (["--ray_actors", "2"], "--ray_actors 2 is for a cluster: name it with --ray"),
+        (["--ray", nodes.address, "--ray_actors", "0"], "--ray_actors 0: at least 1"),
+        (["--ray", nodes.address, "--ray_actors", "9"], "--ray_actors 9 with 1 CPUs each: the cluster has 2 CPUs"),
+    ):
+        with pytest.raises(UserError, match=said):
+            mine_bitext.run([*mining, *more])
+    with pytest.raises(UserError, match="target: row 2 .* has NaN"):
+        cluster_neighbours(np.ones((3, 2)), np.array([[1.0, 1], [1, 1], [1, np.nan]]), k=1)
+
+    class Refusing:
+        def __init__(self, reason: str = "no such model") -> None:
+            raise UserError(reason)
+
+    with pytest.raises(UserError, match=r"^keys: row 2$"), connected(nodes.address):
+        ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
+    with pytest.raises(UserError, match=r"^--ray .*: no such model; run again to go on$"), connected(nodes.address):
+        ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
+
+
+def test_a_killed_encoder_begins_again(nodes: object) -> None:
+    class Letters:
+        """An encoder of no model, and what loads it: a letter's share of the sentence, a dimension a letter."""
+
+        def load(self) -> "Letters":
+            return self
+
+        def encode(self, sentences: Sequence[str], token_budget: int = 0) -> np.ndarray:
+            return np.array([[text.count(letter) / len(text) for letter in "abcde"] for text in sentences])
+
+    sentences = [pair[0] for pair in PAIRS]
+    encoder = ClusterEncoder(Letters(), Letters(), ClusterArguments(nodes.address, ray_actors=1))
+    actor = encoder.pool.pop_idle()
+    end = actor.__ray_call__.options(max_task_retries=0).remote(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(end)
+    encoder.pool.push(actor)
+    np.testing.assert_array_equal(encoder.encode(sentences), Letters().encode(sentences))
+    encoder.end()
+
+
+def test_a_lost_node_changes_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
+    source, target = sides(9000, 5000)
+    expected = mutual_neighbours(source, target)
+    ahead = cluster._ahead
+
+    def lossy(jobs: Iterator, most: int) -> Iterator:
+        for number, job in enumerate(ahead(jobs, most)):
+            if number == 0:
+                nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
+            yield job
+
+    monkeypatch.setattr(cluster, "_ahead", lossy)
+    require_equal(cluster_neighbours(source, target), expected)
+    monkeypatch.undo()
+    require_equal(cluster_neighbours(source[:3], target[:2], k=2), mutual_neighbours(source[:3], target[:2], k=2))
