@@ -39,7 +39,7 @@ class DAPConfig(PreTrainedConfig):
     Args:
         encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
         objective: names of `objectives_dap.OBJECTIVES` joined by `"+"`, in any order: `"tr"`, `"tr+tlm"`, `"tr+rtl"`
-            (= DAP, section 3.3), `"tr+xum"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
+            (= DAP, section 3.3), `"tr+bow"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
             What none of them uses is not built.
         pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
@@ -63,8 +63,8 @@ class DAPConfig(PreTrainedConfig):
             positions, token type and norm a second time (the released code; eq. g^0 has none of these).
         rtl_languages: source language codes, in the order of `language_ids`; wherever a source is reconstructed, the
             head gets an embedding of each side's language (section 5.1).
-        target_vocab_size: number of token ids of the target side that RTL predicts; all of the vocabulary when absent.
-            The ids themselves are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
+        target_vocab_size: number of token ids of the target side that RTL and BOW predict; all of the vocabulary when
+            absent. The ids themselves are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
         rtl_sampled_negatives: number of ids, drawn anew in every step, that stand for all others in the softmax of the
             RTL loss while training; the whole vocabulary when absent.
         tlm_probability: share of the tokens that TLM masks.
@@ -73,7 +73,8 @@ class DAPConfig(PreTrainedConfig):
         mlm_weight: factor of the MLM loss.
         xum_probability: share of the tokens that cross-unmasking (`"xum"`) masks.
         xum_weight: factor of its loss.
-        mask_token_id: the tokenizer's mask token; every objective but `"tr"` needs it.
+        bow_weight: factor of the loss of bags of words (`"bow"`), the words of the target from a sentence vector.
+        mask_token_id: the tokenizer's mask token; every objective but `"tr"` and `"bow"` needs it.
         kwargs: fields of `PreTrainedConfig`, and of a new objective, whose name they begin with (`mine_weight`).
 
     Raises:
@@ -110,6 +111,7 @@ class DAPConfig(PreTrainedConfig):
     mlm_weight: float = 1.0
     xum_probability: float = 0.4
     xum_weight: float = 1.0
+    bow_weight: float = 1.0
     mask_token_id: int | None = None
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:

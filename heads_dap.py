@@ -16,11 +16,13 @@ from transformers.activations import ACT2FN
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
-    from .losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
+    from .losses_dap import bag_cross_entropy, columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
-    from losses_dap import columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
+    from losses_dap import bag_cross_entropy, columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
+
+OF_TARGETS = {"rtl", "bow"}  # objectives that predict tokens of the target side, and so ids of its vocabulary alone
 
 
 class _PassThrough(nn.Module):
@@ -120,13 +122,14 @@ class Words(NamedTuple):
 
     table: Tensor  # (V, E), of all ids
     mask: Tensor | None  # (1, E), of [MASK]
-    predicted: Tensor  # of the ids that RTL predicts, (V', E), or `table`
+    predicted: Tensor  # of the target vocabulary, (V', E), or `table`
 
 
 class PredictionHead(nn.Module):
     """Vocabulary prediction head: dense, activation, norm, then W of section 3.2.
 
-    W are the encoder's word embeddings. RTL can have a matrix of its own (`rtl_tied=False`) and fewer ids, V'.
+    W are the encoder's word embeddings. Of targets it can predict fewer ids, V', and with a matrix of its own
+    (`rtl_tied=False`).
     """
 
     def __init__(self, config: DAPConfig) -> None:
@@ -140,13 +143,13 @@ class PredictionHead(nn.Module):
         names = ("classifier_activation", "hidden_act", "activation")  # ModernBERT, most, DistilBERT
         activation = next((found for name in names if (found := getattr(encoder, name, None))), "gelu")
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
-        reconstructs = "rtl" in config.objectives
-        size = config.target_vocab_size if reconstructs else None
-        # sorted ids of the target side (V',), where RTL does not predict all
+        of_targets = bool(config.objectives & OF_TARGETS)
+        size = config.target_vocab_size if of_targets else None
+        # sorted ids of the target vocabulary (V',), where that is not all
         self.register_buffer("token_ids", None if size is None else torch.arange(size))
-        self.is_narrow = size is not None and config.objectives <= {"tr", "rtl"}  # others predict all ids
+        self.is_narrow = size is not None and config.objectives <= {"tr"} | OF_TARGETS  # others predict all ids
         self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))  # (V') or (V)
-        untied = reconstructs and not config.rtl_tied
+        untied = of_targets and not config.rtl_tied
         self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
         self.config = config
 
@@ -198,7 +201,7 @@ class PredictionHead(nn.Module):
 
     @torch.no_grad()
     def start_decoder(self, table: Tensor) -> None:
-        """Set RTL's own matrix, if there is one, to the word embeddings (V, E) of what it predicts."""
+        """Set the targets' own matrix, if there is one, to the word embeddings (V, E) of what it predicts."""
         if self.decoder is not None:
             self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
 
@@ -209,11 +212,12 @@ class PredictionHead(nn.Module):
 
     @property
     def looked_up(self) -> Tensor | None:
-        """Ids (V',) whose word embeddings RTL predicts with; None where these are all, or its own, or drawn."""
-        return self.token_ids if self.decoder is None and not self.samples else None
+        """Ids (V',) whose word embeddings predict targets; None where these are all, or its own, or drawn."""
+        drawn = self.samples and "bow" not in self.config.objectives
+        return self.token_ids if self.decoder is None and not drawn else None
 
     def knows(self, ids: Tensor) -> Tensor:
-        """Whether RTL can predict each id, bool."""
+        """Whether each id is of the target vocabulary, bool."""
         if self.token_ids is None:
             return torch.ones_like(ids, dtype=torch.bool)
         return self.token_ids[self._rows(ids)] == ids
@@ -229,18 +233,31 @@ class PredictionHead(nn.Module):
         """Summed cross entropy of labels (T,) among all ids, given states (T, D) and the word embeddings (V, E)."""
         return vocabulary_cross_entropy(self._transform(hidden), table, self.bias, labels)
 
-    def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
-        """The same among the ids that RTL predicts, all labels being of these."""
-        states, restricted = self._transform(hidden), self.token_ids is not None
-        labels = self._rows(labels) if restricted else labels
-        bias = self.bias[self.token_ids] if restricted and not self.is_narrow else self.bias  # (V',)
+    def _target_vocabulary(self, labels: Tensor, words: Words) -> tuple[Tensor, Tensor, Tensor]:
+        """Output embeddings (V', E) and bias (V',) of the target vocabulary, and the labels as rows of them.
+
+        The embeddings are those of all ids, (V, E), where drawn ones are to be looked up in them.
+        """
+        restricted = self.token_ids is not None
+        bias = self.bias[self.token_ids] if restricted and not self.is_narrow else self.bias
         weight = words.predicted if self.decoder is None else whole(self.decoder.weight)
+        return weight, bias, self._rows(labels) if restricted else labels
+
+    def bag_loss_sum(self, hidden: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
+        """Summed cross entropy of those ids (B, S) of the target vocabulary that count, given a state (B, D) a row."""
+        weight, bias, labels = self._target_vocabulary(ids, words)
+        return bag_cross_entropy(self._transform(hidden), weight, bias, labels, counted)
+
+    def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
+        """The same among the ids of the target vocabulary, of which all labels are."""
+        states, restricted = self._transform(hidden), self.token_ids is not None
+        weight, bias, labels = self._target_vocabulary(labels, words)
         if not self.samples:
             return vocabulary_cross_entropy(states, weight, bias, labels)
         drawn = torch.randperm(len(bias), device=labels.device)[: self.config.rtl_sampled_negatives]  # (N,)
         rows = torch.cat([labels, drawn])  # (T+N,)
         sizes = [len(labels), len(drawn)]
-        ids = self.token_ids[rows] if restricted and self.decoder is None else rows
+        ids = self.token_ids[rows] if restricted and weight is words.table else rows
         own_weight, weight = F.embedding(ids, weight).split(sizes)
         own_bias, drawn_bias = bias[rows].split(sizes)
         own = labels[:, None] == drawn  # (T, N)

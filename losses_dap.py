@@ -282,6 +282,35 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         return *(None if grad is None else grad.mul_(gradient) for grad in grads), None, None
 
 
+def bag_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    """`vocabulary_cross_entropy` of rows that have several labels each, those that count: in float32, for few rows.
+
+    A block of rows at a time, and in the backward pass again, so that the logits are never held as a whole.
+
+    Args:
+        hidden: (B, E) states.
+        weight: (V, E) output embeddings.
+        bias: (V,).
+        labels: (B, S) rows of `weight`.
+        counted: (B, S) bool.
+
+    >>> labels = torch.tensor([[0, 1, 3]])
+    >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
+    tensor(4.1589)
+    """
+
+    def block_sum(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+        logits = torch.addmm(bias, hidden, weight.T)  # (b, V)
+        counts = torch.zeros_like(logits).scatter_add_(1, labels, counted.to(logits.dtype))  # (b, V)
+        return F.cross_entropy(logits, counts, reduction="sum")
+
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, weight, bias = (at_least_float32(value) for value in (hidden, weight, bias))
+        rows = max(1, LOGITS_PER_CHUNK // len(weight))
+        blocks = zip(hidden.split(rows), labels.split(rows), counted.split(rows))
+        return sum(checkpoint(block_sum, part, weight, bias, *rest, use_reentrant=False) for part, *rest in blocks)
+
+
 def sampled_cross_entropy(
     hidden: Tensor, own_weight: Tensor, own_bias: Tensor, weight: Tensor, bias: Tensor, own: Tensor, size: int
 ) -> Tensor:

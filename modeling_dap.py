@@ -45,7 +45,7 @@ try:
         takes_packed,
         use_packing,
     )
-    from .heads_dap import PredictionHead, Words
+    from .heads_dap import OF_TARGETS, PredictionHead, Words
     from .losses_dap import first_row, whole
     from .objectives_dap import Batch, Chunk, Comparison, Objective, Side, Text, objectives_of, stacked
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
@@ -64,7 +64,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         takes_packed,
         use_packing,
     )
-    from heads_dap import PredictionHead, Words
+    from heads_dap import OF_TARGETS, PredictionHead, Words
     from losses_dap import first_row, whole
     from objectives_dap import Batch, Chunk, Comparison, Objective, Side, Text, objectives_of, stacked
 
@@ -193,6 +193,7 @@ class DAPForPreTrainingOutput(ModelOutput):
             `tlm_loss`: translation language modelling, eq. L_TLM, nats a masked token.
             `mlm_loss`: masked language modelling of each side by itself, nats a masked token.
             `xum_loss`: cross-unmasking, nats a masked token.
+            `bow_loss`: bags of words, nats a token of the target.
             `accuracy`: share of the pairs whose own target ranks first, of the changed copies, too (TR).
             `negatives`: mean number of negatives a pair had, with changed copies, without duplicates (TR).
             `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
@@ -273,7 +274,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Args:
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2, ModernBERT, ...).
-            target_token_ids: token ids that RTL predicts; the whole vocabulary when absent.
+            target_token_ids: token ids that RTL and BOW predict; the whole vocabulary when absent.
             token_counts: (V,) how often each id is to be predicted. A prediction head that starts from random weights
                 then has the log of their shares as its bias, not zeros.
             config: fields of `DAPConfig`. When not given, `mask_token_id` is read from the checkpoint's tokenizer, and
@@ -340,15 +341,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
             fields = {**fields, "target_vocab_size": len(set(target_token_ids))}
         config = DAPConfig(encoder_config, **fields)
         given = f"objective={config.objective!r}"
-        if target_token_ids is not None and "rtl" not in config.objectives:
-            raise ValueError(f"target_token_ids are what RTL predicts, not {given}: leave them out.")
+        if target_token_ids is not None and not config.objectives & OF_TARGETS:
+            raise ValueError(f"target_token_ids are what RTL and BOW predict, not {given}: leave them out.")
         if token_counts is not None and not any("prediction_head" in own.heads for own in objectives_of(config)):
             raise ValueError(f"token_counts are for a prediction head, which {given} has not: leave them out.")
         return config
 
     @classmethod
     def _new(cls, config: DAPConfig, dtype: torch.dtype, target_token_ids: list[int] | None) -> "DAPForPreTraining":
-        """A model with random weights, and the ids that RTL predicts where they are not all."""
+        """A model with random weights, and the target vocabulary where that is not all."""
         model = cls(config).to(dtype)
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
@@ -392,7 +393,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return table
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
-        """Set the token ids that RTL predicts; as many as `config.target_vocab_size`."""
+        """Set the token ids that RTL and BOW predict; as many as `config.target_vocab_size`."""
         size = self.config.target_vocab_size
         ids = torch.tensor(sorted(set(token_ids)), dtype=torch.long)
         if len(ids) != size or ids[0] < 0 or ids[-1] >= self.config.vocab_size:
@@ -511,15 +512,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         By one lookup: each has a gradient of (V, E).
         """
-        table, wanted = whole(self.get_input_embeddings().weight), list(texts)
+        table, others = whole(self.get_input_embeddings().weight), {}
         if any(own.needs_mask_token for own in objectives):
-            wanted.append(torch.tensor([self.config.mask_token_id], device=table.device))
-            if self.prediction_head.looked_up is not None:
-                wanted.append(self.prediction_head.looked_up)
+            others["mask"] = torch.tensor([self.config.mask_token_id], device=table.device)
+        if OF_TARGETS & {own.name for own in objectives} and self.prediction_head.looked_up is not None:
+            others["predicted"] = self.prediction_head.looked_up
+        wanted = [*texts, *others.values()]
         rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split([i.numel() for i in wanted])
         found = [part.unflatten(0, ids.shape) for part, ids in zip(rows, wanted)]
-        mask, predicted = [*found[len(texts) :], None, None][:2]
-        return Words(table, mask, table if predicted is None else predicted), found[: len(texts)]
+        words = {"mask": None, "predicted": table} | dict(zip(others, found[len(texts) :]))
+        return Words(table, **words), found[: len(texts)]
 
 
 # ------------------------------------------------------------------------------------------- classification

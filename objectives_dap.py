@@ -327,6 +327,30 @@ class CrossUnmasking(MaskedLanguageModelling):
         return torch.cat([vectors.to(embedded.dtype), embedded[:, 1:]], 1)
 
 
+class BagOfWords(Objective):
+    """Which tokens the target has, in whatever order, from the sentence vector of either side.
+
+    Bag-of-words prediction (Ma et al. 2024, arXiv 2401.11248) across languages: each vector, of length 1 as retrieval
+    compares it, is to tell the words of the translation. A softmax a sentence costs little beside one a token.
+    """
+
+    name = "bow"
+    heads = {"prediction_head": PredictionHead}
+    reads_tokens = (False, False)
+
+    def labels(self, batch: Batch, model: nn.Module) -> Tensor:
+        ids, mask, *_ = batch.target
+        counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S)
+        return counted.expand(2, *counted.shape)  # the same for both sides
+
+    def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        sums = []
+        for side, counted in zip(batch.sides, labels):
+            vectors = F.normalize(side.embeds, dim=-1) * side.embeds.shape[-1] ** 0.5  # (B, D), as large as a state
+            sums.append(model.prediction_head.bag_loss_sum(vectors, batch.target.ids, counted, batch.words))
+        return torch.stack(sums), {}
+
+
 #: Every objective by its name; `config.objective` joins some of them with "+".
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
@@ -336,6 +360,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         TranslationLanguageModelling,
         MaskedLanguageModelling,
         CrossUnmasking,
+        BagOfWords,
     )
 }
 

@@ -1,6 +1,6 @@
 """Damage what the commands read, at random, and see that each run ends well.
 
-    python benchmarks/fuzz.py --minutes 30
+    python -m benchmarks.fuzz --minutes 30
 
 A run must end with status 0, or with a status and one line; no input may change, and nothing appear outside of `out/`.
 A reader must count every line, as a pair or as a bad one, or refuse the file in one line. The tests run `read_damaged`
@@ -311,5 +311,5 @@ if __name__ == "__main__":
     if "HF_HUB_OFFLINE" not in os.environ:
         with tempfile.TemporaryDirectory() as cache:
             settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-            os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+            os.execve(sys.executable, sys.orig_argv, os.environ | settings)
     main()

@@ -1,6 +1,6 @@
 """Kill every command at random moments, run it again, and compare what it wrote with an undisturbed run.
 
-    python benchmarks/kills.py --kills 20
+    python -m benchmarks.kills --kills 20
 
 A killed run is given again as it was; one that had written everything may refuse. Files are compared byte by byte,
 JSON without times. A run that ends before its kill is none of them: another follows, killed earlier.
@@ -136,5 +136,5 @@ if __name__ == "__main__":
     if "HF_HUB_OFFLINE" not in os.environ:
         with tempfile.TemporaryDirectory() as cache:
             settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-            os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+            os.execve(sys.executable, sys.orig_argv, os.environ | settings)
     main()

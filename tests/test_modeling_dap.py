@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -276,6 +277,26 @@ def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place
     torch.testing.assert_close(torch.cat(found), by_hand)
 
 
+@pytest.mark.parametrize("options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow", "rtl_sampled_negatives": 9}])
+def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
+    options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
+    model, batch = tiny_model(**options).double(), make_batch()
+    vocabulary = [2, *range(60, 209)]
+    model.set_target_vocabulary(vocabulary)
+    head, losses = model.prediction_head, []
+    weight = model.get_input_embeddings().weight[vocabulary] if head.decoder is None else head.decoder.weight
+    for side in ("source", "target"):
+        losses.append([])
+        for row in range(6):
+            vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
+            state = head.norm(head.activation(head.dense(vector / vector.norm() * 32**0.5)))
+            surprise = -(weight @ state + head.bias).log_softmax(0)
+            words = [word for word in tokens_of(batch, "target", row)[1:-1].tolist() if word in vocabulary]
+            losses[-1] += [surprise[vocabulary.index(word)] for word in words]
+    expected = (torch.stack(losses[0]).mean() + torch.stack(losses[1]).mean()) / 2
+    assert model(**batch).bow_loss.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
 def test_xum_needs_word_embeddings_as_wide_as_the_vectors() -> None:
     config = tiny_config("deberta-v2")
     config.embedding_size = 16
@@ -440,15 +461,15 @@ def test_bf16_autocast_hands_the_losses_float32(objective: str, monkeypatch: pyt
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
 
-    def spy_ranking(logits: Tensor, labels: Tensor) -> Tensor:
+    def spy(logits: Tensor, labels: Tensor, **how: str) -> Tensor:
         seen.append(logits.dtype)
-        return cross_entropy(logits, labels)
+        return cross_entropy(logits, labels, **how)
 
     def spy_vocabulary(*values: Tensor) -> Tensor:
         seen.extend(value.dtype for value in values[:3])
         return chunked(*values)
 
-    monkeypatch.setattr(losses_dap.F, "cross_entropy", spy_ranking)
+    monkeypatch.setattr(losses_dap.F, "cross_entropy", spy)
     monkeypatch.setattr(losses_dap._VocabularyCrossEntropy, "apply", spy_vocabulary)
     expected = model(**batch).loss.item()
     with torch.autocast("cpu", torch.bfloat16):

@@ -10,16 +10,24 @@ from tiny_models import COMBINATIONS, MASK, gradients, make_batch, tiny_model, w
 from torch import Tensor
 
 from dap.training import CachedBatch
+from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES, maskable
 
-WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3, "mlm_weight": 0.2, "xum_weight": 0.4}
+WEIGHTS = {
+    "tr_weight": 0.7,
+    "rtl_weight": 0.5,
+    "tlm_weight": 0.3,
+    "mlm_weight": 0.2,
+    "xum_weight": 0.4,
+    "bow_weight": 0.6,
+}
 OPTIONS = {"tlm_probability": 0.5, "mlm_probability": 0.5, "target_vocab_size": 140, "rtl_ratio": 0.8, **WEIGHTS}
 
 
 def model_of(objective: str) -> DAPForPreTraining:
     model = tiny_model(objective=objective, **OPTIONS)
-    if "rtl" in model.config.objectives:
+    if OF_TARGETS & model.config.objectives:
         model.set_target_vocabulary([2, *range(60, 199)])
     return model
 
@@ -32,7 +40,7 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
     for name in objective.split("+"):
         alone = model_of(name)
         own = {key: state[key] for key in alone.state_dict()}
-        if name == "rtl" and len(own["prediction_head.bias"]) == 250:  # others predict ids that RTL does not
+        if name in OF_TARGETS and len(own["prediction_head.bias"]) == 250:  # others predict ids that these do not
             own["prediction_head.bias"] = own["prediction_head.bias"][own["prediction_head.token_ids"]]
         alone.load_state_dict(own)
         expected = alone(**batch)
@@ -58,7 +66,7 @@ def test_the_order_of_names_changes_nothing() -> None:
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
     with pytest.raises(
-        ValueError, match=r"objective='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, or"
+        ValueError, match=r"objective='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, bow, or"
     ):
         DAPForPreTraining(config)
 

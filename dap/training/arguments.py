@@ -31,7 +31,7 @@ from dap.errors import UserError, one_line
 FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id")
 CHANGEABLE = ("tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates", "tr_hard_negatives",
               "tr_weight", "rtl_ratio", "rtl_weight", "rtl_sampled_negatives", "tlm_probability", "tlm_weight",
-              "mlm_probability", "mlm_weight", "xum_probability", "xum_weight")  # fmt: skip
+              "mlm_probability", "mlm_weight", "xum_probability", "xum_weight", "bow_weight")  # fmt: skip
 # Arguments of which only one can be given: a flag takes the place of the other one in the recipe.
 RIVALS = (
     ("per_device_train_batch_size", "total_train_batch_size"),
@@ -79,10 +79,10 @@ class StartArguments:
     trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")
     attn_implementation: str | None = arg(None, "eager, sdpa, flash_attention_2, ...")
     restrict_target_vocabulary: bool = arg(
-        True, "RTL predicts only ids of the training targets (neither streamed nor of sources)."
+        True, "RTL and BOW predict only ids of the training targets (neither streamed nor of sources)."
     )
     target_vocabulary_file: str | None = arg(
-        None, "JSON of the ids that RTL predicts (from prepare_data.py --target_vocabulary)."
+        None, "JSON of the ids that RTL and BOW predict (from prepare_data.py --target_vocabulary)."
     )
     prediction_bias: str = arg(
         "zeros", "zeros, or frequencies of the training tokens: how a prediction head without weights to take starts."

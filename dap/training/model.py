@@ -25,6 +25,7 @@ from dap.encoding import (
 from dap.errors import UserError, loading, refusals
 from dap.tokenizers import load_tokenizer, require_embeddings, require_padding
 from dap.training.arguments import CHANGEABLE, CONFIG_DEFAULTS, ModelArguments, given_fields
+from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Start:
 
     @property
     def predicts(self) -> set[str]:
-        """Which of "rtl", "tlm" and "mlm" the objective has, for which a head predicts tokens."""
+        """Which objectives there are but "tr": a head predicts tokens for them."""
         return {*self.settings["objective"].split("+")} - {"tr"}
 
 
@@ -255,27 +256,27 @@ def check_same_tasks(model: DAPForPreTraining, other: DAPForPreTraining, taken: 
 
 
 def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a new model: the ids that RTL predicts, or the languages whose sources it predicts.
+    """Fields of a new model: the target vocabulary, or the languages whose sources it predicts.
 
     Raises:
         ValueError: a target vocabulary for a model that has one, or has no use for it.
     """
-    heads = None if start.heads is None or start.heads.rtl_head is None else start.heads
+    heads = None if start.heads is None or not start.heads.config.objectives & OF_TARGETS else start.heads
     direction, file = start.settings["rtl_direction"], args.target_vocabulary_file
-    forward = "rtl" in start.predicts and direction == "source-to-target"
+    of_targets = bool(start.predicts & OF_TARGETS) and ("rtl" not in start.predicts or direction == "source-to-target")
     if file is not None and start.goes_on:
         raise UserError(
             f"{start.name} has its target vocabulary already: leave --target_vocabulary_file {file} out, or start "
             "from a plain encoder."
         )
-    if file is not None and not forward:
+    if file is not None and not of_targets:
         raise UserError(
             f"--target_vocabulary_file {file} does nothing with objective={start.settings['objective']!r} and "
-            f"rtl_direction={direction!r}: it is for RTL from source to target; leave it out."
+            f"rtl_direction={direction!r}: it is for RTL from source to target, and for BOW; leave it out."
         )
-    if start.goes_on or "rtl" not in start.predicts:
+    if start.goes_on or not start.predicts & OF_TARGETS:
         return {}
-    if not forward:
+    if not of_targets:
         if heads is not None:
             check_languages(args.init_heads_from, heads.config, train)
         return {"rtl_languages": (heads and heads.config.rtl_languages) or sorted(train)}
@@ -305,9 +306,11 @@ def frequencies_of_text(args: ModelArguments, start: Start, train: Mapping[str, 
         has = start.name if start.heads is None else args.init_heads_from
         logger.warning("%s has its prediction head already: its bias stays", has)
         return {}
-    only_rtl = start.predicts == {"rtl"}
-    one_side = {"source-to-target": ("target",), "target-to-source": ("source",)} if only_rtl else {}
-    sides = one_side.get(start.settings["rtl_direction"], ("source", "target"))
+    direction = start.settings["rtl_direction"] if "rtl" in start.predicts else "source-to-target"
+    one_side = (
+        {"source-to-target": ("target",), "target-to-source": ("source",)} if start.predicts <= OF_TARGETS else {}
+    )
+    sides = one_side.get(direction, ("source", "target"))
     counts = torch.from_numpy(token_counts(train, start.tokenizer, sides))  # (V,)
     if "rtl" not in start.predicts:  # which alone predicts the token that ends a sentence
         for last in {start.tokenizer.sep_token_id, start.tokenizer.eos_token_id} - {None}:
@@ -347,7 +350,7 @@ def token_counts(
 def target_vocabulary(datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Sorted ids that occur on the target sides of tokenised pairs, SEP included, CLS and padding left out.
 
-    These are the ids that RTL predicts, so its softmax need not run over any other.
+    These are the ids that RTL and BOW predict, so their softmax need not run over any other.
     """
     return np.flatnonzero(token_counts(datasets, tokenizer)).tolist()
 

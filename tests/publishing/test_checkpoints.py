@@ -99,7 +99,7 @@ def test_encoders_of_unusual_parts_train_with_tr(config_class: type, tmp_path: P
 
 def test_ids_and_counts_that_no_head_takes_are_refused() -> None:
     for objective, more, message in (
-        ("mlm", {"target_token_ids": [7, 9]}, "target_token_ids are what RTL predicts, not objective='mlm'"),
+        ("mlm", {"target_token_ids": [7, 9]}, "target_token_ids are what RTL and BOW predict, not objective='mlm'"),
         ("tr", {"token_counts": torch.ones(250)}, "token_counts are for a prediction head, which objective='tr'"),
     ):
         with pytest.raises(ValueError, match=message):
