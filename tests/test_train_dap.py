@@ -163,6 +163,14 @@ def test_of_other_objectives_those_heads_are_taken_that_both_have(
         assert all(torch.equal(found[name], made[name]) for name, part in parts.items() if part in taken)
 
 
+def test_bow_takes_the_prediction_head_of_rtl_with_its_target_vocabulary(
+    trained_heads: Path, flags: list[str], tmp_path: Path
+) -> None:
+    options = ["--objective", "tr+bow", "--init_heads_from", str(trained_heads), "--output_dir", str(tmp_path)]
+    head, made = built([*flags, *options]).model.prediction_head, load_file(trained_heads / "model.safetensors")
+    assert all(torch.equal(value, made[f"prediction_head.{name}"]) for name, value in head.state_dict().items())
+
+
 def test_both_directions_have_the_languages_of_the_data_or_of_the_heads(
     flags: list[str], bitext_dir: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from dap.training.arguments import (
 from dap.training.resuming import changes_weights
 
 
-@pytest.mark.parametrize("name", ["mbert", "xlmr", "xlmr_mean", "tr", "tlm"])
+@pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
 def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     argv = [str(REPOSITORY / "configs" / f"{name}.yaml"), "--output_dir", str(tmp_path)]
     model, data, training = parse_arguments(argv)
@@ -33,8 +33,16 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
     config = DAPConfig(**given_fields(model))
     assert (config.rtl_layers, config.rtl_weight, config.tlm_probability, config.tlm_weight) == (2, 1.0, 0.2, 0.1)
-    assert config.pooling == ("mean" if name == "xlmr_mean" else "cls")
+    assert config.pooling == "cls"
     assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+
+
+def test_the_best_recipe_trains_with_bags_of_words(tmp_path: Path) -> None:
+    recipe = str(REPOSITORY / "configs" / "best.yaml")
+    model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
+    config = DAPConfig(**given_fields(model))
+    assert (config.objective, config.pooling, model.init_heads_from) == ("tr+bow", "mean", "heads")
+    assert (data.language_mix, training.learning_rate, training.head_learning_rate) == ("uniform", 5e-5, 3e-4)
 
 
 def test_the_recipe_from_scratch_is_complete(tmp_path: Path) -> None:
