@@ -4,7 +4,8 @@
 # First the checks and benchmarks of benchmarks/gpu.py, then experiments/recipes/gpu.yaml; JSON in $OUT/benchmarks, $OUT/results.
 set -eu
 python=${PYTHON:-python3} root=$(cd "$(dirname "$0")/.." && pwd) out=$(realpath -m "$OUT")
-places=("encoder=$(realpath "$ENCODER")" "data=$(realpath "$DATA")" "heads=$out/runs/gpu/heads-lr0.001/seed-0")
+places=("encoder=$(realpath "$ENCODER")" "data=$(realpath "$DATA")" "heads=$out/runs/gpu/heads-lr0.001/seed-0"
+  "bow_heads=$out/runs/gpu/bow-heads-lr0.001/seed-0")
 cd "$root"
 if [ ! -d "$out/benchmarks" ]; then
   "$python" -m benchmarks.gpu --folder "$out/benchmarks" || echo "a benchmark failed: see above"

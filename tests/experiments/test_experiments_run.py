@@ -408,4 +408,7 @@ case "$*" in *--list) cat {tmp_path}/progress;; esac
     benchmark, *studies = (tmp_path / "asked").read_text().splitlines()
     assert benchmark == f"-m benchmarks.gpu --folder {tmp_path}/out/benchmarks"
     assert len(studies) == 4
-    assert all(f"heads={tmp_path}/out/runs/gpu/heads-lr0.001/seed-0" in line for line in studies)
+    places = [
+        f"{name.replace('-', '_')}={tmp_path}/out/runs/gpu/{name}-lr0.001/seed-0" for name in ("heads", "bow-heads")
+    ]
+    assert all(f" {place} " in line for line in studies for place in places)
