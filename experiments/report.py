@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
 #: Study -> the runs that README shows, at most six in all.
-README_ROWS = {"warm": (START, "TR", "DAP")}
+README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW")}
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:
