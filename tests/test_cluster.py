@@ -13,7 +13,7 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.cluster import ClusterArguments, connected
-from dap.encoding import ClusterEncoder, EncoderArguments
+from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
 from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours
@@ -61,7 +61,12 @@ def require_equal(found: object, expected: object) -> None:
 
 
 def test_commands_give_the_files_of_one_process(
-    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+    text: list[str],
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    nodes: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.setattr("dap.encoding.embeddings.PIECE", 16)  # several pieces a shard
     model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
@@ -82,7 +87,23 @@ def test_commands_give_the_files_of_one_process(
     encoder = ClusterEncoder(arguments.load(), arguments, on_cluster)
     for command in (mine_bitext, eval_retrieval):
         monkeypatch.setattr(command, "load_on", lambda *_: encoder)
+    write, left = embeddings.write_vectors, ["first", "second"]
+
+    def stopped(vectors: np.ndarray, path: Path) -> None:
+        write(vectors, path)
+        left.pop()
+        if not left:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embeddings, "write_vectors", stopped)
+        pytest.raises(KeyboardInterrupt, outcome, "two", "--ray", nodes.address)
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "two.tsv.embeddings").rglob("*.npy")}
     assert outcome("two", "--ray", nodes.address) == expected
+    assert len(finished) == 2
+    assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
+    said = "plan: 120 sentences, 6 shards, 1 encoders; 1 search tasks of at most 0 MiB of vectors on 2 CPUs"
+    assert said in capsys.readouterr().out
 
 
 def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
