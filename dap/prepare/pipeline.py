@@ -85,8 +85,7 @@ def prepare(
     calls = {language: (plan, language, own) for language, own in languages.items()}
     with workers(num_workers, on_cluster) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
-        left = [raw for raw in largest if not plan.cleaned(raw).exists()]
-        run("clean", clean_file, {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in left})
+        run("clean", clean_file, {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest})
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
         written = run("write", write_language, calls)
@@ -120,6 +119,8 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     Raises:
         ValueError: as `read_tables`, a file without pairs, or no space left on the device.
     """
+    if plan.cleaned(raw).exists():  # by a run that was stopped, or a worker that was lost right behind it
+        return
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
     tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
     identify = load_identifier(options.language_identifier) if options.language_identifier else None
