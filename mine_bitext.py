@@ -61,6 +61,7 @@ from dap.search import (
     read_text,
     recall_at_k,
     score_splits,
+    search_plan,
     select,
     write_pairs,
 )
@@ -178,6 +179,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
+        if cluster.ray:
+            print_plan(encoder, texts, args)
         encode(encoder, texts, args)
         if cluster.ray:
             encoder.end()
@@ -239,6 +242,16 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     if not len(side.text):
         raise UserError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
     return side
+
+
+def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
+    """Says what a cluster is about to do, a line a pair of texts, once one of its encoders has shown that it works."""
+    dimensions = encoder.encode([""]).shape[1]
+    for texts in all_texts:
+        sizes = [len(side.text) for side in (texts.source, texts.target)]
+        shards = sum(-(-size // args.shard_size) for size in sizes)
+        search = "an approximate search here" if args.index else search_plan(*sizes, dimensions)
+        print(f"plan: {sum(sizes):,} sentences, {shards:,} shards, {len(encoder.actors)} encoders; {search}")
 
 
 def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser
+from dap.cluster import ClusterArguments
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
 from dap.files import read_object, whole_file, write_json
@@ -68,6 +69,11 @@ class DataArguments:
     )
     list_leaks: str | None = option(None, "JSONL file to list the leaks in.")
     num_workers: int = option(1, "Processes that share the files; the result does not depend on it.")
+    ray: str | None = option(
+        None,
+        "Share the files among a Ray cluster instead: its address (auto or HOST:PORT), or 'local'. All nodes need the "
+        "same folders.",
+    )
     overwrite: bool = option(False, "Replace what a finished run left in output_dir.")
 
     def __post_init__(self) -> None:
@@ -77,6 +83,8 @@ class DataArguments:
             raise UserError(f"--recipe {self.recipe!r} is unknown: give release, or leave it out")
         if self.num_workers < 1:
             raise UserError(f"--num_workers {self.num_workers} must be at least 1")
+        if self.ray and self.num_workers > 1:
+            raise UserError(f"--num_workers {self.num_workers}: with --ray all CPUs of the cluster work; leave it out")
 
     def outputs(self) -> dict[str, str]:
         """Argument -> file to write beside `output_dir`."""
@@ -161,7 +169,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     check_outside(args, options)
     given = [args.licences, options.tokenizer, options.target_vocabulary]
     inputs = [Path(path).expanduser() for path in (*args.data, *args.evaluation_data, *filter(None, given))]
-    with guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs):
+    with guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs), ClusterArguments(args.ray).connect():
         return _run(args, options)
 
 
@@ -180,7 +188,7 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     begin(plan, files, args.overwrite)
     if sentences:
         write_json({"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks)
-    languages = prepare(plan, files, args.num_workers)
+    languages = prepare(plan, files, args.num_workers, bool(args.ray))
     if empty := [code for code, counts in languages.items() if not counts["train"]]:
         logger.warning("%s: nothing is left to train on; the table tells why", " ".join(empty))
     seconds = time.perf_counter() - started
@@ -220,6 +228,8 @@ def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: di
     if plan.options.target_vocabulary:
         write_vocabulary(plan)
     describe(plan.output_dir, report)
+    for path in plan.output_dir.glob("*/.*.tmp"):  # of workers that were lost on a cluster
+        path.unlink()
     shutil.rmtree(plan.work_dir)
 
 

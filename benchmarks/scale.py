@@ -1,6 +1,6 @@
-"""Search and encoding on a Ray cluster of two nodes of one core, beside one process with one thread; and plans.
+"""Search, encoding and preparation on a Ray cluster of two nodes of one core, beside one process; and plans.
 
-    python -m benchmarks.scale --model ENCODER --rows 50000 --sentences 4000
+    OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 python -m benchmarks.scale --model ENCODER --lines 2000000
     python -m benchmarks.scale --plan --rows 1e6 1e8 1e9 --nodes 1 8 64 --product 4e14 --encode 20000 --bandwidth 1e9
 
 Each measured case has a process of its own and gives a digest of its result, which must be the same. A plan's hours
@@ -13,20 +13,51 @@ import hashlib
 import json
 import multiprocessing
 import os
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+import prepare_data
+from benchmarks.prepare import make_text
 from dap.cluster import ClusterArguments
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
 from dap.search import TILES, cluster_neighbours, mutual_neighbours
 
 PLACES = {"one process": 0, "one node": 1, "two nodes": 2}
+os.environ |= {"RAY_worker_niceness": "0"}  # the workers are as urgent as the process that they are beside
+
+Work = Callable[[bool], list[np.ndarray]]  # the whole, or so little of it that the workers have started
 
 
-def measure(job: str, nodes: int, args: argparse.Namespace, file: str) -> None:
+def search(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+    generator = np.random.default_rng(0)
+    sides = [generator.standard_normal((args.rows[0], args.dimensions), np.float32) for _ in range(2)]
+    find = cluster_neighbours if cluster.ray else mutual_neighbours
+    return lambda whole: list(vars(find(*(side if whole else side[: TILES["CPU"]] for side in sides))).values())
+
+
+def encoding(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+    generator = np.random.default_rng(0)
+    encoder = load_on(cluster, EncoderArguments(args.model, pooling="mean"))
+    words = [" ".join(map(str, generator.integers(0, 9999, 12))) for _ in range(args.sentences)]
+    return lambda whole: [encoder.encode(words if whole else words[:64])]
+
+
+def preparation(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+    def work(whole: bool) -> list[np.ndarray]:
+        text, out = Path(args.folder, "all" if whole else "few"), Path(tempfile.mkdtemp(dir=args.folder))
+        command = ["--data", str(text), "--output_dir", str(out)]
+        prepare_data.run(command + (["--ray", cluster.ray] if cluster.ray else []))
+        return [np.fromfile(path, np.uint8) for path in sorted(out.glob("*/*.parquet"))]
+
+    return work
+
+
+def measure(job: str, nodes: int, args: argparse.Namespace, file: Path) -> None:
     """Seconds of a job, on a cluster with this number of nodes or, with none, in this process; and its digest."""
     if nodes:
         from ray.cluster_utils import Cluster
@@ -35,42 +66,34 @@ def measure(job: str, nodes: int, args: argparse.Namespace, file: str) -> None:
         for _ in range(nodes - 1):
             cluster.add_node(num_cpus=1)
     arguments = ClusterArguments(cluster.address if nodes else None)
-    generator = np.random.default_rng(0)
     with arguments.connect():
-        if job == "search":
-            sides = [generator.standard_normal((args.rows[0], args.dimensions), np.float32) for _ in range(2)]
-            search = cluster_neighbours if nodes else mutual_neighbours
-            search(*(side[: TILES["CPU"]] for side in sides))  # the workers have started
-            started = time.perf_counter()
-            found = search(*sides)
-            result = [found.forward_scores, found.forward_indices, found.backward_scores, found.backward_indices]
-        else:
-            encoder = load_on(arguments, EncoderArguments(args.model, pooling="mean"))
-            words = [" ".join(map(str, generator.integers(0, 9999, 12))) for _ in range(args.sentences)]
-            encoder.encode(words[:64])
-            started = time.perf_counter()
-            result = [encoder.encode(words)]
+        work = {"search": search, "encoding": encoding, "preparation": preparation}[job](args, arguments)
+        work(False)
+        started = time.perf_counter()
+        result = work(True)
         seconds = time.perf_counter() - started
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(each).data for each in result)).hexdigest()[:12]
-    Path(file).write_text(json.dumps([seconds, digest]))
+    file.write_text(json.dumps([seconds, digest]))
 
 
 def measured(args: argparse.Namespace) -> str:
     """The table of all jobs in all places, `args.repeats` rounds in turn: the fastest counts."""
-    jobs = ["search"] * bool(args.rows) + ["encoding"] * bool(args.model)
+    jobs = ["search"] * bool(args.rows) + ["encoding"] * bool(args.model) + ["preparation"] * bool(args.lines)
     found: dict[tuple[str, str], list[float]] = {}
     digests: dict[str, set[str]] = {job: set() for job in jobs}
+    if args.lines:
+        make_text(Path(args.folder, "all"), args.lines)
+        make_text(Path(args.folder, "few"), 1600)
     for _ in range(args.repeats):
         for job in jobs:
             for place, nodes in PLACES.items():
-                file = f"{args.file}.{os.getpid()}"
+                file = Path(args.folder, "measured")
                 process = multiprocessing.get_context("spawn").Process(target=measure, args=(job, nodes, args, file))
                 process.start()
                 process.join()
                 if process.exitcode:
                     raise SystemExit(f"{job} on {place} ended with {process.exitcode}")
-                seconds, digest = json.loads(Path(file).read_text())
-                Path(file).unlink()
+                seconds, digest = json.loads(file.read_text())
                 found.setdefault((job, place), []).append(seconds)
                 digests[job].add(digest)
     rows = []
@@ -105,9 +128,9 @@ def main() -> None:
     parser.add_argument("--rows", type=float, nargs="*", default=[50000], help="sentences a side")
     parser.add_argument("--dimensions", type=int, default=384)
     parser.add_argument("--model", help="encoder to measure; none: search alone")
-    parser.add_argument("--sentences", type=int, default=4000, help="of 12 made-up words, to encode")
+    parser.add_argument("--sentences", type=int, default=4096, help="of 12 made-up words, to encode; 1,024 at a time")
+    parser.add_argument("--lines", type=int, default=0, help="of made-up text, to prepare")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--file", default="scale", help="where the processes leave their numbers for a moment")
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 8, 64], help="of the plan")
     parser.add_argument("--product", type=float, default=7e10, help="FLOP/s of a node's products")
     parser.add_argument("--encode", type=float, default=100, help="sentences a second of a node")
@@ -117,7 +140,8 @@ def main() -> None:
     parser.add_argument("--price", type=float, default=1.0, help="of a node's hour")
     args = parser.parse_args()
     args.rows = [int(each) for each in args.rows]
-    print(planned(args) if args.plan else f"{machine()}\n{measured(args)}")
+    with tempfile.TemporaryDirectory() as args.folder:
+        print(planned(args) if args.plan else f"{machine()}\n{measured(args)}")
 
 
 if __name__ == "__main__":

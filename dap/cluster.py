@@ -1,11 +1,15 @@
-"""A Ray cluster, on which a command encodes and searches with the results of one process.
+"""A Ray cluster, on which a command encodes, searches and prepares text with the results of one process.
 
 The functions are those of one process; Ray runs them on its nodes, and once more where a worker or a node is lost.
-Every node needs this project, and a model that it can load: of the Hub, or in a folder at the same path. Texts,
-finished vectors and results are with the process of the command, so that a stopped one goes on as without a cluster.
+Every node needs this project, and a model that it can load: of the Hub, or in a folder at the same path. Workers begin
+in the folder of the command, where their node has it, so that relative paths are the same. Texts to encode, finished
+vectors and results are with the process of the command, so that a stopped one goes on as without a cluster; text to
+prepare lies in a folder that all nodes share.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,14 +45,17 @@ class ClusterArguments:
 
     def connect(self) -> AbstractContextManager[None]:
         """`connected`, where a cluster is asked for."""
-        return connected(self.ray) if self.ray else nullcontext()
+        return connected(self.ray, self.ray_cpus_per_actor) if self.ray else nullcontext()
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def connected(address: str, threads: int = 1) -> Iterator[None]:
     """The cluster at an address, as long as the block lasts; "local" starts one, and ends it.
 
     Nothing is done where this process is connected already.
+
+    Args:
+        threads: of polars and tokenizers in a worker, which else take a node's every core.
 
     Raises:
         ValueError: Ray is not installed, nothing answers, or tasks fail for good; in one line.
@@ -60,7 +67,9 @@ def connected(address: str) -> Iterator[None]:
     is_first = not ray.is_initialized()
     try:
         if is_first:
-            ray.init(address, log_to_driver=False, logging_level="ERROR")
+            limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))
+            workers = {"env_vars": limits, "worker_process_setup_hook": _start_in(os.getcwd())}
+            ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
         yield
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
@@ -70,6 +79,35 @@ def connected(address: str) -> Iterator[None]:
     finally:
         if is_first:
             ray.shutdown()
+
+
+def _start_in(folder: str) -> Callable[[], None]:
+    def start() -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+
+    return start
+
+
+def each_on_cluster(function: Callable[..., Any], calls: Mapping[str, tuple]) -> Iterator[tuple[str, Any]]:
+    """Calls a function as tasks of the connected cluster, which begin again where a worker or a node is lost.
+
+    Args:
+        calls: what a call is about, such as a file -> its arguments.
+
+    Yields:
+        What a call is about and what it returned, as they end; a `UserError` of those whose workers are always lost.
+    """
+    import ray
+
+    task = ray.remote(max_retries=RETRIES)(lambda *call: function(*call))
+    jobs = {task.remote(*call).future(): name for name, call in calls.items()}
+    for job in as_completed(jobs):
+        error, name = job.exception(), jobs[job]
+        if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
+            yield name, UserError(f"{name}: its worker was lost {RETRIES + 1} times, perhaps for want of memory")
+        else:
+            yield name, job.result()
 
 
 class EncoderActor:

@@ -1,4 +1,4 @@
-"""Encoding and search on a local Ray cluster of two nodes: what one process gives, whatever is lost on the way."""
+"""The commands on a local Ray cluster of two nodes: what one process gives, whatever is lost on the way."""
 
 import os
 import signal
@@ -11,13 +11,16 @@ from conftest import synthetic_pairs
 
 import eval_retrieval
 import mine_bitext
+import prepare_data
 from dap.cluster import ClusterArguments, connected
-from dap.encoding import ClusterEncoder, EncoderArguments
+from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
 from dap.errors import UserError
+from dap.prepare.pipeline import workers
 from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
+os.environ |= {"RAY_worker_niceness": "0"}  # else they wait for whatever else is at work
 ray = pytest.importorskip("ray")
 PAIRS = synthetic_pairs("de", 60)
 
@@ -58,7 +61,12 @@ def require_equal(found: object, expected: object) -> None:
 
 
 def test_commands_give_the_files_of_one_process(
-    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+    text: list[str],
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    nodes: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.setattr("dap.encoding.embeddings.PIECE", 16)  # several pieces a shard
     model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
@@ -79,7 +87,74 @@ def test_commands_give_the_files_of_one_process(
     encoder = ClusterEncoder(arguments.load(), arguments, on_cluster)
     for command in (mine_bitext, eval_retrieval):
         monkeypatch.setattr(command, "load_on", lambda *_: encoder)
+    write, left = embeddings.write_vectors, ["first", "second"]
+
+    def stopped(vectors: np.ndarray, path: Path) -> None:
+        write(vectors, path)
+        left.pop()
+        if not left:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embeddings, "write_vectors", stopped)
+        pytest.raises(KeyboardInterrupt, outcome, "two", "--ray", nodes.address)
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "two.tsv.embeddings").rglob("*.npy")}
     assert outcome("two", "--ray", nodes.address) == expected
+    assert len(finished) == 2
+    assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
+    said = "plan: 120 sentences, 6 shards, 1 encoders; 1 search tasks of at most 0 MiB of vectors on 2 CPUs"
+    assert said in capsys.readouterr().out
+
+
+def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
+    tmp_path: Path, nodes: object
+) -> None:
+    raw, languages = tmp_path / "raw", ("de", "fi", "sw")
+    raw.mkdir()
+    for language in languages:
+        pairs = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs(language, 30))
+        (raw / f"{language}-en.tsv").write_text(pairs)
+    (tmp_path / "test.en").write_text(f"{PAIRS[5][1]}\n")
+    given = ["--data", str(raw), "--evaluation_data", str(tmp_path / "test.en"), "--max_shared", "2"]
+
+    def result(name: str, *more: str) -> dict[str, bytes]:
+        out = tmp_path / name
+        report = prepare_data.run([*given, "--dev_pairs", "2", "--output_dir", str(out), *more])
+        files = (path for path in out.rglob("*") if path.is_file() and path.name != "report.json")
+        return {str(path.relative_to(out)): path.read_bytes() for path in files} | report["languages"]
+
+    expected = result("one")
+    damaged = {raw / f"{language}-en.tsv": "one column\n" for language in languages[:2]}
+    whole = {path: path.read_text() for path in damaged}
+    for path, text in damaged.items():
+        path.write_text(text + whole[path])
+    for where in (["--ray", nodes.address], []):  # the second goes on behind the first
+        with pytest.raises(UserError, match=r"^2 fail: .*/de-en.tsv: 1 of the .*; .*/fi-en.tsv: 1 of the "):
+            result("two", *where)
+    (cleaned,) = (tmp_path / "two/.prepare_data").glob("clean-*")
+    for path, text in whole.items():
+        path.write_text(text)
+    assert result("two", "--ray", nodes.address) == expected
+
+
+def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
+    tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dap.cluster.RETRIES", 1)
+
+    def lost(folder: Path, times: int) -> None:
+        begun = len(list(folder.iterdir()))
+        (folder / str(begun)).touch()
+        if begun < times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    calls = {name: (tmp_path / name, times) for name, times in (("a, de", 9), ("b, de", 1), ("c, de", 0))}
+    for folder, _ in calls.values():
+        folder.mkdir()
+    said = r"^a, de: its worker was lost 2 times, perhaps for want of memory$"
+    with workers(1, on_cluster=True) as run, pytest.raises(UserError, match=said):
+        run("clean", lost, calls)
+    assert [len(list(folder.iterdir())) for folder, _ in calls.values()] == [2, 2, 1]
 
 
 def test_what_a_cluster_cannot_do_is_said_in_a_line(

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -31,8 +31,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap.errors import UserError
-from dap.files import read_object, whole_file, write_json
+from dap.cluster import each_on_cluster
+from dap.errors import UserError, one_line
+from dap.files import DiskFullError, read_object, whole_file, write_json
 from dap.prepare.deduplication import (
     Admission,
     count_distinct,
@@ -46,7 +47,7 @@ from dap.prepare.deduplication import (
 from dap.prepare.filters import SIDES, Cleaner, identified, load_identifier
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
-from dap.prepare.run_folder import Plan, RawFile, new_folder
+from dap.prepare.run_folder import SHOWN, Plan, RawFile, new_folder
 from dap.prepare.tokens import load_tokenizer, vocabulary_size
 from dap.text import LineAudit, read_tables
 
@@ -67,8 +68,10 @@ CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("co
 _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment")
 
 
-def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str, dict[str, Any]]:
-    """All steps, but for the files that are cleaned already.
+def prepare(
+    plan: Plan, files: Sequence[RawFile], num_workers: int, on_cluster: bool = False
+) -> dict[str, dict[str, Any]]:
+    """All steps, but for the files that are cleaned already; `workers` says where.
 
     Returns:
         language -> its counts, which `clean_file`, `select_language` and `write_language` name.
@@ -79,10 +82,10 @@ def prepare(plan: Plan, files: Sequence[RawFile], num_workers: int) -> dict[str,
     languages: dict[str, list[RawFile]] = {}
     for raw in files:
         languages.setdefault(raw.file.language, []).append(raw)
-    calls = [(plan, *item) for item in languages.items()]
-    with workers(num_workers) as run:
+    calls = {language: (plan, language, own) for language, own in languages.items()}
+    with workers(num_workers, on_cluster) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
-        run("clean", clean_file, [(plan, raw) for raw in largest if not plan.cleaned(raw).exists()])
+        run("clean", clean_file, {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest})
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
         written = run("write", write_language, calls)
@@ -116,6 +119,8 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     Raises:
         ValueError: as `read_tables`, a file without pairs, or no space left on the device.
     """
+    if plan.cleaned(raw).exists():  # by a run that was stopped, or a worker that was lost right behind it
+        return
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
     tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
     identify = load_identifier(options.language_identifier) if options.language_identifier else None
@@ -252,36 +257,68 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 
 # Processes
 
+Calls = Mapping[str, tuple]  # what a call is about, such as a language -> its arguments
+Outcomes = Iterator[tuple[str, Any]]  # what each call is about and what it returned, as they end
+
 
 @contextmanager
-def workers(count: int) -> Iterator[Callable[[str, Callable[..., Any], list[tuple]], list[Any]]]:
-    """What calls a function with each of some arguments, here or in `count` processes, and logs what is done.
+def workers(count: int, on_cluster: bool = False) -> Iterator[Callable[[str, Callable[..., Any], Calls], list[Any]]]:
+    """What makes calls of a function here, in `count` processes or by the connected cluster, and logs what is done.
 
-    It returns what the function does, in the order of the calls.
+    It returns what the function does, in the order of the calls. A call that fails keeps no other from being made.
+
+    Raises:
+        ValueError, OSError: what a call failed with, or a line of what several did; of a full disk at once.
+        ValueError: a process was killed.
     """
-    context, pool = multiprocessing.get_context("spawn"), None
-    if count > 1:
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(count,))
+    if on_cluster or count == 1:
+        yield partial(_run, each_on_cluster if on_cluster else _each_here)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(count,))
 
-    def run(name: str, function: Callable[..., Any], calls: list[tuple]) -> list[Any]:
-        started, results = time.perf_counter(), {}
-        jobs = [pool.submit(function, *call) if pool else partial(function, *call) for call in calls]
-        for job in as_completed(jobs) if pool else jobs:
-            results[job] = job.result() if pool else job()
-            seconds = time.perf_counter() - started
-            logger.info("%s: %d of %d done, %.0f s", name, len(results), len(calls), seconds)
-        return [results[job] for job in jobs]
+    def each(function: Callable[..., Any], calls: Calls) -> Outcomes:
+        jobs = {pool.submit(function, *call): name for name, call in calls.items()}
+        return ((jobs[job], job.result()) for job in as_completed(jobs))
 
     try:
-        yield run
+        yield partial(_run, each)
     except BrokenProcessPool as error:
         raise UserError(
             "a process was ended from outside, perhaps for want of memory; give the same command again to go on, "
             "with a smaller --num_workers"
         ) from error
     finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
+
+
+def _each_here(function: Callable[..., Any], calls: Calls) -> Outcomes:
+    return ((name, function(*call)) for name, call in calls.items())
+
+
+def _run(
+    each: Callable[[Callable[..., Any], Calls], Outcomes], step: str, function: Callable[..., Any], calls: Calls
+) -> list[Any]:
+    started, found = time.perf_counter(), {}
+    for name, outcome in each(partial(_attempt, function), calls):
+        found[name] = outcome
+        logger.info("%s: %d of %d done, %.0f s", step, len(found), len(calls), time.perf_counter() - started)
+    failed = [found[name] for name in calls if isinstance(found[name], Exception)]
+    if len(failed) > 1:
+        raise UserError(f"{len(failed)} fail: {'; '.join(map(one_line, failed[:SHOWN]))}")
+    if failed:
+        raise failed[0]
+    return [found[name] for name in calls]
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, or what it raises over its input."""
+    try:
+        return function(*arguments)
+    except DiskFullError:
+        raise
+    except (UserError, OSError) as error:
+        return error
 
 
 def _start_worker(count: int) -> None:

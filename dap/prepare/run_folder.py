@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,14 +75,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ValueError: no space left on the device.
     """
-    new = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    try:
-        with disk_full(folder):
-            new.mkdir(parents=True)
-            yield new
-            os.replace(new, folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    beside = {"suffix": ".tmp", "prefix": f"{folder.name}.", "dir": folder.parent, "ignore_cleanup_errors": True}
+    with disk_full(folder), tempfile.TemporaryDirectory(**beside) as new:
+        yield Path(new)
+        os.replace(new, folder)
 
 
 def finished(plan: Plan, mark: str) -> dict[str, Any] | None:

@@ -29,8 +29,7 @@ def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progr
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    there = ray.cluster_resources()
-    kind = "GPU" if there.get("GPU") else "CPU"
+    kind, count = _searchers()
     search, tile = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile), TILES[kind]
     forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
     columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
@@ -43,12 +42,30 @@ def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progr
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
     with bar:
-        for row, column, task in _ahead(tiles(), AHEAD * int(there.get(kind, 1))):
+        for row, column, task in _ahead(tiles(), AHEAD * count):
             found = ray.get(task)
             forward.merge(row, found.forward_scores, column + found.forward_indices)  # in the order of the columns
             backward.merge(column, found.backward_scores, row + found.backward_indices)
             bar.update(len(found.forward_scores) * len(found.backward_scores))
     return Neighbours(*forward.found(), *backward.found())
+
+
+def search_plan(rows: int, columns: int, dimensions: int) -> str:
+    """What `cluster_neighbours` will do with so many source and target vectors, for the user."""
+    kind, count = _searchers()
+    tile = TILES[kind]
+    tasks = -(-rows // tile) * -(-columns // tile)
+    memory = (min(rows, tile) + min(columns, tile)) * dimensions * 4 / 2**20
+    return f"{tasks:,} search tasks of at most {memory:,.0f} MiB of vectors on {count} {kind}s"
+
+
+def _searchers() -> tuple[str, int]:
+    """What a task needs one of, a GPU or else a CPU, and how many the cluster has."""
+    import ray
+
+    there = ray.cluster_resources()
+    kind = "GPU" if there.get("GPU") else "CPU"
+    return kind, int(there.get(kind, 1))
 
 
 def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:

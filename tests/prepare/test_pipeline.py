@@ -305,4 +305,4 @@ def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
 
 def test_a_process_that_is_killed_ends_the_run_with_one_message() -> None:
     with pytest.raises(ValueError, match="a process was ended from outside.*--num_workers"), workers(2) as run:
-        run("kill", signal.raise_signal, [(signal.SIGKILL,)])
+        run("kill", signal.raise_signal, {"de": (signal.SIGKILL,)})
