@@ -193,7 +193,7 @@ def packed_states(
     packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
     packed |= {key: packing.take(value) for key, value in inputs.items()}  # (1, T, ...)
     arguments = attention_arguments(encoder, packing)
-    if wanted is None or encoder.config.model_type not in LIKE_BERT or hasattr(encoder, "embeddings_project"):
+    if wanted is None or not computes_some(encoder):
         return packing.put_back(encoder(**packed, **arguments).last_hidden_state)  # of (1, T, D)
     queries = pack(wanted, packing.rows)
     _, layers = layer_stack(encoder)
@@ -203,6 +203,12 @@ def packed_states(
     places = packing.take(wanted)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
     states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, packing, queries))
     return queries.put_back(states)
+
+
+def computes_some(encoder: PreTrainedModel) -> bool:
+    """Whether an encoder's last layer can be computed for some tokens only: it is like BERT's, and sees all tokens."""
+    config = encoder.config
+    return config.model_type in LIKE_BERT and not config.is_decoder and not hasattr(encoder, "embeddings_project")
 
 
 def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:

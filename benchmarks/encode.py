@@ -26,7 +26,8 @@ from dap.encoding import SentenceEncoder
 from dap.reports import text_table
 
 OURS, LIBRARY = "ours", "sentence-transformers"
-LEAST_COSINE = {"float32": 0.9999, "bf16": 0.99}
+#: Of ours and theirs; in bfloat16 ours is at 0.99998 of float32, theirs, whose residuals are rounded too, at 0.9985.
+LEAST_COSINE = {"float32": 0.9999, "bf16": 0.995}
 WORDS = [f"w{number}" for number in range(900)]
 
 Encode = Callable[[], np.ndarray]

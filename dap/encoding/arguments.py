@@ -35,7 +35,7 @@ class EncoderArguments:
     )
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
-    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on a GPU."})
+    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on BF16 hardware."})
 
     layer: int | None = field(
         default=None, metadata={"help": "Hidden layer to pool, from 0 (embeddings). Default: the last."}

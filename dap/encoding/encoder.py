@@ -18,13 +18,12 @@ from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
 from configuration_dap import CHOICES
 from dap.errors import UserError, loading, refusals
 from dap.files import read_json
 from dap.tokenizers import load_tokenizer, require_embeddings
-from encoder_dap import load_masked_lm, pool
+from encoder_dap import computes_some, load_masked_lm, packed_states, pool, pooled_tokens, takes_packed, use_packing
 from modeling_dap import DAPForPreTraining, DAPModel
 
 logger = logging.getLogger(__name__)
@@ -102,6 +101,10 @@ class SentenceEncoder:
         if layer is not None and not 0 <= layer <= self.backbone.config.num_hidden_layers:
             last = self.backbone.config.num_hidden_layers
             raise UserError(f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)")
+        is_known = type(self.backbone).__module__.startswith("transformers.")
+        self._computes_some = is_known and computes_some(self.backbone)
+        if self._computes_some:
+            use_packing(self.backbone)
         self.revision: str | None = None  # the commit of the Hub that it came from
 
     @classmethod
@@ -178,8 +181,8 @@ class SentenceEncoder:
             return []
         tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
         states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(sentences)
-        for rows, out, _ in self._forward(tokens["input_ids"], token_budget):
-            for row, row_states in zip(rows, out.last_hidden_state.float().cpu().numpy(), strict=True):
+        for rows, ids, mask in self._batches(tokens["input_ids"], token_budget):
+            for row, row_states in zip(rows, self._states(ids, mask).cpu().numpy(), strict=True):
                 spans = zip(tokens["special_tokens_mask"][row], tokens["offset_mapping"][row], strict=True)
                 keep = [i for i, (special, (_, end)) in enumerate(spans) if not special and end > len(self.prefix)]
                 states[row] = row_states[keep]  # (S_i, D)
@@ -199,13 +202,25 @@ class SentenceEncoder:
         input_ids = self._tokenize(sentences)["input_ids"]
         bar.total += sum(map(len, input_ids))  # tokens, not sentences: the longest come first
         result = torch.zeros(len(sentences), self.hidden_size, device=self.model.device)  # (N, D)
-        for rows, out, mask in self._forward(input_ids, token_budget):
-            result[torch.tensor(rows, device=result.device)] = self._pool(out, mask)  # (B, D)
+        for rows, ids, mask in self._batches(input_ids, token_budget):
+            result[torch.tensor(rows, device=result.device)] = self._vectors(ids, mask)
             bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()
 
-    def _pool(self, out: ModelOutput, mask: Tensor) -> Tensor:
-        return pool(out.last_hidden_state.float(), mask, self.pooling)
+    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Sentence vectors (B, D); with CLS pooling the last layer computes nothing else where that can be."""
+        is_last, on_cpu = self.layer is None, mask.device.type == "cpu"
+        some = self._computes_some and is_last and on_cpu and takes_packed(self.backbone)
+        wanted = pooled_tokens(mask, self.pooling) if some else None  # (B, S)
+        if wanted is None:
+            return pool(self._states(ids, mask), mask, self.pooling)
+        return pool(packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float(), mask, self.pooling)
+
+    def _states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token states (B, S, D) of the layer."""
+        every = {} if self.layer is None else {"output_hidden_states": True}
+        out = self.backbone(input_ids=ids, attention_mask=mask, **every)
+        return (out.last_hidden_state if self.layer is None else out.hidden_states[self.layer]).float()
 
     def _tokenize(self, sentences: Sequence[str], **wanted: bool) -> dict[str, list]:
         text = [self.prefix + sentence for sentence in sentences]
@@ -214,21 +229,14 @@ class SentenceEncoder:
             text, truncation=True, max_length=limit, return_attention_mask=False, verbose=False, **wanted
         )
 
-    def _forward(
-        self, input_ids: list[list[int]], token_budget: int
-    ) -> Iterator[tuple[list[int], ModelOutput, Tensor]]:
-        """Yields each batch, longest first: row numbers, what the encoder gives, attention mask (B, S)."""
+    def _batches(self, input_ids: list[list[int]], token_budget: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """Yields each batch, longest first, for the model that is ready: row numbers, token ids and mask (B, S)."""
         device = self.model.device
         full = FULL_CPU_BATCH if device.type == "cpu" else token_budget
-        with torch.inference_mode(), _eval_mode(self.model):
+        half = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)  # keeps its copies of the weights
+        with torch.inference_mode(), _eval_mode(self.model), half:
             for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
-                ids, mask = self._pad([input_ids[row] for row in rows])
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                    every = {} if self.layer is None else {"output_hidden_states": True}
-                    out = self.backbone(input_ids=ids, attention_mask=mask, **every)
-                if self.layer is not None:
-                    out.last_hidden_state = out.hidden_states[self.layer]  # (B, S, D)
-                yield rows, out, mask
+                yield rows, *self._pad([input_ids[row] for row in rows])
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         width, pad = max(map(len, rows)), self.tokenizer.pad_token_id or 0

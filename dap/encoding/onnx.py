@@ -98,5 +98,5 @@ class OnnxEncoder(SentenceEncoder):
             tokenizer = load_tokenizer(folder)
         super().__init__(model, tokenizer, own["pooling"], own["prefix"] if prefix is None else prefix, length)
 
-    def _pool(self, out: BaseModelOutputWithPooling, mask: Tensor) -> Tensor:
-        return out.pooler_output  # the graph has pooled and divided by the length
+    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.model(ids, mask).pooler_output  # the graph has pooled and divided by the length

@@ -32,7 +32,7 @@ from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder, longest_in
 from dap.errors import UserError
 from dap.publishing.folder import save_tokenizer
 from dap.search import unit_rows
-from encoder_dap import pool
+from encoder_dap import pool, takes_packed
 
 INPUTS, OUTPUTS = ("input_ids", "attention_mask"), ("last_hidden_state", "sentence_embedding")
 #: Largest difference of an entry of a vector of length 1 from the model's own.
@@ -133,6 +133,8 @@ def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
     ids = torch.arange(14, device=device).view(2, 7)  # any ids: sizes of 0 and 1 would be taken for constants
     mask = (ids < 12).long()
     shapes = dict.fromkeys(INPUTS, {0: "batch", 1: "sequence"})
+    if takes_packed(encoder.backbone):  # by an attention that no graph has
+        encoder.backbone.set_attn_implementation("sdpa")
     graph = _SentenceModel(encoder.backbone, encoder.pooling).eval()
     try:
         with _quiet():

@@ -19,8 +19,8 @@ from dap.errors import UserError
 Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
 
-#: Source × target rows of a block: 64 MiB of float32 on a CPU, 1 GiB on a GPU.
-BLOCKS = {"cpu": (4096, 4096), "cuda": (8192, 32768)}
+#: Source × target rows of a block: 32 MiB of float32 on a CPU, 1 GiB on a GPU.
+BLOCKS = {"cpu": (2048, 4096), "cuda": (8192, 32768)}
 #: Neighbouring entries of a block that are reduced to their maximum first.
 GROUP = 8
 #: Rows that are read at a time where no product is computed.
@@ -183,6 +183,7 @@ def _search(
                 if both:
                     backward.update(block[:, : len(key_rows)].T, column, row)
                 bar.update(rows * len(key_rows))
+            del key_rows  # before the next ones are made
     return forward.found(), backward.found()
 
 

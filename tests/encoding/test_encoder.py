@@ -93,11 +93,14 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("pooling", "prefix"), [("cls", ""), ("mean", "query: "), ("mean", "")])
 def test_equals_one_sentence_at_a_time(tiny_bert_dir: Path, pooling: str, prefix: str) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling, prefix, max_seq_length=40)
+    tokens = []  # that the last layer's feed-forward takes
+    encoder.model.encoder.layer[-1].intermediate.register_forward_hook(lambda _, given, __: tokens.append(given[0]))
     model, tokenizer = AutoModel.from_pretrained(tiny_bert_dir), AutoTokenizer.from_pretrained(tiny_bert_dir)
     expected = naive_encode(model, tokenizer, pooling, prefix)
     vectors = encoder.encode(SENTENCES)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert (sum(map(torch.Tensor.numel, tokens)) == 32 * len(set(SENTENCES))) == (pooling == "cls")  # CLS alone
 
 
 @pytest.mark.parametrize(("token_budget", "full"), [(1, 64), (50, 1), (50, 100_000), (100_000, 1), (100_000, 64)])
