@@ -5,19 +5,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
+from datasets import config as datasets_config
 
 from dap.files import whole_file
 from dap.text.archives import disk_path
 from dap.text.files import BitextFile, find_bitext, hub_dataset
 from dap.text.formats import LineAudit, read_pairs, read_tables
 
-if TYPE_CHECKING:  # imported where it is needed: with pandas it takes half a second, and most commands do without
-    from datasets import Dataset, Features, IterableDataset
-
-COLUMNS, STREAM_COLUMNS = ("source", "target"), ("source", "target", "row")
+FEATURES = Features({"source": Value("string"), "target": Value("string")})
+STREAM_FEATURES = Features({**FEATURES, "row": Value("string")})
 CACHE_VERSION = 1
 
 
@@ -32,7 +32,7 @@ def load_bitext(
     max_bad_lines: float = 0.001,
     target_language: str = "en",
     cache_dir: str | Path | None = None,
-) -> "dict[str, Dataset] | dict[str, IterableDataset]":
+) -> dict[str, Dataset] | dict[str, IterableDataset]:
     """One dataset a language, columns `source` and `target` (strings); files of one language follow each other.
 
     Streams have the column `row` (str) too, which names the pair whatever becomes of the stream's order: its number in
@@ -48,36 +48,25 @@ def load_bitext(
     Raises:
         ValueError, FileNotFoundError: as `find_bitext` and `read_tables`.
     """
-    from datasets import concatenate_datasets, config
-
     found = find_bitext(paths, target_language)
     if streaming:
         return {language: _stream(files, max_bad_lines) for language, files in found.items()}
-    folder = Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "dap")
+    folder = Path(cache_dir or Path(datasets_config.HF_DATASETS_CACHE) / "dap")
     return {
         language: concatenate_datasets([_load_cached(file, max_bad_lines, folder) for file in files])
         for language, files in found.items()
     }
 
 
-def features(columns: Iterable[str]) -> "Features":
-    """Columns of text."""
-    from datasets import Features, Value
-
-    return Features({column: Value("string") for column in columns})
-
-
-def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
+def _stream(files: list[BitextFile], max_bad_lines: float) -> IterableDataset:
     """A stream whose rows begin with nothing for one file, else with the file's name below what all share."""
-    from datasets import IterableDataset
-
     LineAudit(files, max_bad_lines)  # a wrong limit is found now, not at the first batch
     folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
     shared = os.path.commonpath(folders) if folders else ""
     names = [f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:" for file in files]
     shards = [(replace(file, streaming=True), name if len(files) > 1 else "") for file, name in zip(files, names)]
     arguments = {"shards": shards, "max_bad_lines": max_bad_lines}
-    return IterableDataset.from_generator(_read_all, features=features(STREAM_COLUMNS), gen_kwargs=arguments)
+    return IterableDataset.from_generator(_read_all, features=STREAM_FEATURES, gen_kwargs=arguments)
 
 
 def _read_all(shards: list[tuple[BitextFile, str]], max_bad_lines: float) -> Iterator[dict[str, str]]:
@@ -86,10 +75,8 @@ def _read_all(shards: list[tuple[BitextFile, str]], max_bad_lines: float) -> Ite
             yield {**pair, "row": f"{name}{number}"}
 
 
-def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Dataset":
+def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> Dataset:
     """The pairs in an Arrow file, whose name changes with the file's state and with all that shapes what is read."""
-    from datasets import Dataset
-
     if file.format == "hub":
         state: list[Any] = [hub_dataset(file.paths[0], file.config, False)._fingerprint]
     else:
@@ -97,7 +84,7 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Datas
     key = hashlib.sha256(repr((CACHE_VERSION, file, max_bad_lines, state)).encode()).hexdigest()[:16]
     path = folder / f"{file.language}-{file.target_language}-{key}.arrow"
     if not path.exists():
-        schema = features(COLUMNS).arrow_schema
+        schema = FEATURES.arrow_schema
         with whole_file(path) as sink, pa.ipc.new_stream(sink, schema) as writer:
             for table in read_tables(file, LineAudit(file, max_bad_lines)):
                 writer.write_table(pa.table([table["source"], table["target"]], schema=schema))

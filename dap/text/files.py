@@ -17,15 +17,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from datasets import Dataset, IterableDataset, get_dataset_config_names, load_dataset
 
 from dap.errors import UserError, loading
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.tmx_po import catalogue_language, memory_languages
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -205,8 +203,6 @@ def _moses(path: Path, target: str, exists: Callable[[Path], bool]) -> list[Bite
 
 def _find_hub(name: str, target: str) -> list[BitextFile]:
     """The configurations of a Hub dataset that pair a language with the target language."""
-    from datasets import get_dataset_config_names
-
     dataset, _, config = name.partition(":")
     try:
         configs = [config] if config else get_dataset_config_names(dataset)
@@ -233,9 +229,7 @@ def _hub_languages(dataset: str, config: str) -> list[str]:
     return list(map(base_language, getattr(features.get("translation"), "languages", [])))
 
 
-def hub_dataset(dataset: str, config: str | None, streaming: bool) -> "Dataset | IterableDataset":
+def hub_dataset(dataset: str, config: str | None, streaming: bool) -> Dataset | IterableDataset:
     """The training split of a dataset of the Hub; raises `UserError` where there is none to be had."""
-    from datasets import load_dataset
-
     with loading("training split", f"{dataset}:{config}" if config else dataset):
         return load_dataset(dataset, config, split="train", streaming=streaming)

@@ -18,7 +18,7 @@ def test_all_formats_of_one_language_follow_each_other(tmp_path: Path, streaming
     write_format(tmp_path, "xh-en.tsv", PAIRS[:1])
     data = load_bitext(tmp_path, streaming=streaming, cache_dir=tmp_path / "cache")
     assert list(data) == ["de", "xh"]
-    assert data["de"].features == corpus.features(corpus.STREAM_COLUMNS if streaming else corpus.COLUMNS)
+    assert data["de"].features == (corpus.STREAM_FEATURES if streaming else corpus.FEATURES)
     assert pairs_of(data["de"]) == PAIRS + PAIRS[:2] + PAIRS[1:] + PAIRS
     assert pairs_of(data["xh"]) == PAIRS[:1]
     assert count_pairs(find_bitext(tmp_path)["de"]) == 3 * len(PAIRS) + 1
