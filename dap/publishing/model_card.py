@@ -31,7 +31,7 @@ RECIPE = (
     "bf16", "fp16", "seed",
 )  # fmt: skip
 #: What a field's name begins with -> the part of an objective that has a use for it.
-OF_OBJECTIVE = {"projection": "tr", "target_vocab": "rtl", **{f"{name}_": name for name in OBJECTIVES}}
+OF_OBJECTIVE = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
 CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES), "eval_rtl_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
