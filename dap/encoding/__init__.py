@@ -10,17 +10,15 @@ from dap.encoding.embeddings import (
     launched,
     model_fingerprint,
 )
-from dap.encoding.encoder import (
-    LibraryEncoder,
+from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.encoding.loading import (
     LibrarySettings,
     NeedsSentenceTransformers,
-    SentenceEncoder,
     hub_commit,
     library_length,
     library_settings,
     load_complete,
     load_config,
-    load_encoder,
     longest_input,
     pooling_mode,
 )

@@ -25,7 +25,8 @@ from transformers import (
 )
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from dap.encoding.encoder import NeedsSentenceTransformers, SentenceEncoder, length_batches, load_encoder
+from dap.encoding import NeedsSentenceTransformers
+from dap.encoding.encoder import SentenceEncoder, length_batches, load_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
 
 SENTENCES = [side for language in LANGUAGES for pair in synthetic_pairs(language, 6) for side in pair]
