@@ -25,7 +25,7 @@ from benchmarks.prepare import make_text
 from dap.cluster import ClusterArguments
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
-from dap.search import TILES, cluster_neighbours, mutual_neighbours
+from dap.search import TILES, cluster_neighbours, mutual_neighbours, tile_rows
 
 PLACES = {"one process": 0, "one node": 1, "two nodes": 2}
 os.environ |= {"RAY_worker_niceness": "0"}  # the workers are as urgent as the process that they are beside
@@ -108,12 +108,13 @@ def planned(args: argparse.Namespace) -> str:
     """What mining N sentences with N takes, by N and number of nodes."""
     rows = []
     for size in args.rows:
-        tasks = (-(-size // args.tile)) ** 2
         for nodes in args.nodes:
+            tile = tile_rows("GPU", nodes, size, size)
+            tasks = (-(-size // tile)) ** 2
             encoding = 2 * size / args.encode / nodes
             products = 2 * size**2 * args.dimensions / args.product / nodes
             moving = 2 * size * args.dimensions * 4 / args.bandwidth  # to each node at the same time
-            merging = 2 * tasks * args.tile / args.merge
+            merging = 2 * tasks * tile / args.merge
             parts = encoding, products, moving, merging, encoding + max(products, moving, merging)
             hours = [part / 3600 for part in parts]
             cost = nodes * hours[-1] * args.price
@@ -134,7 +135,6 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 8, 64], help="of the plan")
     parser.add_argument("--product", type=float, default=7e10, help="FLOP/s of a node's products")
     parser.add_argument("--encode", type=float, default=100, help="sentences a second of a node")
-    parser.add_argument("--tile", type=int, default=TILES["GPU"], help="sentences a side of a task")
     parser.add_argument("--merge", type=float, default=5e6, help="rows of found neighbours merged a second")
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a node")
     parser.add_argument("--price", type=float, default=1.0, help="of a node's hour")

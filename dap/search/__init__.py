@@ -12,7 +12,7 @@ from dap.search.bucc import (
     read_gold,
     read_text,
 )
-from dap.search.cluster import TILES, cluster_neighbours, search_plan
+from dap.search.cluster import TILES, cluster_neighbours, search_plan, tile_rows
 from dap.search.hard_negatives import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
 from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, select
 from dap.search.retrieval import group_averages, retrieval_accuracy

@@ -1,5 +1,6 @@
 """Exact nearest neighbours by the tasks of a Ray cluster, equal to those of one process."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,12 +14,14 @@ from dap.search.similarity import Best, Neighbours, mutual_neighbours, require_s
 
 #: Rows of each side in a task: whole blocks of the search, so that every product is that of one process.
 TILES = {"CPU": 16384, "GPU": 131072}
+WIDEST = 8  # times as many where the sides are long: the wider, the less is merged where the command runs
+TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
 #: Tasks begun for each CPU or GPU; what they need is held in memory.
 AHEAD = 2
 
 
 def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progress: bool = False) -> Neighbours:
-    """`mutual_neighbours` with a task for each tile of `TILES` source × target rows, on a GPU or else a CPU.
+    """`mutual_neighbours` with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
 
     Both sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and
     a block of the search; this process needs, beside memory maps, what the result takes.
@@ -30,7 +33,8 @@ def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progr
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     kind, count = _searchers()
-    search, tile = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile), TILES[kind]
+    search = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
+    tile = tile_rows(kind, count, len(source), len(target))
     forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
     columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
 
@@ -53,10 +57,20 @@ def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progr
 def search_plan(rows: int, columns: int, dimensions: int) -> str:
     """What `cluster_neighbours` will do with so many source and target vectors, for the user."""
     kind, count = _searchers()
-    tile = TILES[kind]
+    tile = tile_rows(kind, count, rows, columns)
     tasks = -(-rows // tile) * -(-columns // tile)
     memory = (min(rows, tile) + min(columns, tile)) * dimensions * 4 / 2**20
     return f"{tasks:,} search tasks of at most {memory:,.0f} MiB of vectors on {count} {kind}s"
+
+
+def tile_rows(kind: str, count: int, rows: int, columns: int) -> int:
+    """Rows of each side in a task, by how many CPUs or GPUs there are and what they search.
+
+    >>> tile_rows("GPU", 8, 10**6, 10**6), tile_rows("GPU", 8, 10**8, 10**8)
+    (131072, 1048576)
+    """
+    few = math.isqrt(rows * columns // (TASKS * count))
+    return TILES[kind] * min(max(few // TILES[kind], 1), WIDEST)
 
 
 def _searchers() -> tuple[str, int]:
