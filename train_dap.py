@@ -32,6 +32,7 @@ from dap.text import count_pairs, find_bitext, load_bitext
 from dap.training import (
     FINISHED,
     HARDLY,
+    READERS,
     BitextCollator,
     DAPTrainer,
     DAPTrainingArguments,
@@ -120,14 +121,16 @@ def check_metric(
 ) -> None:
     """Raise `ValueError` where no evaluation gives the metric that chooses the best model, or it cannot change."""
     name, chooses = training.metric_for_best_model, training.load_best_model_at_end or training.early_stopping_patience
-    known = ["eval_rtl_loss", "eval_rtl_source_nats"] if model.rtl_head is not None else []
+    readers = [objective.name for objective in model.objectives if objective.name in READERS]
+    known = [f"eval_{reader}_{measure}" for reader in readers for measure in ("loss", "source_nats")]
     directions = [way for code in dev for way in (f"{code}-{data.target_language}", f"{data.target_language}-{code}")]
     known = ["eval_mean_accuracy", *known, *(f"eval_{way}_accuracy" for way in directions)]
     if chooses and f"eval_{name.removeprefix('eval_')}" not in known:
         raise UserError(f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ...")
     if chooses and training.freeze_encoder and name.endswith("accuracy"):
+        instead = f"give eval_{readers[0]}_loss, or " if readers else ""
         raise UserError(
-            f"metric_for_best_model={name!r} stays as it is under --freeze_encoder: give eval_rtl_loss, or leave "
+            f"metric_for_best_model={name!r} stays as it is under --freeze_encoder: {instead}leave "
             "--load_best_model_at_end and --early_stopping_patience out."
         )
 
@@ -203,12 +206,14 @@ def save(trainer: DAPTrainer, metrics: dict[str, float], model_args: ModelArgume
     if trainer.dev_bitext:
         found = trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
-        if (nats := found.get("eval_rtl_source_nats", HARDLY)) < HARDLY:
-            logger.warning(
-                "the RTL head hardly reads the source (%.2f nats a token), so it teaches the encoder little: train "
-                "the head first (configs/head.yaml), or longer, or raise --head_learning_rate",
-                nats,
-            )
+        for reader in READERS:
+            if (nats := found.get(f"eval_{reader}_source_nats", HARDLY)) < HARDLY:
+                logger.warning(
+                    "the %s head hardly reads the source (%.2f nats a token), so it teaches the encoder little: train "
+                    "the head first (configs/head.yaml), or longer, or raise --head_learning_rate",
+                    reader.upper(),
+                    nats,
+                )
     best = training.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step
     made = {"model_step": best or state.global_step}  # the step that the saved weights are of
     base = model_args.model_name_or_path

@@ -32,7 +32,8 @@ RECIPE = (
 )  # fmt: skip
 #: What a field's name begins with -> the part of an objective that has a use for it.
 OF_OBJECTIVE = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
-CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES), "eval_rtl_source_nats", "eval_mean_accuracy")
+CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES))
+CURVE += ("eval_rtl_source_nats", "eval_bow_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
 NOT_STATED = "not stated"
 

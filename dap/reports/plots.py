@@ -8,7 +8,10 @@ from dap.errors import UserError
 from dap.reports.paper import DIRECTIONS
 
 CURVES = "curves.svg"  # of a training, in its folder
-EVALUATED = {"accuracy on dev pairs, %": "eval_mean_accuracy", "nats a token from the source": "eval_rtl_source_nats"}
+EVALUATED = {
+    "accuracy on dev pairs, %": ["eval_mean_accuracy"],
+    "nats a token from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
+}
 
 
 def require_drawable(argument: str, path: str | Path) -> None:
@@ -28,7 +31,7 @@ def curves(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, list[t
     {'training loss, nats': {'loss': [(1, 8), (2, 7), (3, 6)]}}
     """
     names = dict.fromkeys(name for line in history if "loss" in line for name in line if name.endswith("loss"))
-    panels = {"training loss, nats": list(names), **{title: [name] for title, name in EVALUATED.items()}}
+    panels = {"training loss, nats": list(names), **EVALUATED}
     found = {
         title: {name: [(line["step"], line[name]) for line in history if name in line] for name in names}
         for title, names in panels.items()

@@ -22,5 +22,5 @@ from dap.training.resuming import (
     keep_record,
     train_to_end,
 )
-from dap.training.source_reading import HARDLY
+from dap.training.source_reading import HARDLY, READERS
 from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together

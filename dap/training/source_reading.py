@@ -1,4 +1,4 @@
-"""Whether the RTL head reads the source: its loss on dev pairs beside that with the sources of other pairs."""
+"""Whether the heads of RTL and BOW read the source: their loss on dev pairs, and that with sources of other pairs."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.training.data import BitextCollator, tokenize_pairs
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Batch, RepresentationTranslation, Side
+from objectives_dap import Batch, Objective, Side
 
 PAIRS, AT_A_TIME = 512, 64
-RATIOS = (0.25, 0.5, 0.75)  # rho that are measured beside the configured one, on every fourth pair
+RATIOS = (0.25, 0.5, 0.75)  # rho of RTL that are measured beside the configured one, on every fourth pair
+#: Objectives that predict a side from the other, and which groups of their labels do.
+READERS = {"rtl": slice(None), "bow": slice(1)}
 SIDES, PARTS = ("source", "target"), ("input_ids", "attention_mask", "noise")
 HARDLY = 0.1  # nats a token from the source
 
@@ -24,38 +26,45 @@ Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # sources and target
 def source_reading(
     model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, bitext: Bitext, max_seq_length: int, prefix: str = ""
 ) -> dict[str, float]:
-    """The RTL loss of up to `PAIRS` pairs, the same with shuffled sources, and the difference: nats a token.
+    """The losses of RTL and BOW on up to `PAIRS` pairs, the same with shuffled sources, and the difference.
 
-    Without dropout and with the same masks in every call. All processes call it together and do the same work. A
-    pair's shuffled source is that of the next pair of its language, or of any if its language has but one. Every
-    sentence is encoded once.
+    In nats a token, without dropout and with the same masks in every call. All processes call it together and do the
+    same work. A pair's shuffled source is that of the next pair of its language, or of any if its language has but
+    one. Every sentence is encoded once.
 
     Args:
-        model: one with an RTL head; it is left in evaluation mode.
-        bitext: languages for which the head has no embedding are left out.
+        model: it is left in evaluation mode.
+        bitext: languages for which the RTL head has no embedding are left out.
 
     Returns:
-        `rtl_loss`, `rtl_loss_shuffled` and `rtl_source_nats`; `rtl_source_nats_rho25` and so on for the `RATIOS`.
-        Nothing for fewer than two pairs.
+        `rtl_loss`, `rtl_loss_shuffled` and `rtl_source_nats`; `rtl_source_nats_rho25` and so on for the `RATIOS`;
+        `bow_loss` and so on, of the words that the source's vector tells. Nothing for fewer than two pairs.
     """
     known = model.config.rtl_languages
     read = {language: pairs for language, pairs in bitext.items() if known is None or language in known}
-    if sum(len(sources) for sources, _ in read.values()) < 2:
+    readers = [objective for objective in model.objectives if objective.name in READERS]
+    if not readers or sum(len(sources) for sources, _ in read.values()) < 2:
         return {}
     model.eval()
     batch, others = sample_pairs(read, tokenizer, max_seq_length, known or list(read), prefix)
-    (rtl,) = (objective for objective in model.objectives if objective.name == "rtl")
-    rtl.config, configured, found = copy.copy(model.config), model.config.rtl_ratio, {}
-    rtl.config.rtl_ratio = min(RATIOS)  # shows targets, so that they are encoded whole
-    batch = encoded(model, rtl, batch)
-    for ratio in {configured: None, **dict.fromkeys(RATIOS)}:
-        rtl.config.rtl_ratio = ratio
-        rows = torch.arange(0, len(others), 1 if ratio == configured else 4)
-        own, shuffled = (mean_loss(model, rtl, batch, rows, sources) for sources in (rows, others[rows]))
-        if ratio == configured:
-            found |= {"rtl_loss": own, "rtl_loss_shuffled": shuffled, "rtl_source_nats": shuffled - own}
-        if ratio in RATIOS:
-            found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - own
+    configured, config, found = model.config.rtl_ratio, copy.copy(model.config), {}
+    config.rtl_ratio = min(RATIOS)  # shows targets, so that they are encoded whole
+    for reader in readers:
+        reader.config = config
+    batch = encoded(model, readers, batch)
+    for name, reader in ((own.name, own) for own in readers):
+        for ratio in dict.fromkeys((configured, *RATIOS) if name == "rtl" else (configured,)):
+            config.rtl_ratio = ratio
+            rows = torch.arange(0, len(others), 1 if ratio == configured else 4)
+            own, shuffled = (mean_loss(model, reader, batch, rows, sources) for sources in (rows, others[rows]))
+            if ratio == configured:
+                found |= {
+                    f"{name}_loss": own,
+                    f"{name}_loss_shuffled": shuffled,
+                    f"{name}_source_nats": shuffled - own,
+                }
+            if name == "rtl" and ratio in RATIOS:
+                found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - own
     return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
 
@@ -80,28 +89,26 @@ def sample_pairs(
     return batch, torch.cat(others)
 
 
-def encoded(model: DAPForPreTraining, rtl: RepresentationTranslation, pairs: Mapping[str, Tensor]) -> Batch:
-    """These pairs with the states of both sides and the words that the head needs."""
+def encoded(model: DAPForPreTraining, readers: Sequence[Objective], pairs: Mapping[str, Tensor]) -> Batch:
+    """These pairs with the states of both sides and the words that the heads need."""
     parts = []
     for rows in torch.arange(len(pairs["language_ids"])).split(AT_A_TIME):
         part = {name: value[rows].to(model.device) for name, value in pairs.items()}
         sides = (Side(*(part[f"{side}_{name}"] for name in PARTS)) for side in SIDES)
-        parts.append(model.read(Batch(*sides, part["language_ids"]), [rtl])[0])
+        parts.append(model.read(Batch(*sides, part["language_ids"]), readers)[0])
     sides = (Side(*map(torch.cat, zip(*(getattr(part, side) for part in parts)))) for side in SIDES)
     return Batch(*sides, torch.cat([part.language_ids for part in parts]), words=parts[0].words)
 
 
-def mean_loss(
-    model: DAPForPreTraining, rtl: RepresentationTranslation, batch: Batch, rows: Tensor, sources: Tensor
-) -> float:
-    """The RTL loss of these rows of a batch with the sources of those, in nats a token."""
-    sums = []  # of the losses, and of the tokens
+def mean_loss(model: DAPForPreTraining, reader: Objective, batch: Batch, rows: Tensor, sources: Tensor) -> float:
+    """The loss of these rows of a batch with the sources of those, in nats a token."""
+    totals = []  # of the losses, and of the tokens
     for own, other in zip(rows.split(AT_A_TIME), sources.split(AT_A_TIME)):
         source, target = (Side(*(value[which] for value in side)) for side, which in zip(batch.sides, (other, own)))
         part = batch._replace(source=source, target=target, language_ids=batch.language_ids[other])
-        loss, measures = rtl.loss(part, model)
-        answers = {"source-to-target": [target], "target-to-source": [source], "both": [source, target]}
-        tokens = sum(rtl.chosen(side).sum() for side in answers[rtl.config.rtl_direction]) - measures["ignored_tokens"]
-        sums.append(torch.stack([loss.double() * tokens, tokens.double()]))
-    loss, tokens = torch.stack(sums).sum(0).tolist()
+        labels = reader.labels(part, model)
+        sums, _ = reader.sums(part, model, labels)
+        pair = torch.stack([sums.double(), labels.flatten(1).sum(1).double()])  # (2, G)
+        totals.append(pair[:, READERS[reader.name]].sum(1))
+    loss, tokens = torch.stack(totals).sum(0).tolist()
     return loss / max(tokens, 1)

@@ -47,8 +47,8 @@ class DAPTrainer(Trainer):
 
     Args:
         dev_bitext: source and target sentences by language. Evaluation measures retrieval in both directions:
-            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent. With an RTL head
-            also how much that reads the source: `eval_rtl_source_nats` and the others of `source_reading`.
+            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent; with RTL
+            or BOW also how much their heads read the source, as `source_reading` says (`eval_rtl_source_nats`).
         target_language: code of the targets' language, for the metrics' names.
         max_seq_length, prefix: tokens a dev sentence is cut to, and text before it.
         library: what the saved model keeps of a sentence-transformers folder that it began with: length (else 128, or
@@ -258,10 +258,9 @@ class DAPTrainer(Trainer):
             metrics[f"{metric_key_prefix}_{language}-{self.target_language}_accuracy"] = forward
             metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
-        if model.rtl_head is not None:
-            with self.accelerator.autocast():
-                reading = source_reading(model, self.processing_class, bitext, self.max_seq_length, self.prefix)
-            metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
+        with self.accelerator.autocast():
+            reading = source_reading(model, self.processing_class, bitext, self.max_seq_length, self.prefix)
+        metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

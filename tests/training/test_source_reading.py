@@ -2,6 +2,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import tiny_config
 from tiny_models import MASK
 from transformers import PreTrainedTokenizerFast
@@ -25,28 +26,31 @@ def new_model(**config: object) -> DAPForPreTraining:
     torch.manual_seed(0)
     encoder = tiny_config("bert")
     encoder.num_hidden_layers, encoder.initializer_range = 1, 0.1
-    return DAPForPreTraining(DAPConfig(encoder, mask_token_id=MASK, objective="tr+rtl", rtl_layers=1, **config))
+    given = {"objective": "tr+rtl", "mask_token_id": MASK, "rtl_layers": 1} | config
+    return DAPForPreTraining(DAPConfig(encoder, **given))
 
 
 @pytest.mark.parametrize("is_true", [True, False])
+@pytest.mark.parametrize("reader", ["rtl", "bow"])
 def test_a_head_that_reads_the_source_is_told_from_one_that_does_not(
-    is_true: bool, tiny_tokenizer: PreTrainedTokenizerFast
+    reader: str, is_true: bool, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = new_model().train()
+    model = new_model(objective=f"tr+{reader}").train()
     batch, _ = sample_pairs({"de": cipher(512, 0, is_true)}, tiny_tokenizer, 16, ["de"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(50):
         rows = torch.randint(512, (64,))
-        model(**{name: value[rows] for name, value in batch.items()}).rtl_loss.backward()
+        model(**{name: value[rows] for name, value in batch.items()}).measures[f"{reader}_loss"].backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     found = source_reading(model, tiny_tokenizer, {"de": cipher(100, 1, is_true)}, 16)
     if is_true:
-        assert found["rtl_source_nats"] > 5 * HARDLY
-        assert min(found[f"rtl_source_nats_rho{share}"] for share in (50, 75)) > HARDLY
+        assert found[f"{reader}_source_nats"] > 5 * HARDLY
+        assert min(value for name, value in found.items() if "_nats" in name and "25" not in name) > HARDLY
     else:
-        assert abs(found["rtl_source_nats"]) < HARDLY / 2
+        assert abs(found[f"{reader}_source_nats"]) < HARDLY / 2
+    assert len(found) == {"rtl": 6, "bow": 3}[reader]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
@@ -88,6 +92,27 @@ def test_losses_are_those_of_pairs_one_by_one(
         model.config.rtl_ratio = 0.25
         difference = loss(others, 4) - loss(rows, 4)
     assert found["rtl_source_nats_rho25"] == pytest.approx(difference, abs=1e-4)
+
+
+def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector_tells(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    model = new_model(objective="tr+bow").double().eval()
+    bitext = {"de": cipher(19, 0, True), "fr": cipher(9, 1, True)}
+    found = source_reading(model, tiny_tokenizer, bitext, 16)
+    batch, others = sample_pairs(bitext, tiny_tokenizer, 16, ["de", "fr"])
+    head, table = model.prediction_head, model.get_input_embeddings().weight
+    with torch.no_grad():
+        vectors = F.normalize(model(**batch).source_embeds, dim=-1)  # (N, D)
+        states = head.norm(head.activation(head.dense(vectors * vectors.shape[1] ** 0.5)))
+        shares = (states @ table.T + head.bias).log_softmax(-1)  # (N, V)
+    for name, rows in ("bow_loss", range(28)), ("bow_loss_shuffled", others.tolist()):
+        losses = [
+            -shares[row, token].item()
+            for row, ids, mask in zip(rows, batch["target_input_ids"], batch["target_attention_mask"])
+            for token in ids[mask.bool()][1:-1]
+        ]
+        assert found[name] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
 
 def test_pairs_are_spread_over_the_languages_and_never_keep_their_source(
