@@ -154,8 +154,8 @@ def alignment_block(studies: Sequence[Study]) -> str:
     """What `experiments.alignment` measured, all of it and the AER of each language."""
     parts = []
     for study in studies:
-        runs = study.main_runs()
-        rows = alignment_measures(study)
+        rows, runs = alignment_measures(study), study.main_runs()
+        runs = {label: name for label, name in runs.items() if any(study.spread(name, row) for row in rows)}
         if rows:
             parts += [f"**{study.name}**", comparison(study, runs, rows), _alignment_by_language(study, runs)]
     return "\n\n".join(parts) if parts else NOT_RUN
@@ -292,7 +292,7 @@ def readme_block(studies: Sequence[Study], docs: str) -> str:
     compared = [study for study in studies if study.name in README_ROWS and study.outcomes]
     columns = list(dict.fromkeys(short for study in compared for short in headline(study)))
     rows = [line for study in compared for line in _readme_rows(study, columns)]
-    text = table(["", "seeds", *columns], rows) if rows else NOT_RUN
+    text = table(["", *columns], rows) if rows else NOT_RUN
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
     note = f"""Percent, mean ± standard deviation over seeds. {sizes} All tables and their commands:
     [{docs}]({docs})."""
@@ -304,7 +304,7 @@ def _readme_rows(study: Study, columns: Sequence[str]) -> list[list[Cell]]:
     for label in README_ROWS[study.name]:
         if outcomes := study.final(runs[label]):
             found = [study.spread(runs[label], shown[short]) if short in shown else None for short in columns]
-            rows.append([f"{study.name}: {label}", len(outcomes), *(number(each, len(outcomes)) for each in found)])
+            rows.append([f"{study.name}: {label}", *(number(each, len(outcomes)) for each in found)])
     return rows
 
 

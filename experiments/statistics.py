@@ -339,7 +339,7 @@ def headline(study: Study) -> dict[str, Measure]:
     }
     names |= {(each, *HARD, "error"): "hard-negative error" for each in study.recipe.evaluate}
     names |= {("bucc", "pairs", "zh-en", "f1"): "BUCC zh-en F1", ("xnli", "mean", "accuracy"): "XNLI"}
-    names |= {("alignment", "mean", "pool xx-en"): "token retrieval", ("alignment", "mean", "AER"): "AER"}
+    names |= {("alignment", "mean", "AER"): "AER"}
     found = {measure.paths[0]: measure for measure in measures(study)}
     return {short: found[path] for path, short in names.items() if path in found}
 

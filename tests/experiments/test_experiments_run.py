@@ -367,9 +367,8 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_path: Path) -> None:
-    places = {
-        name: str(tmp_path) for name in ("encoder", "encoder_without_head", "data", "links", "heads", "bow_heads")
-    }
+    names = "encoder encoder_without_head data links heads bow_heads longer_bow_heads xum_heads"
+    places = dict.fromkeys(names.split(), str(tmp_path))
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():
