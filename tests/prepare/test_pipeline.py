@@ -169,6 +169,15 @@ def test_so_many_pairs_of_each_corpus_are_drawn_before_those_of_the_language(raw
         )
 
 
+def test_of_what_is_drawn_of_each_corpus_the_language_draws_evenly(tmp_path: Path) -> None:
+    for name, size in ("large", 1500), ("small", 150):
+        text = (f"{name} Haus Garten Licht {number}\t{name} house garden light {number}\n" for number in range(size))
+        (tmp_path / f"{name}.de-en.tsv").write_text("".join(text))
+    plan = plan_of(tmp_path / "out", max_corpus_pairs=100, max_pairs=100, dev_pairs=0)
+    origins = prepare(plan, files_of(tmp_path), 1)["de"]["origins"]
+    assert 35 < origins["small.de-en.tsv"] < 65  # by one and the same order it would be about 10
+
+
 def test_without_limits_everything_good_stays(raw: Path, tmp_path: Path) -> None:
     counts = prepare(plan_of(tmp_path, max_pairs=0, dev_pairs=0), files_of(raw), 1)
     for language in LANGUAGES:
