@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
+from benchmarks.timing import add_machine_arguments, alternate, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Workload, add_workload_arguments
-from dap.reports import PAPER_COST, text_table
+from dap.reports import text_table
+from experiments.cost import HEADER, cost_rows
 
 # Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))
@@ -101,28 +102,6 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {name: {"flops": counted[name]} | timed[name] for name in OBJECTIVES}
 
 
-def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
-    """Ours beside the paper's."""
-    header = ["", "GFLOPs", "paper's", "/ TR", "paper's", "wall ms / pair", "CPU ms / pair", "CPU / TR", "paper's"]
-    base, paper_base, lines = found["TR"], PAPER_COST["TR"], []
-    for name, part in found.items():
-        gflops, latency = PAPER_COST[name]
-        lines.append(
-            [
-                name,
-                f"{part['flops'] / 1e9:.2f}",
-                gflops,
-                f"{part['flops'] / base['flops']:.2f}",
-                f"{gflops / paper_base[0]:.2f}",
-                f"{1e3 * part[WALL] / pairs:.1f}",
-                f"{1e3 * part[CPU] / pairs:.1f}",
-                f"{part[CPU] / base[CPU]:.2f}",
-                f"{latency / paper_base[1]:.2f}",
-            ]
-        )
-    return text_table(header, lines)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -133,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     prepare_machine(args)
     found = measure(args)
-    print(table(found, args.batch_size))
+    print(text_table(HEADER, cost_rows(found, args.batch_size)))
     save(args, {"pair": found})
 
 

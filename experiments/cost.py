@@ -27,12 +27,13 @@ def cost_block(path: Path) -> str:
     size `{arguments["size"]}`; CPU time of a step, forward and backward, of {arguments["batch_size"]} such pairs,
     medians of {arguments["repeats"]} turns on {machine["cpu"]}, {machine["threads"]} thread. The paper's
     latency is of 8 V100."""
-    return f"{table(HEADER, cost_rows(content))}\n\n{paragraph(note)}"
+    rows = cost_rows(content["pair"], arguments["batch_size"])
+    return f"{table(HEADER, rows)}\n\n{paragraph(note)}"
 
 
-def cost_rows(content: dict[str, Any]) -> list[list[str]]:
-    """Ours, the paper's, and each in units of TR's."""
-    pairs, found, rows = content["arguments"]["batch_size"], content["pair"], []
+def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
+    """Ours, the paper's, and each in units of TR's, of what `benchmarks.flops` found for steps of so many pairs."""
+    rows = []
     for name, (gflops, latency) in PAPER_COST.items():
         ours, base = (
             (found[each]["flops"] / 1e9, 1000 * found[each]["cpu"] / pairs, *PAPER_COST[each]) for each in (name, "TR")
