@@ -125,12 +125,8 @@ class Words(NamedTuple):
     predicted: Tensor  # of the target vocabulary, (V', E), or `table`
 
 
-class PredictionHead(nn.Module):
-    """Vocabulary prediction head: dense, activation, norm, then W of section 3.2.
-
-    W are the encoder's word embeddings. Of targets it can predict fewer ids, V', and with a matrix of its own
-    (`rtl_tied=False`).
-    """
+class PredictionTransform(nn.Module):
+    """Dense, activation and norm: what stands before the output matrix of a masked-LM head."""
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__()
@@ -143,6 +139,21 @@ class PredictionHead(nn.Module):
         names = ("classifier_activation", "hidden_act", "activation")  # ModernBERT, most, DistilBERT
         activation = next((found for name in names if (found := getattr(encoder, name, None))), "gelu")
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """States (T, D) as the output matrix takes them, (T, E)."""
+        return self.norm(self.activation(self.dense(hidden)))
+
+
+class PredictionHead(PredictionTransform):
+    """Vocabulary prediction head: a `PredictionTransform`, then W of section 3.2.
+
+    W are the encoder's word embeddings. Of targets it can predict fewer ids, V', and with a matrix of its own
+    (`rtl_tied=False`).
+    """
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__(config)
         of_targets = bool(config.objectives & OF_TARGETS)
         size = config.target_vocab_size if of_targets else None
         # sorted ids of the target vocabulary (V',), where that is not all
@@ -150,6 +161,7 @@ class PredictionHead(nn.Module):
         self.is_narrow = size is not None and config.objectives <= {"tr"} | OF_TARGETS  # others predict all ids
         self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))  # (V') or (V)
         untied = of_targets and not config.rtl_tied
+        width = self.dense.out_features
         self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
         self.config = config
 
@@ -226,12 +238,9 @@ class PredictionHead(nn.Module):
         """Places of ids in the target vocabulary, if they are in it."""
         return torch.searchsorted(self.token_ids, ids.contiguous()).clamp(max=len(self.token_ids) - 1)
 
-    def _transform(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(hidden)))  # (T, E)
-
     def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
         """Summed cross entropy of labels (T,) among all ids, given states (T, D) and the word embeddings (V, E)."""
-        return vocabulary_cross_entropy(self._transform(hidden), table, self.bias, labels)
+        return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
 
     def _target_vocabulary(self, labels: Tensor, words: Words) -> tuple[Tensor, Tensor, Tensor]:
         """Output embeddings (V', E) and bias (V',) of the target vocabulary, and the labels as rows of them.
@@ -243,14 +252,14 @@ class PredictionHead(nn.Module):
         weight = words.predicted if self.decoder is None else whole(self.decoder.weight)
         return weight, bias, self._rows(labels) if restricted else labels
 
-    def bag_loss_sum(self, hidden: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
-        """Summed cross entropy of those ids (B, S) of the target vocabulary that count, given a state (B, D) a row."""
+    def bag_loss_sum(self, states: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
+        """Summed cross entropy of the ids (B, S) that count, given what the transform makes of each row, (B, E)."""
         weight, bias, labels = self._target_vocabulary(ids, words)
-        return bag_cross_entropy(self._transform(hidden), weight, bias, labels, counted)
+        return bag_cross_entropy(states, weight, bias, labels, counted)
 
     def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
         """The same among the ids of the target vocabulary, of which all labels are."""
-        states, restricted = self._transform(hidden), self.token_ids is not None
+        states, restricted = self.transform(hidden), self.token_ids is not None
         weight, bias, labels = self._target_vocabulary(labels, words)
         if not self.samples:
             return vocabulary_cross_entropy(states, weight, bias, labels)

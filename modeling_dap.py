@@ -227,7 +227,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        self.projection = self.rtl_head = self.prediction_head = None
+        self.projection = self.rtl_head = self.prediction_head = self.bow_transform = None
         for objective in self.objectives:
             if objective.needs_mask_token and config.mask_token_id is None:
                 raise ValueError(
@@ -373,6 +373,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
         elif token_counts is not None:
             logger.warning(f"{name} has a masked-LM head: its bias is taken, not one from token frequencies.")
         self.prediction_head.start_decoder(self.get_input_embeddings().weight)
+        if self.bow_transform is not None:
+            self.bow_transform.dense.load_state_dict(self.prediction_head.dense.state_dict())
+            self.bow_transform.norm.load_state_dict(self.prediction_head.norm.state_dict())
 
     @torch.no_grad()
     def _try_out(self) -> None:

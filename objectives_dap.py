@@ -16,12 +16,12 @@ from torch import Tensor, nn
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import pool
-    from .heads_dap import PredictionHead, Projection, RTLHead, Words
+    from .heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
     from .losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import pool
-    from heads_dap import PredictionHead, Projection, RTLHead, Words
+    from heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
     from losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
 
 
@@ -335,8 +335,13 @@ class BagOfWords(Objective):
     """
 
     name = "bow"
-    heads = {"prediction_head": PredictionHead}
     reads_tokens = (False, False)
+
+    @property
+    def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
+        """A transform of its own beside objectives that predict from the states of tokens."""
+        alone = self.config.objectives <= {"tr", self.name}
+        return {"prediction_head": PredictionHead} | ({} if alone else {"bow_transform": PredictionTransform})
 
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         ids, mask, *_ = batch.target
@@ -344,10 +349,11 @@ class BagOfWords(Objective):
         return counted.expand(2, *counted.shape)  # the same for both sides
 
     def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        sums = []
+        head, sums = model.prediction_head, []
         for side, counted in zip(batch.sides, labels):
             vectors = F.normalize(side.embeds, dim=-1) * side.embeds.shape[-1] ** 0.5  # (B, D), as large as a state
-            sums.append(model.prediction_head.bag_loss_sum(vectors, batch.target.ids, counted, batch.words))
+            states = (model.bow_transform or head).transform(vectors)  # (B, E)
+            sums.append(head.bag_loss_sum(states, batch.target.ids, counted, batch.words))
         return torch.stack(sums), {}
 
 

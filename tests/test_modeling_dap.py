@@ -285,11 +285,13 @@ def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[s
     model.set_target_vocabulary(vocabulary)
     head, losses = model.prediction_head, []
     weight = model.get_input_embeddings().weight[vocabulary] if head.decoder is None else head.decoder.weight
+    before = head if model.bow_transform is None else model.bow_transform
+    assert (before is head) == ("rtl" not in options["objective"])
     for side in ("source", "target"):
         losses.append([])
         for row in range(6):
             vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
-            state = head.norm(head.activation(head.dense(vector / vector.norm() * 32**0.5)))
+            state = before.norm(before.activation(before.dense(vector / vector.norm() * 32**0.5)))
             surprise = -(weight @ state + head.bias).log_softmax(0)
             words = [word for word in tokens_of(batch, "target", row)[1:-1].tolist() if word in vocabulary]
             losses[-1] += [surprise[vocabulary.index(word)] for word in words]

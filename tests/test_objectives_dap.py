@@ -40,6 +40,8 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
     for name in objective.split("+"):
         alone = model_of(name)
         own = {key: state[key] for key in alone.state_dict()}
+        if name == "bow" and model.bow_transform is not None:
+            own |= {f"prediction_head.{key}": value for key, value in model.bow_transform.state_dict().items()}
         if name in OF_TARGETS and len(own["prediction_head.bias"]) == 250:  # others predict ids that these do not
             own["prediction_head.bias"] = own["prediction_head.bias"][own["prediction_head.token_ids"]]
         alone.load_state_dict(own)

@@ -30,7 +30,8 @@ from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)
 
-HEADS = ("rtl_head", "prediction_head", "projection")  # attributes of `DAPForPreTraining`, None where not used
+#: Attributes of `DAPForPreTraining`, None where not used.
+HEADS = ("rtl_head", "prediction_head", "bow_transform", "projection")
 
 
 @dataclass
