@@ -37,11 +37,11 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
 
 
-def test_the_best_recipe_trains_with_bags_of_words(tmp_path: Path) -> None:
+def test_the_best_recipe_trains_dap_with_heads_that_learned_before(tmp_path: Path) -> None:
     recipe = str(REPOSITORY / "configs" / "best.yaml")
     model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
     config = DAPConfig(**given_fields(model))
-    assert (config.objective, config.pooling, model.init_heads_from) == ("tr+bow", "mean", "heads")
+    assert (config.objective, config.pooling, model.init_heads_from) == ("tr+rtl", "mean", "heads")
     assert (data.language_mix, training.learning_rate, training.head_learning_rate) == ("uniform", 5e-5, 3e-4)
 
 
