@@ -52,7 +52,8 @@ def source_reading(
     for reader in readers:
         reader.config = config
     batch = encoded(model, readers, batch)
-    for name, reader in ((own.name, own) for own in readers):
+    for reader in readers:
+        name = reader.name
         for ratio in dict.fromkeys((configured, *RATIOS) if name == "rtl" else (configured,)):
             config.rtl_ratio = ratio
             rows = torch.arange(0, len(others), 1 if ratio == configured else 4)

@@ -37,7 +37,8 @@ from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassificat
 
 
 @pytest.mark.parametrize(
-    ("model_type", "objective"), [("bert", "tr+tlm"), *((model_type, "tr+rtl") for model_type in ENCODERS)]
+    ("model_type", "objective"),
+    [("bert", "tr+tlm"), ("bert", "tr+mlm+bow"), *((model_type, "tr+rtl") for model_type in ENCODERS)],
 )
 def test_from_encoder_takes_last_layers_and_masked_lm_head(
     model_type: str, objective: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
@@ -55,8 +56,10 @@ def test_from_encoder_takes_last_layers_and_masked_lm_head(
     torch.testing.assert_close(out.last_hidden_state, plain.base_model(ids).last_hidden_state)
     # the prediction head on the encoder's states is the masked-LM model's output
     head, states = model.prediction_head, out.last_hidden_state
-    logits = head.norm(head.activation(head.dense(states))) @ model.get_input_embeddings().weight.T + head.bias
-    torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
+    for before in (head, model.bow_transform or head):
+        logits = before.transform(states) @ model.get_input_embeddings().weight.T + head.bias
+        torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
+    assert (model.bow_transform is None) == ("bow" not in objective)
     if objective == "tr+rtl":  # the head's blocks on the states before the last two layers give the encoder's output
         before = expected.hidden_states[1]
         redone = model.rtl_head.blocks(inputs_embeds=before).last_hidden_state
