@@ -181,11 +181,11 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     settings = {name: getattr(args, name) for name in ("data", "opus", "recipe", "languages", "evaluation_data")}
     settings |= asdict(options) | {"list_leaks": args.list_leaks is not None}
     mark = _digest(settings, [file.key for file in files])
-    if not args.overwrite and (ended := finished(plan, mark)):
+    if ended := finished(plan, mark, args.overwrite):
         return again(plan, args, ended, licences)
     check_names(options)
     sentences = read_evaluation(args.evaluation_data)
-    begin(plan, files, args.overwrite)
+    begin(plan, files)
     if sentences:
         write_json({"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks)
     languages = prepare(plan, files, args.num_workers, bool(args.ray))
@@ -194,9 +194,10 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     report = {"fingerprint": mark, "languages": languages, "settings": settings, "licences": licences}
     report |= {"evaluation_sentences": len(sentences), "leaks": args.list_leaks, "num_workers": args.num_workers}
-    finish(plan, args, files, report | {"seconds": round(seconds, 1), "versions": versions()})
+    report |= {"seconds": round(seconds, 1), "versions": versions()}
+    finish(plan, args, files, report)
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
-    return finished(plan, mark)
+    return report
 
 
 def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict[str, str]) -> dict[str, Any]:
@@ -205,11 +206,10 @@ def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict
     Raises:
         ValueError: the leaks were not listed where they are asked for now.
     """
-    leaks = args.list_leaks
-    if leaks and (os.path.abspath(leaks) != os.path.abspath(ended["leaks"]) or not os.path.isfile(leaks)):
+    if args.list_leaks and os.path.abspath(args.list_leaks) != os.path.abspath(ended["leaks"]):
         raise UserError(
-            f"--list_leaks {leaks}: {plan.output_dir} is finished and its leaks were listed in {ended['leaks']}; "
-            "copy that file, or give --overwrite to make all again"
+            f"--list_leaks {args.list_leaks}: {plan.output_dir} is finished and its leaks were listed in "
+            f"{ended['leaks']}; copy that file, or give --overwrite to make all again"
         )
     if ended["licences"] != licences:
         ended["licences"] = licences
