@@ -13,12 +13,13 @@ Shapes: N pairs of the block.
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from unicodedata import is_normalized, normalize
 
 import polars as pl
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, base_language
 from dap.prepare.options import PrepareOptions
 
@@ -177,21 +178,33 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
     return doubtful.scatter(doubtful.arg_true(), wrong)
 
 
+@cache
+def load_tokenizer(name: str) -> Any:
+    """A fast tokenizer, whose `backend_tokenizer` (a `tokenizers.Tokenizer`) neither truncates nor pads.
+
+    Raises:
+        ValueError: there is no such tokenizer, or it is a slow one.
+    """
+    from dap.tokenizers import forget_calls  # Transformers takes seconds to import
+    from dap.tokenizers import load_tokenizer as load
+
+    tokenizer = load(name)
+    if not tokenizer.is_fast:
+        raise UserError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
+    forget_calls(tokenizer)
+    return tokenizer
+
+
 def load_identifier(name: str) -> Identifier:
     """The function that `module:function` names.
 
     Raises:
         ValueError: no such module or function.
     """
-    try:
+    with loading("function", f"language_identifier {name!r}"):
         found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "
-            "code for each of a list of texts"
-        ) from error
     if not callable(found):
-        raise UserError(f"language_identifier {name!r} is a {type(found).__name__}, not a function")
+        raise UserError(f"language_identifier {name!r} is a {type(found).__name__}; give module:function")
     return found
 
 
