@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.cluster import ClusterArguments
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
@@ -39,7 +39,6 @@ from dap.prepare import (
     describe,
     fetch,
     finished,
-    option,
     prepare,
     read_evaluation,
     write_vocabulary,
@@ -57,24 +56,24 @@ class DataArguments:
     """What to prepare, and where it goes."""
 
     output_dir: str = field(metadata={"help": "Folder to write train/, dev/, README.md and report.json into."})
-    data: list[str] = option([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
-    opus: list[str] = option([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
-    languages: list[str] = option([], "Source languages. Default: all that there are (OPUS: the 36).")
-    download_dir: str = option("raw", "Folder for what is fetched from OPUS.")
-    recipe: str | None = option(None, "'release': the data steps of the paper's released code; see docs/data.md.")
-    mirror: str | None = option(None, "Base address of a copy of OPUS' file store.")
-    licences: str | None = option(None, "JSON file for the data card: origin (file name) -> licence.")
-    evaluation_data: list[str] = option(
+    data: list[str] = arg([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
+    opus: list[str] = arg([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
+    languages: list[str] = arg([], "Source languages. Default: all that there are (OPUS: the 36).")
+    download_dir: str = arg("raw", "Folder for what is fetched from OPUS.")
+    recipe: str | None = arg(None, "'release': the data steps of the paper's released code; see docs/data.md.")
+    mirror: str | None = arg(None, "Base address of a copy of OPUS' file store.")
+    licences: str | None = arg(None, "JSON file for the data card: origin (file name) -> licence.")
+    evaluation_data: list[str] = arg(
         [], "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."
     )
-    list_leaks: str | None = option(None, "JSONL file to list the leaks in.")
-    num_workers: int = option(1, "Processes that share the files; the result does not depend on it.")
-    ray: str | None = option(
+    list_leaks: str | None = arg(None, "JSONL file to list the leaks in.")
+    num_workers: int = arg(1, "Processes that share the files; the result does not depend on it.")
+    ray: str | None = arg(
         None,
         "Share the files among a Ray cluster instead: its address (auto or HOST:PORT), or 'local'. All nodes need the "
         "same folders.",
     )
-    overwrite: bool = option(False, "Replace what a finished run left in output_dir.")
+    overwrite: bool = arg(False, "Replace what a finished run left in output_dir.")
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
