@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
-from unicodedata import is_normalized, normalize
+from unicodedata import normalize
 
 import polars as pl
 
@@ -137,8 +137,6 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
-    if is_normalized("NFC", texts.str.join("\n").item()):  # most tables are; nothing composes with a line feed
-        return texts
     return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
 
 
