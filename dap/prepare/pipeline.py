@@ -44,7 +44,7 @@ from dap.prepare.deduplication import (
     sample,
     text_keys,
 )
-from dap.prepare.filters import SIDES, Cleaner, identified, load_identifier, load_tokenizer
+from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
 from dap.prepare.run_folder import SHOWN, VOCABULARY, Plan, RawFile, new_folder
@@ -100,7 +100,7 @@ def check_names(options: PrepareOptions) -> None:
         if max(ids) >= len(ids):
             raise UserError(f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them 0, 1, …")
     if options.language_identifier:
-        identified(load_identifier(options.language_identifier), ["One sentence."])
+        identified(options.language_identifier, ["One sentence."])
 
 
 # 1. Cleaning
@@ -109,7 +109,7 @@ def check_names(options: PrepareOptions) -> None:
 def clean_file(plan: Plan, raw: RawFile) -> None:
     """The pairs of one file that pass: their keys, and the text of those that a sample may need.
 
-    Counts `read`, `unreadable` (lines), the repairs and reasons of `Cleaner`, and `leak`.
+    Counts `read`, `unreadable` (lines), the repairs and reasons of `clean`, and `leak`.
 
     Raises:
         ValueError: as `read_tables`, a file without pairs, or no space left on the device.
@@ -117,9 +117,6 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     if plan.cleaned(raw).exists():  # by a run that was stopped, or a worker that was lost right behind it
         return
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
-    tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
-    identify = load_identifier(options.language_identifier) if options.language_identifier else None
-    clean = Cleaner(raw.file.language, options, tokenizer, identify)
     index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.leaks.exists() else None
     rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
     admit, counts = Admission(options.max_corpus_pairs or options.max_pairs or None), Counter(read=0)
@@ -130,7 +127,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         (folder / "leaks.jsonl").open("wb") as listed,
     ):
         for table in read_tables(raw.file, audit):
-            pairs, found = clean(pl.from_arrow(table))  # repaired and filtered
+            pairs, found = clean(pl.from_arrow(table), raw.file.language, options)
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
             source, target = map(text_keys, letters)
             text_hash = pair_keys(source, target)
