@@ -41,7 +41,6 @@ from dap.prepare import (
     finished,
     prepare,
     read_evaluation,
-    write_vocabulary,
 )
 from dap.reports import versions
 from dap.text import disk_path, find_bitext
@@ -113,23 +112,23 @@ def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFi
     """
     names = [name for given in args.opus for name in given.split(",")]
     without = NOT_IN_RELEASE if args.recipe else ()
-    corpora = fetch(names, args.languages, args.download_dir, args.mirror, without) if names else {}
-    licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
-    found = find_bitext([*args.data, *map(str, corpora)], options.target_language)
+    fetched = fetch(names, args.languages, args.download_dir, args.mirror, without) if names else {}
+    corpora = {os.path.abspath(path): corpus for path, corpus in fetched.items()}
+    found = find_bitext([*args.data, *corpora], options.target_language)
     wanted = [base_language(code) for code in args.languages] or list(found)
     if absent := [code for code in wanted if code not in found]:
         raise UserError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
-    origins = {os.path.abspath(path): str(corpus) for path, corpus in corpora.items()}
     shaping = asdict(options)
     for name in ("dev_pairs", "shard_size", "target_vocabulary"):  # nothing to cleaning
         del shaping[name]
     check, files = list(map(_state, args.evaluation_data)), []
     for file in (file for language in sorted(set(wanted)) for file in found[language]):
         file = replace(file, streaming=file.format == "hub")
-        origin = str(file) if file.format == "hub" else Path(file.paths[0]).name
-        origin = origins.get(os.path.abspath(disk_path(file.paths[0])), origin)
+        name = str(file) if file.format == "hub" else Path(file.paths[0]).name
+        origin = str(corpora.get(str(disk_path(file.paths[0])), name))
         key = _digest(shaping, check, asdict(file), origin, list(map(_state, file.paths)))
         files.append(RawFile(file, origin, key))
+    licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
     return files, licences | read_licences(args.licences)
 
 
@@ -224,8 +223,6 @@ def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: di
         with whole_file(args.list_leaks) as listed:
             for file in files:
                 listed.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
-    if plan.options.target_vocabulary:
-        write_vocabulary(plan)
     describe(plan.output_dir, report)
     for path in plan.output_dir.glob("*/.*.tmp"):  # of workers that were lost on a cluster
         path.unlink()

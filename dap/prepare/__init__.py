@@ -4,5 +4,5 @@ from dap.prepare.card import counts_table, describe
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.options import RELEASE, PrepareOptions
 from dap.prepare.opus import NOT_IN_RELEASE, fetch
-from dap.prepare.pipeline import check_names, prepare, write_vocabulary
+from dap.prepare.pipeline import check_names, prepare
 from dap.prepare.run_folder import Plan, RawFile, begin, finished

@@ -5,6 +5,7 @@
 2. `select_language`, for each language: duplicates, the sample, the dev sentences.
 3. `find_shared`: English sentences that any dev set holds out, and those that come more than once.
 4. `write_language`, for each language: the shards.
+5. `write_vocabulary`, where it is asked for.
 
 What is cleaned of a file lies in a folder of its own, which has its final name only when it is whole; a run that was
 killed goes on behind these files. The result is the same to the byte whatever the number of processes.
@@ -88,6 +89,8 @@ def prepare(
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
         written = run("write", write_language, calls)
+    if plan.options.target_vocabulary:
+        write_vocabulary(plan)
     return {language: chosen | more for language, chosen, more in zip(languages, selected, written)}
 
 

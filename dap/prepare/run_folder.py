@@ -1,6 +1,5 @@
 """The folder that `prepare_data.py` writes into: what lies where, and whether a run may write to it."""
 
-import logging
 import os
 import shutil
 import tempfile
@@ -14,8 +13,6 @@ from dap.errors import UserError
 from dap.files import disk_full, read_object
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
-
-logger = logging.getLogger(__name__)
 
 REPORT, CARD, VOCABULARY, WORK = "report.json", "README.md", "target_vocabulary.json", ".prepare_data"
 SHOWN = 5  # names in an error
