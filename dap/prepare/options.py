@@ -1,12 +1,8 @@
 """The arguments that shape prepared text, the same for the command and for every step."""
 
-import re
 from dataclasses import dataclass
 
-try:
-    import polars as pl
-except ImportError as error:
-    raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
+import polars as pl
 
 from dap.arguments import arg
 from dap.errors import UserError
@@ -61,9 +57,8 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         self.target_language = base_language(self.target_language)
         try:
-            re.compile(self.url_pattern)
             pl.Series([""]).str.contains(self.url_pattern)
-        except (re.error, pl.exceptions.PolarsError) as error:
+        except pl.exceptions.PolarsError as error:
             raise UserError(f"--url_pattern {self.url_pattern!r} is no regular expression: {error}") from error
         for name in ("min_script", "leak_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:

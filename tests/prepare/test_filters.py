@@ -89,6 +89,7 @@ def test_limits_are_where_the_paper_has_them() -> None:
     assert reasons("de", pair(20, 9), ratio_beyond=10, max_ratio=3.0) == [None]
     assert reasons("de", pair(20, 9), ratio_beyond=10) == ["length_ratio"]
     assert reasons("de", GOOD["de"], url_pattern="Zug") == ["url"]
+    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == ["url"]  # polars' syntax, not Python's
     assert reasons("de", GOOD["ka"], min_script=0.0) == [None]
     assert reasons("xh", GOOD["ka"]) == [None]  # of unknown script
 
