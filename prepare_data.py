@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.cluster import ClusterArguments
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
@@ -39,10 +39,8 @@ from dap.prepare import (
     describe,
     fetch,
     finished,
-    option,
     prepare,
     read_evaluation,
-    write_vocabulary,
 )
 from dap.reports import versions
 from dap.text import disk_path, find_bitext
@@ -57,24 +55,24 @@ class DataArguments:
     """What to prepare, and where it goes."""
 
     output_dir: str = field(metadata={"help": "Folder to write train/, dev/, README.md and report.json into."})
-    data: list[str] = option([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
-    opus: list[str] = option([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
-    languages: list[str] = option([], "Source languages. Default: all that there are (OPUS: the 36).")
-    download_dir: str = option("raw", "Folder for what is fetched from OPUS.")
-    recipe: str | None = option(None, "'release': the data steps of the paper's released code; see docs/data.md.")
-    mirror: str | None = option(None, "Base address of a copy of OPUS' file store.")
-    licences: str | None = option(None, "JSON file for the data card: origin (file name) -> licence.")
-    evaluation_data: list[str] = option(
+    data: list[str] = arg([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
+    opus: list[str] = arg([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
+    languages: list[str] = arg([], "Source languages. Default: all that there are (OPUS: the 36).")
+    download_dir: str = arg("raw", "Folder for what is fetched from OPUS.")
+    recipe: str | None = arg(None, "'release': the data steps of the paper's released code; see docs/data.md.")
+    mirror: str | None = arg(None, "Base address of a copy of OPUS' file store.")
+    licences: str | None = arg(None, "JSON file for the data card: origin (file name) -> licence.")
+    evaluation_data: list[str] = arg(
         [], "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."
     )
-    list_leaks: str | None = option(None, "JSONL file to list the leaks in.")
-    num_workers: int = option(1, "Processes that share the files; the result does not depend on it.")
-    ray: str | None = option(
+    list_leaks: str | None = arg(None, "JSONL file to list the leaks in.")
+    num_workers: int = arg(1, "Processes that share the files; the result does not depend on it.")
+    ray: str | None = arg(
         None,
         "Share the files among a Ray cluster instead: its address (auto or HOST:PORT), or 'local'. All nodes need the "
         "same folders.",
     )
-    overwrite: bool = option(False, "Replace what a finished run left in output_dir.")
+    overwrite: bool = arg(False, "Replace what a finished run left in output_dir.")
 
     def __post_init__(self) -> None:
         if not self.data and not self.opus:
@@ -114,23 +112,23 @@ def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFi
     """
     names = [name for given in args.opus for name in given.split(",")]
     without = NOT_IN_RELEASE if args.recipe else ()
-    corpora = fetch(names, args.languages, args.download_dir, args.mirror, without) if names else {}
-    licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
-    found = find_bitext([*args.data, *map(str, corpora)], options.target_language)
+    fetched = fetch(names, args.languages, args.download_dir, args.mirror, without) if names else {}
+    corpora = {os.path.abspath(path): corpus for path, corpus in fetched.items()}
+    found = find_bitext([*args.data, *corpora], options.target_language)
     wanted = [base_language(code) for code in args.languages] or list(found)
     if absent := [code for code in wanted if code not in found]:
         raise UserError(f"--languages {' '.join(absent)}: there is text in {' '.join(found)} only")
-    origins = {os.path.abspath(path): str(corpus) for path, corpus in corpora.items()}
     shaping = asdict(options)
     for name in ("dev_pairs", "shard_size", "target_vocabulary"):  # nothing to cleaning
         del shaping[name]
     check, files = list(map(_state, args.evaluation_data)), []
     for file in (file for language in sorted(set(wanted)) for file in found[language]):
         file = replace(file, streaming=file.format == "hub")
-        origin = str(file) if file.format == "hub" else Path(file.paths[0]).name
-        origin = origins.get(os.path.abspath(disk_path(file.paths[0])), origin)
+        name = str(file) if file.format == "hub" else Path(file.paths[0]).name
+        origin = str(corpora.get(str(disk_path(file.paths[0])), name))
         key = _digest(shaping, check, asdict(file), origin, list(map(_state, file.paths)))
         files.append(RawFile(file, origin, key))
+    licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
     return files, licences | read_licences(args.licences)
 
 
@@ -181,11 +179,11 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     settings = {name: getattr(args, name) for name in ("data", "opus", "recipe", "languages", "evaluation_data")}
     settings |= asdict(options) | {"list_leaks": args.list_leaks is not None}
     mark = _digest(settings, [file.key for file in files])
-    if not args.overwrite and (ended := finished(plan, mark)):
+    if ended := finished(plan, mark, args.overwrite):
         return again(plan, args, ended, licences)
     check_names(options)
     sentences = read_evaluation(args.evaluation_data)
-    begin(plan, files, args.overwrite)
+    begin(plan, files)
     if sentences:
         write_json({"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks)
     languages = prepare(plan, files, args.num_workers, bool(args.ray))
@@ -194,9 +192,10 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     report = {"fingerprint": mark, "languages": languages, "settings": settings, "licences": licences}
     report |= {"evaluation_sentences": len(sentences), "leaks": args.list_leaks, "num_workers": args.num_workers}
-    finish(plan, args, files, report | {"seconds": round(seconds, 1), "versions": versions()})
+    report |= {"seconds": round(seconds, 1), "versions": versions()}
+    finish(plan, args, files, report)
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
-    return finished(plan, mark)
+    return report
 
 
 def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict[str, str]) -> dict[str, Any]:
@@ -205,11 +204,10 @@ def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict
     Raises:
         ValueError: the leaks were not listed where they are asked for now.
     """
-    leaks = args.list_leaks
-    if leaks and (os.path.abspath(leaks) != os.path.abspath(ended["leaks"]) or not os.path.isfile(leaks)):
+    if args.list_leaks and os.path.abspath(args.list_leaks) != os.path.abspath(ended["leaks"]):
         raise UserError(
-            f"--list_leaks {leaks}: {plan.output_dir} is finished and its leaks were listed in {ended['leaks']}; "
-            "copy that file, or give --overwrite to make all again"
+            f"--list_leaks {args.list_leaks}: {plan.output_dir} is finished and its leaks were listed in "
+            f"{ended['leaks']}; copy that file, or give --overwrite to make all again"
         )
     if ended["licences"] != licences:
         ended["licences"] = licences
@@ -225,8 +223,6 @@ def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: di
         with whole_file(args.list_leaks) as listed:
             for file in files:
                 listed.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
-    if plan.options.target_vocabulary:
-        write_vocabulary(plan)
     describe(plan.output_dir, report)
     for path in plan.output_dir.glob("*/.*.tmp"):  # of workers that were lost on a cluster
         path.unlink()

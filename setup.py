@@ -10,12 +10,11 @@ EXTRAS = {
     "st": ["sentence-transformers>=5.2"],
     "faiss": ["faiss-cpu>=1.10"],
     "mteb": ["mteb>=2.26"],
-    "po": ["polib>=1.2"],
     "data": ["polars>=1.30"],
     "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],
     "ray": ["ray>=2.50"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
-    "quickstart": ["matplotlib>=3.8", "polib>=1.2"],
+    "quickstart": ["matplotlib>=3.8"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["quickstart"],
@@ -72,6 +71,7 @@ setup(
         "tqdm>=4.66.3",
         "xxhash>=3.4",
         "python-xz>=0.4",
+        "polib>=1.2",
     ],
     extras_require=EXTRAS,
     entry_points={

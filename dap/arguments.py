@@ -9,10 +9,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from transformers import HfArgumentParser
+from transformers.hf_argparser import HfArg
 
 from dap.errors import UserError, refusals, require_utf8
 
 MAY_BE_EMPTY = ("prefix",)  # says that there is none, where a checkpoint has one
+
+
+def arg(default: Any, text: str) -> Any:
+    """An argument of a dataclass, with its default, which may be a list, and its help."""
+    given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return HfArg(**given, help=text)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

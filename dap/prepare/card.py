@@ -46,14 +46,11 @@ def counts_table(languages: Counts) -> str:
 
 
 def describe(folder: Path, report: Mapping[str, Any]) -> None:
-    """Writes the card `README.md` and the report, which comes last and marks the end."""
-    card = data_card(report["languages"], report["settings"], report["licences"])
-    (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
-    write_json(report, folder / REPORT)
+    """Writes the card `README.md` and the report, which comes last and marks the end.
 
-
-def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[str, str]) -> DatasetCard:
-    """README.md: YAML that `datasets` reads (a configuration a language, and of all), counts, steps and licences."""
+    The card has YAML that `datasets` reads (a configuration a language, and of all), counts, steps and licences.
+    """
+    languages, settings, licences = (report[name] for name in ("languages", "settings", "licences"))
     target, sums, origins = settings["target_language"], total(languages), Counter()
     configs, pairs = [], []
     for code, counts in ("*", sums), *languages.items():
@@ -67,7 +64,7 @@ def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[
     named = [[name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()]
     losses = [[name, f"{sums[name]:,}", reason] for name, reason in LOSSES.items()]
     tasks = ["translation", "sentence-similarity"]
-    return DatasetCard.from_template(
+    card = DatasetCard.from_template(
         DatasetCardData(language=[*languages, target], task_categories=tasks, configs=configs),
         template_path=str(Path(__file__).with_name("data_card.md")),
         sums=sums,
@@ -79,3 +76,5 @@ def data_card(languages: Counts, settings: Mapping[str, Any], licences: Mapping[
         dropped=markdown_table(["reason", "pairs", ""], losses),
         settings=markdown_table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
     )
+    (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
+    write_json(report, folder / REPORT)

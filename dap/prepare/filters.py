@@ -11,14 +11,14 @@ Shapes: N pairs of the block.
 """
 
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
-from unicodedata import is_normalized, normalize
+from unicodedata import normalize
 
 import polars as pl
 
-from dap.errors import UserError
+from dap.errors import UserError, loading
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, base_language
 from dap.prepare.options import PrepareOptions
 
@@ -45,77 +45,65 @@ _NO_SPACES = "".join(rf"\p{{{script}}}" for script in CHARACTERS_PER_WORD)
 _WIDE_PUNCTUATION = r"\x{3000}-\x{303F}\x{FF00}-\x{FF0F}\x{FF1A}-\x{FF20}"
 _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
 
-#: Texts -> a language code each; what `--language_identifier module:function` names.
-Identifier = Callable[[list[str]], Sequence[str]]
 
+def clean(pairs: pl.DataFrame, language: str, options: PrepareOptions) -> tuple[pl.DataFrame, dict[str, int]]:
+    """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
 
-@dataclass
-class Cleaner:
-    """Repairs and judges the pairs of one language.
-
-    Attributes:
+    Args:
         language: code of the source; a code without known script is not checked for it.
-        tokenizer: the `tokenizers.Tokenizer` whose tokens to count; None counts words.
-        identify: tells the languages of texts; asked for the pairs alone that pass everything else.
+
+    Raises:
+        ValueError: as `load_tokenizer` and `identified`, which is asked for the pairs alone that pass all else.
     """
+    languages = {"source": language, "target": options.target_language}
+    if options.strip_quotes:
+        pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
+    pairs, counts = repair(pairs)
+    measured = [_measure(pairs[side], code, options) for side, code in languages.items()]
+    reason = _reason(pairs.with_columns(**measured[0], **measured[1]), options)
+    dropped = dict(reason.drop_nulls().value_counts().iter_rows())
+    passed = kept = pairs.filter(reason.is_null())
+    for side, code in languages.items() if options.language_identifier else ():
+        codes = identified(options.language_identifier, kept[side].to_list())
+        kept = kept.filter([base_language(found) == base_language(code) for found in codes])
+    dropped["language"] = len(passed) - len(kept)
+    return kept, counts | {reason: dropped.get(reason, 0) for reason in REASONS}
 
-    language: str
-    options: PrepareOptions = field(default_factory=PrepareOptions)
-    tokenizer: Any | None = None
-    identify: Identifier | None = None
 
-    def __call__(self, pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
-        """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
+def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
+    """A side's tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
+    scripts = SCRIPTS.get(language, ())
+    if options.tokenizer is None:
+        tokens, count = words(texts, scripts)
+    else:
+        backend = load_tokenizer(options.tokenizer).backend_tokenizer
+        codes = backend.encode_batch_fast(texts.to_list(), add_special_tokens=False)
+        tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
+        count = tokens.list.len()
+    foreign = wrong_script(texts, scripts, options.min_script)
+    return {f"{texts.name}_tokens": tokens, f"{texts.name}_count": count, f"{texts.name}_foreign": foreign}
 
-        Raises:
-            ValueError: the language identifier does not give one code a text.
-        """
-        languages = {"source": self.language, "target": self.options.target_language}
-        if self.options.strip_quotes:
-            pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
-        pairs, counts = repair(pairs)
-        measured = [self._measure(pairs[side], language) for side, language in languages.items()]
-        reason = self._reason(pairs.with_columns(**measured[0], **measured[1]))
-        dropped = dict(reason.drop_nulls().value_counts().iter_rows())
-        passed = kept = pairs.filter(reason.is_null())
-        for side, language in languages.items() if self.identify else ():
-            codes = identified(self.identify, kept[side].to_list())
-            kept = kept.filter([base_language(code) == base_language(language) for code in codes])
-        dropped["language"] = len(passed) - len(kept)
-        return kept, counts | {reason: dropped.get(reason, 0) for reason in REASONS}
 
-    def _measure(self, texts: pl.Series, language: str) -> dict[str, pl.Series]:
-        """A side's tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
-        scripts = SCRIPTS.get(language, ())
-        if self.tokenizer is None:
-            tokens, count = words(texts, scripts)
-        else:
-            codes = self.tokenizer.encode_batch_fast(texts.to_list(), add_special_tokens=False)
-            tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
-            count = tokens.list.len()
-        foreign = wrong_script(texts, scripts, self.options.min_script)
-        return {f"{texts.name}_tokens": tokens, f"{texts.name}_count": count, f"{texts.name}_foreign": foreign}
-
-    def _reason(self, measured: pl.DataFrame) -> pl.Series:
-        """The first reason to drop each pair, null for none: (N,) str."""
-        options, source, target = self.options, pl.col("source"), pl.col("target")
-        source_tokens, target_tokens = pl.col("source_tokens"), pl.col("target_tokens")
-        shortest = pl.min_horizontal("source_count", "target_count")
-        longest = pl.max_horizontal("source_count", "target_count")
-        common = source_tokens.list.set_intersection(target_tokens).list.len()
-        fewest = pl.min_horizontal(source_tokens.list.n_unique(), target_tokens.list.n_unique())
-        failures = {
-            "empty": (source == "") | (target == ""),
-            "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
-            "short": shortest < options.min_tokens,
-            "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
-            "long": shortest > options.max_tokens,
-            "identical": source == target,
-            "shared": (shortest > options.shared_beyond) & (common > 0) & (common >= options.max_shared * fewest),
-            "script": pl.col("source_foreign") | pl.col("target_foreign"),
-        }
-        reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
-        return measured.select(reason=reasons.cast(pl.String)).to_series()
+def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
+    """The first reason to drop each pair, null for none: (N,) str."""
+    source, target = pl.col("source"), pl.col("target")
+    source_tokens, target_tokens = pl.col("source_tokens"), pl.col("target_tokens")
+    shortest = pl.min_horizontal("source_count", "target_count")
+    longest = pl.max_horizontal("source_count", "target_count")
+    common = source_tokens.list.set_intersection(target_tokens).list.len()
+    fewest = pl.min_horizontal(source_tokens.list.n_unique(), target_tokens.list.n_unique())
+    failures = {
+        "empty": (source == "") | (target == ""),
+        "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
+        "short": shortest < options.min_tokens,
+        "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
+        "long": shortest > options.max_tokens,
+        "identical": source == target,
+        "shared": (shortest > options.shared_beyond) & (common > 0) & (common >= options.max_shared * fewest),
+        "script": pl.col("source_foreign") | pl.col("target_foreign"),
+    }
+    reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
+    return measured.select(reason=reasons.cast(pl.String)).to_series()
 
 
 def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
@@ -136,8 +124,6 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
-    if is_normalized("NFC", texts.str.join("\n").item()):  # most tables are; nothing composes with a line feed
-        return texts
     return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
 
 
@@ -177,37 +163,38 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
     return doubtful.scatter(doubtful.arg_true(), wrong)
 
 
-def load_identifier(name: str) -> Identifier:
-    """The function that `module:function` names.
+@cache
+def load_tokenizer(name: str) -> Any:
+    """A fast tokenizer, whose `backend_tokenizer` (a `tokenizers.Tokenizer`) neither truncates nor pads.
 
     Raises:
-        ValueError: no such module or function.
+        ValueError: there is no such tokenizer, or it is a slow one.
     """
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"language_identifier {name!r}: {error}; give module:function, where function(texts) returns a language "
-            "code for each of a list of texts"
-        ) from error
-    if not callable(found):
-        raise UserError(f"language_identifier {name!r} is a {type(found).__name__}, not a function")
-    return found
+    from dap.tokenizers import forget_calls  # Transformers takes seconds to import
+    from dap.tokenizers import load_tokenizer as load
+
+    tokenizer = load(name)
+    if not tokenizer.is_fast:
+        raise UserError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
+    forget_calls(tokenizer)
+    return tokenizer
 
 
-def identified(identify: Identifier, texts: list[str]) -> list[str]:
-    """The codes that a language identifier gives N texts: N str.
+def identified(name: str, texts: list[str]) -> list[str]:
+    """The codes that the language identifier `module:function` gives N texts: N str.
 
     Raises:
-        ValueError: it fails, or does not give one code, a str, a text.
+        ValueError: there is no such function, it fails, or does not give one code, a str, a text.
     """
-    name = f"language identifier {getattr(identify, '__module__', '?')}:{getattr(identify, '__qualname__', identify)}"
+    named = f"language_identifier {name!r}"
+    with loading("function", named):
+        identify = pkgutil.resolve_name(name)
     try:
         codes = list(identify(texts)) if texts else []
     except Exception as error:  # whatever a plug-in raises
-        raise UserError(f"the {name} failed: {error!r}") from error
+        raise UserError(f"{named} failed: {error!r}") from error
     if len(codes) != len(texts):
-        raise UserError(f"the {name} gave {len(codes)} codes for {len(texts)} texts; give one each")
+        raise UserError(f"{named} gave {len(codes)} codes for {len(texts)} texts; give one each")
     if odd := [code for code in codes if not isinstance(code, str)]:
-        raise UserError(f"the {name} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
+        raise UserError(f"{named} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
     return codes

@@ -5,6 +5,7 @@
 2. `select_language`, for each language: duplicates, the sample, the dev sentences.
 3. `find_shared`: English sentences that any dev set holds out, and those that come more than once.
 4. `write_language`, for each language: the shards.
+5. `write_vocabulary`, where it is asked for.
 
 What is cleaned of a file lies in a folder of its own, which has its final name only when it is whole; a run that was
 killed goes on behind these files. The result is the same to the byte whatever the number of processes.
@@ -44,11 +45,10 @@ from dap.prepare.deduplication import (
     sample,
     text_keys,
 )
-from dap.prepare.filters import SIDES, Cleaner, identified, load_identifier
+from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
-from dap.prepare.run_folder import SHOWN, Plan, RawFile, new_folder
-from dap.prepare.tokens import load_tokenizer, vocabulary_size
+from dap.prepare.run_folder import SHOWN, VOCABULARY, Plan, RawFile, new_folder
 from dap.text import LineAudit, read_tables
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def prepare(
     """All steps, but for the files that are cleaned already; `workers` says where.
 
     Returns:
-        language -> its counts, which `clean_file`, `select_language` and `write_language` name.
+        language -> its counts, which `select_language` and `write_language` name.
 
     Raises:
         ValueError: input as `read_tables`, no space left on the device, or a process that was killed.
@@ -89,23 +89,21 @@ def prepare(
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
         written = run("write", write_language, calls)
-    found: dict[str, dict[str, Any]] = {}
-    for (language, own), *counts in zip(languages.items(), selected, written):
-        cleaned: Counter[str] = Counter()
-        for raw in own:
-            cleaned.update(read_object(plan.cleaned(raw) / "counts.json"))
-        found[language] = dict(cleaned) | counts[0] | counts[1]
-    return found
+    if plan.options.target_vocabulary:
+        write_vocabulary(plan)
+    return {language: chosen | more for language, chosen, more in zip(languages, selected, written)}
 
 
 def check_names(options: PrepareOptions) -> None:
     """Loads what the options name, so that a wrong one is found before anything is written."""
     if options.tokenizer:
         load_tokenizer(options.tokenizer)
-    if options.target_vocabulary:
-        vocabulary_size(options.target_vocabulary)
+    if name := options.target_vocabulary:
+        ids = set(load_tokenizer(name).get_vocab().values())
+        if max(ids) >= len(ids):
+            raise UserError(f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them 0, 1, …")
     if options.language_identifier:
-        identified(load_identifier(options.language_identifier), ["One sentence."])
+        identified(options.language_identifier, ["One sentence."])
 
 
 # 1. Cleaning
@@ -114,7 +112,7 @@ def check_names(options: PrepareOptions) -> None:
 def clean_file(plan: Plan, raw: RawFile) -> None:
     """The pairs of one file that pass: their keys, and the text of those that a sample may need.
 
-    Counts `read`, `unreadable` (lines), the repairs and reasons of `Cleaner`, and `leak`.
+    Counts `read`, `unreadable` (lines), the repairs and reasons of `clean`, and `leak`.
 
     Raises:
         ValueError: as `read_tables`, a file without pairs, or no space left on the device.
@@ -122,9 +120,6 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     if plan.cleaned(raw).exists():  # by a run that was stopped, or a worker that was lost right behind it
         return
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
-    tokenizer = load_tokenizer(options.tokenizer).backend_tokenizer if options.tokenizer else None
-    identify = load_identifier(options.language_identifier) if options.language_identifier else None
-    clean = Cleaner(raw.file.language, options, tokenizer, identify)
     index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.leaks.exists() else None
     rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
     admit, counts = Admission(options.max_corpus_pairs or options.max_pairs or None), Counter(read=0)
@@ -135,7 +130,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         (folder / "leaks.jsonl").open("wb") as listed,
     ):
         for table in read_tables(raw.file, audit):
-            pairs, found = clean(pl.from_arrow(table))  # repaired and filtered
+            pairs, found = clean(pl.from_arrow(table), raw.file.language, options)
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
             source, target = map(text_keys, letters)
             text_hash = pair_keys(source, target)
@@ -177,7 +172,7 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     corpus so many, drawn apart); of what is left the `max_pairs` whose seeded hash is smallest; of these, as
     `split_validation`, those whose English sentence's is smallest for dev.
 
-    Counts `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
+    Counts what `clean_file` does, and `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
     """
     keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
     rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row")
@@ -193,8 +188,11 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
         pq.write_table(kept.to_arrow(), file)
     passed = keys.select(pl.len()).collect().item()
     texts, different = (count_distinct(keys, name) for name in ("exact", "rank"))
-    counts = {"exact_duplicate": passed - texts, "near_duplicate": texts - different}
-    return counts | {"not_sampled": different - len(kept)}
+    counts: Counter[str] = Counter()
+    for raw in files:
+        counts.update(read_object(plan.cleaned(raw) / "counts.json"))
+    counts.update(exact_duplicate=passed - texts, near_duplicate=texts - different)
+    return dict(counts, not_sampled=different - len(kept))
 
 
 # 3. Over all languages
@@ -253,6 +251,25 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
             table = text.join(group.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
             whole = table.collect(engine="streaming").rechunk()  # its chunks, and so the bytes, depend on the threads
             writer.write_table(whole.to_arrow().cast(SCHEMA))
+
+
+def write_vocabulary(plan: Plan) -> None:
+    """Writes the ids on the English training side, special tokens but SEP left out, into `target_vocabulary.json`.
+
+    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
+    the softmax of RTL to.
+    """
+    name = plan.options.target_vocabulary
+    tokenizer, ids = load_tokenizer(name), set()
+    for path in (plan.output_dir / "train").iterdir():
+        with pq.ParquetFile(path) as shard:
+            for batch in shard.iter_batches(columns=["target"]):
+                codes = tokenizer.backend_tokenizer.encode_batch_fast(batch["target"].to_pylist())
+                ids.update(token for code in codes for token in code.ids)
+    ids -= {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id}
+    size = max(tokenizer.get_vocab().values()) + 1
+    content = {"tokenizer": name, "vocab_size": size, "target_token_ids": sorted(ids)}
+    write_json(content, plan.output_dir / VOCABULARY)
 
 
 # Processes

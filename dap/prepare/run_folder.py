@@ -1,6 +1,5 @@
 """The folder that `prepare_data.py` writes into: what lies where, and whether a run may write to it."""
 
-import logging
 import os
 import shutil
 import tempfile
@@ -14,8 +13,6 @@ from dap.errors import UserError
 from dap.files import disk_full, read_object
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
-
-logger = logging.getLogger(__name__)
 
 REPORT, CARD, VOCABULARY, WORK = "report.json", "README.md", "target_vocabulary.json", ".prepare_data"
 SHOWN = 5  # names in an error
@@ -81,55 +78,43 @@ def new_folder(folder: Path) -> Iterator[Path]:
         os.replace(new, folder)
 
 
-def finished(plan: Plan, mark: str) -> dict[str, Any] | None:
-    """The report of the same run if it has ended.
+def finished(plan: Plan, mark: str, overwrite: bool) -> dict[str, Any] | None:
+    """The report of the same run, if it has ended in the output folder; None where none has, or may be overwritten.
 
     Raises:
-        ValueError: a shard that the report names is not there, or as `read_report`.
+        ValueError: the folder holds the result of another run or command, or a file that the report names is absent.
     """
-    report = read_report(plan.output_dir)
-    if not report or report["fingerprint"] != mark:
-        return None
-    for code, counts in report["languages"].items():
-        for split in ("train", "dev"):
-            for path in (plan.shard(split, code, number) for number in range(counts[f"{split}_shards"])):
-                if not path.is_file():
-                    raise UserError(f"{path} is absent, though {REPORT} tells of it: --overwrite makes all again")
-    return report
-
-
-def read_report(output: Path) -> dict[str, Any] | None:
-    """The report in an output folder; None without one.
-
-    Raises:
-        ValueError: it is not of this command.
-    """
-    path = output / REPORT
+    path = plan.output_dir / REPORT
     report = read_object(path) if path.is_file() else None
     if report is not None and not isinstance(report.get("fingerprint"), str):
         raise UserError(f"{path}: not written by this command; give another --output_dir")
+    if report is None or overwrite:
+        return None
+    if report["fingerprint"] != mark:
+        raise UserError(
+            f"{plan.output_dir} holds the result of a run with other arguments or other text: give another "
+            "--output_dir, or --overwrite to replace it"
+        )
+    written = [Path(report["leaks"])] if report["leaks"] else []
+    for code, counts in report["languages"].items():
+        for split in ("train", "dev"):
+            written += [plan.shard(split, code, number) for number in range(counts[f"{split}_shards"])]
+    if absent := [path for path in written if not path.is_file()]:
+        raise UserError(f"{absent[0]} is absent, though {REPORT} tells of it: --overwrite makes all again")
     return report
 
 
-def begin(plan: Plan, files: Sequence[RawFile], overwrite: bool) -> None:
-    """Empties the output folder of what a finished run, if it may be overwritten, or a stopped one left.
-
-    What was cleaned of these files stays.
+def begin(plan: Plan, files: Sequence[RawFile]) -> None:
+    """Empties the output folder of what a run left there, but for what was cleaned of these files.
 
     Raises:
-        ValueError: the folder holds other things, or a finished run that may not be overwritten.
+        ValueError: the folder holds nothing but other things.
     """
     output = plan.output_dir
-    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    ended, begun = read_report(output), plan.work_dir.is_dir()
-    if ended and not overwrite:
-        raise UserError(
-            f"{output} holds the result of a run with other arguments or other text: give another --output_dir, or "
-            "--overwrite to replace it"
-        )
-    if names and not ended and not begun:
-        held = ", ".join(names[:SHOWN])
-        raise UserError(f"{output} holds {held}, but nothing of this command, and is left alone: give another one")
+    held = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    if held and REPORT not in held and WORK not in held:
+        names = ", ".join(held[:SHOWN])
+        raise UserError(f"{output} holds {names}, but nothing of this command, and is left alone: give another one")
     plan.work_dir.mkdir(parents=True, exist_ok=True)  # first, so that a kill leaves what is known for this command's
     made = [output / name for name in (REPORT, VOCABULARY, CARD, "train", "dev")]
     kept = {plan.cleaned(raw) for raw in files}

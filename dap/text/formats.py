@@ -189,16 +189,12 @@ def _hub_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[Any]]]:
                 yield number, pair[::-1] if swapped else pair
 
 
-def _memory(file: BitextFile) -> Iterator[tuple[int, Sequence[str]]]:
-    return memory_pairs(file.paths[0], file.language, file.target_language)
-
-
 FORMATS: dict[str, tuple[Callable[[BitextFile], Iterator[tuple[int, Any]]], Callable[[Any], Iterable[Any]]]] = {
     "tsv": (_lines, _cells),
     "jsonl": (_lines, _record),
     "moses": (_two_lines, lambda sides: map(decode_line, sides)),
     "parquet": (_parquet_rows, _texts),
-    "tmx": (_memory, tuple),
+    "tmx": (lambda file: memory_pairs(file.paths[0], file.language, file.target_language), tuple),
     "po": (lambda file: catalogue_pairs(file.paths[0]), tuple),
     "hub": (_hub_rows, _texts),
 }

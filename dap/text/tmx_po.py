@@ -7,11 +7,13 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
+
+import polib
 
 from dap.errors import UserError
 from dap.languages import base_language
@@ -135,7 +137,7 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
     singular too where the language has two forms: with more, the first form is not always "one".
 
     Raises:
-        ValueError: not the declared encoding or no PO, with the line; or polib is not installed.
+        ValueError: not the declared encoding or no PO, with the line.
     """
     with open_file(path) as stream:
         data = stream.read()
@@ -155,11 +157,7 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
         logger.info("%s: entries left out: %s", path, counts)
 
 
-def _parse_po(data: bytes, name: str) -> Iterable[Any]:
-    try:
-        import polib
-    except ImportError as error:
-        raise UserError(f"{name}: PO files are read by polib, which is absent; pip install 'polib>=1.2'") from error
+def _parse_po(data: bytes, name: str) -> polib.POFile:
     declared = re.search(rb"charset=([\w-]+)", data[:4096])
     charset = declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"  # templates say CHARSET
     try:

@@ -23,7 +23,7 @@ from transformers.utils import is_liger_kernel_available
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.errors import UserError, one_line
 
 # Fields of `DAPConfig` that come from the text and its tokenizer, and those that may change when training goes on from
@@ -56,11 +56,6 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
             text += f" (default: {field.default})"
         flag = {"nargs": "?", "const": True} if field.type is bool else {}  # `--name` is `--name true`
         yield name, field.type | None, HfArg(default=None, help=text, metadata=flag)
-
-
-def arg(default: Any, text: str) -> Any:
-    """An argument with its help."""
-    return HfArg(default=default, help=text)
 
 
 @dataclass
@@ -108,7 +103,7 @@ class DataArguments:
     _argument_group_name = "text"
 
     train_data: list[str] = HfArg(help="Files, folders or a Hub dataset id; see docs/training.md.")
-    validation_data: list[str] = HfArg(default_factory=list, help="Dev pairs; held out if not given.")
+    validation_data: list[str] = arg([], "Dev pairs; held out if not given.")
     dev_pairs: int = arg(1000, "Pairs a language to hold out, at most a tenth; 0: none.")
     target_language: str = arg("en", "Language code of the target side.")
     max_seq_length: int | None = arg(

@@ -2,16 +2,18 @@
 
 import random
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from dap.errors import UserError
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
-from dap.prepare.filters import REASONS, Cleaner, load_identifier, repair, words
+from dap.prepare.filters import REASONS, clean, identified, repair, words
 from dap.prepare.options import PrepareOptions
 
 # Source and English of pairs that nothing is wrong with.
@@ -32,14 +34,13 @@ def frame(*pairs: tuple[str, str]) -> pl.DataFrame:
 
 def reasons(language: str, *pairs: tuple[str, str], **options: float | str) -> list[str | None]:
     """Why each pair is dropped, cleaned alone."""
-    clean = Cleaner(language, PrepareOptions(**options))
-    counts = [clean(frame(pair))[1] for pair in pairs]
+    counts = [clean(frame(pair), language, PrepareOptions(**options))[1] for pair in pairs]
     return [next((reason for reason in REASONS if count[reason]), None) for count in counts]
 
 
 @pytest.mark.parametrize("language", GOOD)
 def test_good_pairs_stay(language: str) -> None:
-    kept, counts = Cleaner(language)(frame(GOOD[language], GOOD[language]))
+    kept, counts = clean(frame(GOOD[language], GOOD[language]), language, PrepareOptions())
     expected = [tuple(unicodedata.normalize("NFC", side) for side in GOOD[language])] * 2
     assert kept.rows() == expected
     assert sum(counts[reason] for reason in REASONS) == 0
@@ -49,7 +50,7 @@ def test_the_released_code_keeps_short_pairs_that_share_words_and_drops_quotatio
     pair = ('Wir "sehen" uns OK Tom', "See you OK Tom")
     assert reasons("de", pair, ("a b c d e OK Tom X", "f g h OK Tom X"), shared_beyond=5) == [None, "shared"]
     assert reasons("de", pair) == ["shared"]
-    kept, _ = Cleaner("de", PrepareOptions(shared_beyond=5, strip_quotes=True))(frame(pair))
+    kept, _ = clean(frame(pair), "de", PrepareOptions(shared_beyond=5, strip_quotes=True))
     assert kept.rows() == [("Wir sehen uns OK Tom", pair[1])]
 
 
@@ -88,6 +89,7 @@ def test_limits_are_where_the_paper_has_them() -> None:
     assert reasons("de", pair(20, 9), ratio_beyond=10, max_ratio=3.0) == [None]
     assert reasons("de", pair(20, 9), ratio_beyond=10) == ["length_ratio"]
     assert reasons("de", GOOD["de"], url_pattern="Zug") == ["url"]
+    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == ["url"]  # polars' syntax, not Python's
     assert reasons("de", GOOD["ka"], min_script=0.0) == [None]
     assert reasons("xh", GOOD["ka"]) == [None]  # of unknown script
 
@@ -114,8 +116,8 @@ def test_nfc_is_unicodes_for_every_character() -> None:
 
 def test_other_columns_stay_beside_their_pair() -> None:
     pairs = frame(GOOD["de"], ("zu kurz", "too short"), GOOD["de"]).with_columns(line=pl.Series([7, 8, 9]))
-    assert Cleaner("de")(pairs)[0]["line"].to_list() == [7, 9]
-    assert Cleaner("de")(pairs.clear())[0].rows() == []
+    assert clean(pairs, "de", PrepareOptions())[0]["line"].to_list() == [7, 9]
+    assert clean(pairs.clear(), "de", PrepareOptions())[0].rows() == []
 
 
 # Against a plain loop
@@ -189,7 +191,7 @@ def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
 def test_filters_equal_a_plain_loop(language: str) -> None:
     pairs = random_pairs(language, 600)
     expected = [naive_reason(language, *pair) for pair in pairs]
-    kept, counts = Cleaner(language)(frame(*pairs))
+    kept, counts = clean(frame(*pairs), language, PrepareOptions())
     assert {reason: counts[reason] for reason in REASONS} == {reason: expected.count(reason) for reason in REASONS}
     assert kept.rows() == [pair for pair, reason in zip(pairs, expected) if reason is None]
     assert len(set(expected)) >= 6  # the pairs are worth something
@@ -203,17 +205,31 @@ def test_words_are_counted_as_in_a_plain_loop(language: str) -> None:
     assert words(pl.Series(texts), SCRIPTS[language])[1].to_list() == expected
 
 
-def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    backend = tiny_tokenizer.backend_tokenizer
+def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path)
     pair = ("Wortungetüm", "one two three four")
     assert reasons("de", pair) == ["short"]
-    tokens = len(backend.encode(pair[0], add_special_tokens=False))
+    tokens = len(tiny_tokenizer.encode(pair[0], add_special_tokens=False))
     for least, dropped in ((tokens, 0), (tokens + 1, 1)):
-        clean = Cleaner("de", PrepareOptions(min_tokens=least, max_shared=2), tokenizer=backend)
-        assert clean(frame(pair))[1]["short"] == dropped
+        options = PrepareOptions(min_tokens=least, max_shared=2, tokenizer=str(tmp_path))
+        assert clean(frame(pair), "de", options)[1]["short"] == dropped
 
 
-def test_the_identifier_sees_what_passed_and_its_word_counts() -> None:
+Identify = Callable[[Callable[[list[str]], Any]], PrepareOptions]
+
+
+@pytest.fixture
+def identified_by(monkeypatch: pytest.MonkeyPatch) -> Identify:
+    """Options that name a function of this file, which is the one given."""
+
+    def options(function: Callable[[list[str]], Any]) -> PrepareOptions:
+        monkeypatch.setitem(globals(), "identify", function)
+        return PrepareOptions(language_identifier=f"{__name__}:identify")
+
+    return options
+
+
+def test_the_identifier_sees_what_passed_and_its_word_counts(identified_by: Identify) -> None:
     asked: list[str] = []
 
     def identify(texts: list[str]) -> list[str]:
@@ -221,20 +237,20 @@ def test_the_identifier_sees_what_passed_and_its_word_counts() -> None:
         return ["eng" if text.startswith("The") else "deu" if "Zug" in text else "nl" for text in texts]
 
     dutch = ("De trein vertrekt om acht uur.", "The train leaves at eight o'clock.")
-    clean = Cleaner("de", identify=identify)
-    kept, counts = clean(frame(GOOD["de"], dutch, ("kurz", "short")))
+    options = identified_by(identify)
+    kept, counts = clean(frame(GOOD["de"], dutch, ("kurz", "short")), "de", options)
     assert kept.rows() == [GOOD["de"]]
     assert (counts["language"], counts["short"]) == (1, 1)
     assert "kurz" not in asked
+    assert clean(frame(("kurz", "short")), "de", options)[1]["language"] == 0
     with pytest.raises(ValueError, match="gave 1 codes for 2 texts"):
-        Cleaner("de", identify=lambda texts: ["de"])(frame(GOOD["de"], dutch))
-    assert clean(frame(("kurz", "short")))[1]["language"] == 0
+        clean(frame(GOOD["de"], dutch), "de", identified_by(lambda texts: ["de"]))
 
 
 @pytest.mark.parametrize("name", ["no_such_module:f", "math:no_such", "math", "math:pi", ""])
 def test_a_wrong_identifier_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"language_identifier {name!r}"):
-        load_identifier(name)
+    with pytest.raises(UserError, match=f"language_identifier {name!r}"):
+        identified(name, ["One sentence."])
 
 
 @pytest.mark.parametrize(
@@ -254,13 +270,13 @@ def test_wrong_options_are_named(options: dict[str, float | str]) -> None:
         (lambda texts: [], "gave 0 codes for 1 texts"),
     ],
 )
-def test_an_identifier_that_fails_is_named(answer: Any, message: str) -> None:
-    pairs = pl.DataFrame({"source": ["eins zwei drei vier"], "target": ["one two three four"]})
-    with pytest.raises(ValueError, match=f"language identifier test_filters:.*lambda.* {message}"):
-        Cleaner("de", identify=answer)(pairs)
+def test_an_identifier_that_fails_is_named(answer: Any, message: str, identified_by: Identify) -> None:
+    pairs = frame(("eins zwei drei vier", "one two three four"))
+    with pytest.raises(UserError, match=f"language_identifier 'test_filters:identify' {message}"):
+        clean(pairs, "de", identified_by(answer))
 
 
-def test_the_identifier_may_tell_script_and_region_of_other_languages() -> None:
-    pairs = pl.DataFrame({"source": ["ово је добра реченица"], "target": ["this is a sentence"]})
-    cleaner = Cleaner("srp", identify=lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts])
-    assert len(cleaner(pairs)[0]) == 1
+def test_the_identifier_may_tell_script_and_region_of_other_languages(identified_by: Identify) -> None:
+    pairs = frame(("ово је добра реченица", "this is a sentence"))
+    options = identified_by(lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts])
+    assert len(clean(pairs, "srp", options)[0]) == 1

@@ -277,7 +277,7 @@ def count_down(*paths):
 os.replace = count_down
 with open(sys.argv[1], "rb") as file:
     plan, files = pickle.load(file)
-begin(plan, files, overwrite=False)
+begin(plan, files)
 prepare(plan, files, num_workers=1)
 """
 
@@ -305,7 +305,7 @@ def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
         finished = folders
     assert list(tmp_path.rglob("*.tmp"))
     (plan.work_dir / ".leaks.json.a.tmp").touch()  # as a kill within `whole_file` leaves it
-    begin(plan, files_of(raw), overwrite=False)
+    begin(plan, files_of(raw))
     assert cleaned_files(plan.work_dir) == finished
     assert not list(tmp_path.rglob("*.tmp"))
     assert prepare(plan, files_of(raw), 1) == counts
