@@ -1,12 +1,12 @@
 """Exact nearest neighbours by cosine: both directions from one pass of matrix products, in bounded memory.
 
-Each block of similarities is computed once. Its maximum over every `GROUP` neighbouring entries says which groups can
-hold one of the k best so far; only those are looked at, so the time is that of the matrix product.
+Of each block of similarities those alone are computed that can be among the k best so far; `screening` finds them.
 
 Legend: `N` source rows (queries), `M` target rows (keys), `D` dimensions, `k` neighbours, `R` × `C` a block of
-similarities in the direction searched, `G` groups of its columns, `r` rows of it that are brought up to date.
+similarities, `H` of them that are computed.
 """
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +15,17 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from dap.errors import UserError
+from dap.search.screening import Screen
+
+logger = logging.getLogger(__name__)
 
 Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
 
-#: Source × target rows of a block: 32 MiB of float32 on a CPU, 1 GiB on a GPU.
-BLOCKS = {"cpu": (2048, 4096), "cuda": (8192, 32768)}
-#: Neighbouring entries of a block that are reduced to their maximum first.
-GROUP = 8
+#: Source × target rows of a block: 16 MiB of float32 on a CPU, 1 GiB on a GPU.
+BLOCKS = {"cpu": (1024, 4096), "cuda": (8192, 32768)}
 #: Rows that are read at a time where no product is computed.
 PART = 256
-#: Rows whose best keys are brought up to date at a time.
-CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ def mutual_neighbours(
 
     Exact in float32. Tensors are searched on their device, arrays (memory maps too, read block by block) on CUDA where
     there is one. Memory beyond the inputs is a few blocks and what the result takes. A zero row has cosine 0 with
-    everything. The product may round equal rows differently, so that not the first of them is best: leave repeated
-    rows out where that matters.
+    everything. Where more than a sixteenth of a block's cosines are within rounding of the best, as when most rows are
+    repeated, not the first of equal ones may be found: leave repeated rows out where that matters.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward_indices.tolist(), found.backward_indices.tolist()
@@ -171,34 +170,24 @@ def _search(
     forward = Best(len(queries), k, device)
     backward = Best(len(keys) if both else 0, k, device)
     height, width = blocks or BLOCKS[device.type]
-    room = torch.empty(_padded(min(height, len(queries))), _padded(min(width, len(keys))), device=device)
-    total = len(queries) * len(keys)
+    total, looked = len(queries) * len(keys), 0
     with tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress) as bar:
         for column in range(0, len(keys), width):
-            key_rows = unit_rows(keys[column : column + width], "keys", column, device)
+            screen = Screen(unit_rows(keys[column : column + width], "keys", column, device), k)
             for row in range(0, len(queries), height):
-                rows = min(height, len(queries) - row)
-                block = _similarities(unit_rows(queries[row : row + rows], "queries", row, device), key_rows, room)
-                forward.update(block[:rows], row, column)
+                block = unit_rows(queries[row : row + height], "queries", row, device)
+                worst = forward.scores[row : row + height, -1]
+                key_worst = backward.scores[column : column + width, -1] if both else None
+                rows, columns, scores = screen.pairs(block, worst, key_worst)
+                forward.take(row + rows, column + columns, scores)
                 if both:
-                    backward.update(block[:, : len(key_rows)].T, column, row)
-                bar.update(rows * len(key_rows))
-            del key_rows  # before the next ones are made
+                    columns, order = columns.sort(stable=True)
+                    backward.take(column + columns, row + rows[order], scores[order])
+                looked += len(rows)
+                bar.update(len(block) * len(screen.keys))
+            del screen  # before the next one is made
+    logger.info("nearest neighbours: %d of %d pairs were computed one by one", looked, total)
     return forward.found(), backward.found()
-
-
-def _padded(size: int) -> int:
-    """The size in whole groups."""
-    return size + -size % GROUP
-
-
-def _similarities(queries: Tensor, keys: Tensor, room: Tensor) -> Tensor:
-    """All cosines of two blocks of unit rows, in the memory of `room`; -inf fills up the last groups of both sides."""
-    rows, columns = len(queries), len(keys)
-    block = room[: _padded(rows), : _padded(columns)]
-    block[rows:], block[:, columns:] = -torch.inf, -torch.inf
-    torch.mm(queries, keys.T, out=block[:rows, :columns])
-    return block
 
 
 class Best:
@@ -208,15 +197,17 @@ class Best:
         self.scores = torch.full((count, k), -torch.inf, device=device)
         self.indices = torch.full((count, k), -1, device=device)
 
-    def update(self, block: Tensor, row: int, column: int) -> None:
-        """Takes in the similarities (R, C) of the queries from `row` on and the keys from `column` on."""
-        groups, maxima = block.unflatten(1, (-1, GROUP)), _group_maxima(block)  # (R, G, GROUP), (R, G)
-        worst = self.scores[row : row + len(block), -1]  # earlier keys win a tie, so only more than this counts
-        for rows in (maxima.amax(1) > worst).nonzero()[:, 0].split(CHUNK):
-            chosen = _largest(maxima[rows], self.scores.shape[1])  # (r, k'): they hold the k best of the block
-            scores = groups[rows[:, None], chosen]  # (r, k', GROUP)
-            indices = column + chosen[:, :, None] * GROUP + torch.arange(GROUP, device=block.device)
-            self._merge(row + rows, scores.flatten(1), indices.flatten(1))
+    def take(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:
+        """Takes in cosines (H,) of queries `rows` and keys `indices`, ascending, later ones than those before."""
+        better = scores > self.scores[rows, -1]  # earlier keys win a tie, so only more than this counts
+        rows, which, counts = rows[better].unique_consecutive(return_inverse=True, return_counts=True)
+        if not len(rows):
+            return
+        place = torch.arange(len(which), device=rows.device) - (counts.cumsum(0) - counts)[which]  # within its row
+        shape = len(rows), int(counts.max())
+        found, keys = scores.new_full(shape, -torch.inf), indices.new_zeros(shape)
+        found[which, place], keys[which, place] = scores[better], indices[better]
+        self._merge(rows, found, keys)
 
     def merge(self, row: int, scores: np.ndarray, indices: np.ndarray) -> None:
         """Takes in the best keys (R, k') found for the queries from `row` on, which are later than those before."""
@@ -231,22 +222,3 @@ class Best:
 
     def found(self) -> Found:
         return self.scores.cpu().numpy(), self.indices.cpu().numpy()
-
-
-def _group_maxima(block: Tensor) -> Tensor:
-    """The largest of every `GROUP` neighbouring columns, (R, C) -> (R, G); a transposed block is read as it lies."""
-    if block.stride(1) == 1:
-        return block.unflatten(1, (-1, GROUP)).amax(2)
-    return block.T.unflatten(0, (-1, GROUP)).amax(1).T
-
-
-def _largest(values: Tensor, k: int) -> Tensor:
-    """Columns of the k largest values of each row, ascending; of equal values the first ones, unlike `topk`.
-
-    They are replaced by -inf.
-    """
-    chosen = []
-    for _ in range(min(k, values.shape[1])):
-        chosen.append(values.argmax(1, keepdim=True))  # (r, 1), the first of the largest
-        values.scatter_(1, chosen[-1], -torch.inf)
-    return torch.cat(chosen, 1).sort(1).values

@@ -10,7 +10,18 @@ import torch
 from conftest import REPOSITORY
 from forked import run_python
 
-from dap.search.similarity import GROUP, PART, Neighbours, mutual_neighbours, nearest, nearest_neighbours
+from dap.search import screening
+from dap.search.similarity import PART, Neighbours, mutual_neighbours, nearest, nearest_neighbours
+
+
+@pytest.fixture(autouse=True, params=["float32", "rounded"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Blocks are screened by products in float32 or by those of whole numbers, whatever this CPU is fast at."""
+    numbers = torch.full((32, 768), 127, dtype=torch.int8)
+    if request.param == "rounded" and not torch._int_mm(numbers, numbers.T).eq(768 * 127**2).all():
+        pytest.skip("this CPU's products of int8 overflow")
+    monkeypatch.setattr(screening, "rounding_pays", lambda device: request.param == "rounded")
+    return request.param
 
 
 def naive_neighbours(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +140,7 @@ def assert_equal_neighbours(found: Neighbours, expected: Neighbours) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "k"), [(None, 1), (None, 9), ((64, 96), 4), ((50, 33), 1), ((GROUP, 7), 9), ((5, 200), 9)]
+    ("blocks", "k"), [(None, 1), (None, 9), ((64, 96), 4), ((50, 33), 1), ((8, 7), 9), ((5, 200), 9)]
 )
 def test_both_directions_equal_the_naive_loop(k: int, blocks: tuple[int, int] | None) -> None:
     rng = np.random.default_rng(5)
@@ -213,3 +224,75 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
     done = run_python(["-c", code], dict(os.environ), REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 60, done.stdout  # MiB
+
+
+def in_a_corner(rng: np.random.Generator, spread: float, dimensions: int = 48) -> tuple[np.ndarray, np.ndarray]:
+    """400 × 300 rows around one direction, some of them repeated."""
+    centre = rng.normal(size=dimensions) + 2
+    source, target = (centre + spread * rng.normal(size=(count, dimensions)) for count in (400, 300))
+    source[17] = source[5] = target[200]
+    target[40:60] = target[7]
+    return source.astype(np.float32), target.astype(np.float32)
+
+
+def in_float64(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    source, target = (rows.astype(np.float64) for rows in (source, target))
+    return (source / np.linalg.norm(source, axis=1)[:, None]) @ (target / np.linalg.norm(target, axis=1)[:, None]).T
+
+
+@pytest.mark.parametrize("spread", [10.0, 0.5, 0.05, 1e-3, 1e-5])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_neighbour_is_missed_however_near_all_rows_are(
+    monkeypatch: pytest.MonkeyPatch, seed: int, spread: float
+) -> None:
+    monkeypatch.setattr(screening, "ALWAYS", 0)
+    source, target = in_a_corner(np.random.default_rng(seed), spread)
+    found, cosines = mutual_neighbours(source, target, 4, blocks=(64, 128)), in_float64(source, target)
+    for matrix, indices, scores in (
+        (cosines, found.forward_indices, found.forward_scores),
+        (cosines.T, found.backward_indices, found.backward_scores),
+    ):
+        best = -np.sort(-matrix, axis=1)[:, :4]
+        np.testing.assert_allclose(np.take_along_axis(matrix, indices, 1), best, atol=5e-7)
+        np.testing.assert_allclose(scores, best, atol=5e-7)
+        assert all(len(set(row)) == 4 for row in indices)
+
+
+def test_scores_are_the_same_bits_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    source, target = in_a_corner(np.random.default_rng(0), 0.3)
+    monkeypatch.setattr(screening, "rounding_pays", lambda device: False)
+    whole = mutual_neighbours(source, target, 4)
+    monkeypatch.setattr(screening, "rounding_pays", lambda device: way == "rounded")
+    for blocks in [(64, 128), (37, 41), (400, 8)]:
+        found = mutual_neighbours(source, target, 4, blocks=blocks)
+        for name in vars(whole):
+            np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+
+
+def test_few_pairs_are_computed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(1)
+    source = rng.normal(size=(3000, 64)).astype(np.float32) + 1
+    with caplog.at_level("INFO", "dap.search.similarity"):
+        mutual_neighbours(source, source[::-1] + 0.5 * rng.normal(size=source.shape), 4, blocks=(512, 1024))
+    computed, total = (int(word) for word in caplog.messages[-1].split() if word.isdigit())
+    assert total == 9_000_000
+    assert computed < 0.02 * total
+
+
+def overflow(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(rows), len(rows)), 32767)
+
+
+def absent(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("Could not run 'aten::_int_mm' with arguments from the 'made up' backend")
+
+
+@pytest.mark.parametrize("product", [overflow, absent])
+def test_whole_numbers_are_left_alone_where_their_products_fail(
+    monkeypatch: pytest.MonkeyPatch, product: Callable
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "_int_mm", product)
+    screening.rounding_pays.cache_clear()
+    assert not screening.rounding_pays(torch.device("cpu"))
+    screening.rounding_pays.cache_clear()
