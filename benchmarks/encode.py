@@ -12,6 +12,7 @@ import argparse
 import random
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 
 from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
 from benchmarks.workload import SIZES
-from dap.encoding import SentenceEncoder
+from dap.encoding import OnnxEncoder, SentenceEncoder
 from dap.reports import text_table
 
 OURS, LIBRARY = "ours", "sentence-transformers"
@@ -88,6 +89,9 @@ def contenders(args: argparse.Namespace, folder: str, sentences: list[str]) -> d
     for size in args.batch_sizes:
         batch = {"batch_size": size, "show_progress_bar": False}
         found[f"{LIBRARY}, {size} a batch"] = lambda batch=batch: library.encode(sentences, **batch)
+    for path in args.onnx:
+        exported = OnnxEncoder(path, prefix="", max_seq_length=ours.max_seq_length)
+        found[Path(path).name] = lambda exported=exported: exported.encode(sentences, token_budget=args.token_budget)
     return found
 
 
@@ -117,7 +121,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         vectors = {name: encode() for name, encode in found.items()}
         cosines = {name: least_cosine(vectors[OURS], part) for name, part in vectors.items()}
         for name, cosine in cosines.items():
-            if cosine < LEAST_COSINE["bf16" if args.bf16 else "float32"]:
+            if name.startswith(LIBRARY) and cosine < LEAST_COSINE["bf16" if args.bf16 else "float32"]:
                 raise ValueError(f"{name} and ours give a sentence vectors of cosine {cosine:.5f}: not the same work")
         timed = alternate(found, args.repeats, args.device, warm_up=0)
     parts = {name: part | {"least_cosine": cosines[name]} for name, part in timed.items()}
@@ -128,7 +132,7 @@ def ratios(found: dict[str, Any]) -> dict[str, float]:
     """Clock -> time of the fastest sentence-transformers over ours."""
     parts = found["contenders"]
     return {
-        clock: min(part[clock] for name, part in parts.items() if name != OURS) / parts[OURS][clock]
+        clock: min(part[clock] for name, part in parts.items() if name.startswith(LIBRARY)) / parts[OURS][clock]
         for clock in (WALL, CPU)
     }
 
@@ -158,6 +162,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--token_budget", type=int, default=4096, help="of ours")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"of {LIBRARY}")
     parser.add_argument("--bf16", action="store_true", help="ours under autocast, theirs in bfloat16")
+    parser.add_argument(
+        "--onnx", nargs="+", default=[], help="files that were exported from the model, to time beside"
+    )
     add_machine_arguments(parser, repeats=3)
     args = parser.parse_args(argv)
     prepare_machine(args)

@@ -72,25 +72,28 @@ def sgemm_rate(size: int = 4096, repeats: int = 3) -> float:
     return repeats * 2 * size**3 / (time.perf_counter() - started) / 1e9
 
 
-def measure(contender: str, rows: int, dimensions: int, k: int) -> dict[str, float]:
+def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, float]:
     """One search in this process: seconds, share of the sgemm rate, memory, and the share of true pairs found."""
     search, rng = CONTENDERS[contender], np.random.default_rng(0)
-    small = rng.standard_normal((500, dimensions), dtype=np.float32)
-    search(small, small, k)  # imports, thread pools
+    small = rng.standard_normal((500, args.dimensions), dtype=np.float32)
+    search(small, small, args.k)  # imports, thread pools
     rate = sgemm_rate()
     before = memory("VmRSS")
-    source = rng.standard_normal((rows, dimensions), dtype=np.float32)
-    target = source + rng.standard_normal((rows, dimensions), dtype=np.float32)
+    if args.vectors:
+        source, target = (np.load(path)[:rows] for path in args.vectors)
+    else:
+        source = rng.standard_normal((rows, args.dimensions), dtype=np.float32)
+        target = source + rng.standard_normal((rows, args.dimensions), dtype=np.float32)
     for side in (source, target):
         side /= np.linalg.norm(side, axis=1, keepdims=True)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     started = time.perf_counter()
-    forward, backward = search(source, target, k)
+    forward, backward = search(source, target, args.k)
     seconds = time.perf_counter() - started
     peak = memory("VmHWM")
     rate = (rate + sgemm_rate()) / 2
-    useful = 2 * rows * rows * dimensions / seconds / 1e9
-    own = np.arange(rows)
+    useful = 2 * len(source) * target.size / seconds / 1e9
+    own = np.arange(len(source))
     found = float(((forward[:, 0] == own).mean() + (backward[:, 0] == own).mean()) / 2)
     size = source.nbytes + target.nbytes
     return {
@@ -117,7 +120,7 @@ def environment() -> dict[str, str]:
 def run_child(contender: str, rows: int, args: argparse.Namespace) -> dict[str, float]:
     """`measure` in a process of its own."""
     command = [sys.executable, __file__, "--child", contender, "--rows", str(rows)]
-    command += ["--dimensions", str(args.dimensions), "--k", str(args.k)]
+    command += ["--dimensions", str(args.dimensions), "--k", str(args.k), "--vectors", *args.vectors]
     done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -134,7 +137,7 @@ def compare(rows: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {name: median | {"runs": runs[name]} for name, median in medians.items()}
 
 
-def table(rows: int, found: dict[str, dict[str, Any]], dimensions: int) -> str:
+def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
     """Medians of one size as text."""
     fastest = found.get("ours", next(iter(found.values())))["seconds"]
     lines = [
@@ -144,11 +147,12 @@ def table(rows: int, found: dict[str, dict[str, Any]], dimensions: int) -> str:
             f"{100 * part['share']:.0f}%",
             f"{part['seconds'] / fastest:.2f}",
             f"{part['memory']:.2f}",
+            f"{100 * part['found']:.1f}",
         ]
         for name, part in found.items()
     ]
-    header = ["both directions", "seconds", "of sgemm", "time / ours", "memory / matrices"]
-    return f"{rows} × {rows} × {dimensions}\n" + text_table(header, lines)
+    header = ["both directions", "seconds", "of sgemm", "time / ours", "memory / matrices", "found %"]
+    return f"{rows} × {rows}\n" + text_table(header, lines)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -156,6 +160,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[20_000, 50_000], help="rows of each side")
     parser.add_argument("--dimensions", type=int, default=768)
+    parser.add_argument(
+        "--vectors", nargs="*", default=[], help="two .npy files, row i of each the other's; else random"
+    )
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
@@ -163,12 +170,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--child", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:
-        print(json.dumps(measure(args.child, args.rows[0], args.dimensions, args.k)))
+        print(json.dumps(measure(args.child, args.rows[0], args)))
         return
     results = {}
     for rows in args.rows:
         results[str(rows)] = compare(rows, args)
-        print(table(rows, results[str(rows)], args.dimensions), flush=True)
+        print(table(rows, results[str(rows)]), flush=True)
     if args.json:
         write_json({"machine": machine(), "versions": versions(), "rows": results}, args.json)
 
