@@ -11,9 +11,13 @@ from typing import Any
 from transformers import HfArgumentParser
 from transformers.hf_argparser import HfArg
 
+from dap.addresses import fetch, place
 from dap.errors import UserError, refusals, require_utf8
 
 MAY_BE_EMPTY = ("prefix",)  # says that there is none, where a checkpoint has one
+#: Arguments that may be addresses (`dap.addresses`): what is read, and what is written.
+READ = ("train_data", "validation_data", "data", "evaluation_data", "data_dir", "bucc", "files")
+WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir", "list_leaks")
 
 
 def arg(default: Any, text: str) -> Any:
@@ -46,7 +50,7 @@ class ArgumentParser(HfArgumentParser):
 
     What the dataclasses refuse, Transformers' own among them, is a `UserError`; so is an empty value (of an unset
     variable: as a path it would be the current folder), a number that is none or too large to reckon with, and a file
-    name that is no UTF-8.
+    name that is no UTF-8. What is read from an address is fetched.
     """
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
@@ -73,6 +77,9 @@ class ArgumentParser(HfArgumentParser):
                 if isinstance(text, int) and abs(text) >= 2**63 or isinstance(text, float) and not math.isfinite(text):
                     raise UserError(f"--{name} {text}: give a finite number, or an integer below 2**63")
                 require_utf8(text)
+            if value and name in READ + WRITTEN:
+                local = fetch if name in READ else place
+                setattr(found, name, [local(text) for text in value] if isinstance(value, list) else local(value))
         return found, rest
 
     @refusals()

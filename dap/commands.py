@@ -86,7 +86,8 @@ def guarded(
 ) -> Iterator[None]:
     """Checks everything that a run will write, and keeps other runs out of it until the block or the process ends.
 
-    Where the disk is full within the block, that is said in one line (`disk_full`).
+    Where the disk is full within the block, that is said in one line (`disk_full`). What belongs at an address
+    (`dap.addresses`) is sent there when the block has ended well.
 
     Args:
         files, folders: argument that names the output -> output.
@@ -97,6 +98,8 @@ def guarded(
     Raises:
         UserError: an output that the run would read or that cannot be written, or another run is at work on it.
     """
+    from dap.addresses import send  # libraries come when Ctrl-C is one line
+
     inputs = list(inputs)
     for name, path in (folders or {}).items():
         _keep_out(name, path, inputs)
@@ -116,6 +119,8 @@ def guarded(
         for path in [*(folders or {}).values(), *(files or {}).values()][:1]:
             stack.enter_context(disk_full(Path(path)))
         yield
+        for path in [*(folders or {}).values(), *(files or {}).values()] if is_writer else ():
+            send(path)
 
 
 def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None) -> None:

@@ -1,0 +1,98 @@
+"""Text at addresses of fsspec: what is fetched and sent, once and whole, and what is refused."""
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+from conftest import synthetic_pairs
+
+import prepare_data
+from dap import addresses
+from dap.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(addresses, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket() -> Iterator[fsspec.AbstractFileSystem]:
+    """`memory://`, as empty as it was at the end."""
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def test_text_of_a_bucket_is_prepared_into_a_bucket(bucket: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    pairs = [pair for pair in synthetic_pairs("de", 160) if len(pair[1].split()) > 3]
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs).encode()
+    bucket.pipe("/raw/de-en.tsv", text)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/de-en.tsv").write_bytes(text)
+    options = ["--dev_pairs", "5", "--max_shared", "2"]
+    prepare_data.run(["--data", "memory://raw", "--output_dir", "memory://made/corpus", *options])
+    prepare_data.run(["--data", str(tmp_path / "raw"), "--output_dir", str(tmp_path / "corpus"), *options])
+    whole = {path for path in (tmp_path / "corpus").rglob("*") if path.is_file()}
+    names = {str(path.relative_to(tmp_path)) for path in whole}
+    assert {name.removeprefix("/made/") for name in bucket.find("/made")} == names
+    for path in whole:
+        if path.suffix == ".parquet":
+            assert bucket.cat(f"/made/{path.relative_to(tmp_path)}") == path.read_bytes()
+
+
+def test_a_copy_of_the_same_size_is_not_fetched_again(bucket: fsspec.AbstractFileSystem, cache: Path) -> None:
+    bucket.pipe({"/corpus/de-en.tsv": b"eins\tone\n", "/corpus/more/fr-en.tsv": b"un\tone\n"})
+    copy = Path(addresses.fetch("memory://corpus"))
+    assert copy == cache / "memory/corpus"
+    assert (copy / "more/fr-en.tsv").read_bytes() == b"un\tone\n"
+    bucket.pipe({"/corpus/de-en.tsv": b"drei\tsix\n", "/corpus/more/fr-en.tsv": b"deux\ttwo\n"})
+    assert Path(addresses.fetch("memory://corpus/de-en.tsv")).read_bytes() == b"eins\tone\n"
+    assert Path(addresses.fetch("memory://corpus") + "/more/fr-en.tsv").read_bytes() == b"deux\ttwo\n"
+
+
+def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(tmp_path: Path) -> None:
+    (tmp_path / "de-en.tsv").write_bytes(b"eins\tone\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_address[1]}"
+        assert Path(addresses.fetch(f"{home}/de-en.tsv")).read_bytes() == b"eins\tone\n"
+        with pytest.raises(UserError, match=r"fr-en.tsv cannot be fetched \(FileNotFoundError"):
+            addresses.fetch(f"{home}/fr-en.tsv")
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("option", "address", "message"),
+    [
+        ("--data", "memory://nothing", r"memory://nothing cannot be fetched \(FileNotFoundError"),
+        ("--data", "s4://a/b", r"s4://a/b cannot be reached \(ValueError: Protocol not known"),
+        ("--output_dir", "s4://a/b", r"s4://a/b cannot be reached \(ValueError: Protocol not known"),
+    ],
+)
+def test_addresses_that_cannot_be_read_are_refused_by_name(
+    option: str, address: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare_data.run(["--data", str(tmp_path), "--output_dir", str(tmp_path / "out"), option, address])
+
+
+def test_results_stay_here_and_whole_where_they_cannot_be_sent(
+    bucket: fsspec.AbstractFileSystem, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path(addresses.place("memory://made/pairs.tsv"))
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"1.2\ta\tb\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bucket), "_open", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
+        with pytest.raises(UserError, match=f"made/pairs.tsv cannot be written; {made} has it.*read-only"):
+            addresses.send(made)
+    addresses.send(made)
+    assert bucket.cat("/made/pairs.tsv") == made.read_bytes()
