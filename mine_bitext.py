@@ -15,13 +15,11 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dap.arguments import ArgumentParser
 from dap.cluster import ClusterArguments
@@ -47,6 +45,7 @@ from dap.search import (
     MiningScore,
     Neighbours,
     Pairs,
+    Search,
     Side,
     Split,
     Texts,
@@ -68,7 +67,6 @@ from dap.search import (
 from dap.text import read_sentences
 
 MINING = "bitext mining by margin over nearest neighbours"
-Search = Callable[[np.ndarray, np.ndarray, int], Neighbours]  # the k nearest neighbours in both directions
 SCORING = "margin of given pairs over nearest neighbours"
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
@@ -187,8 +185,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if not is_main:
             return {}
         encoded = time.perf_counter()
-        exact = partial(cluster_neighbours if cluster.ray else mutual_neighbours, progress=True)
-        protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, exact)
+        search = partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
+        search = partial(cluster_neighbours, search=search) if cluster.ray else search
+        search = partial(search, progress=True)
+        protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
         if args.bucc:
             print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
@@ -250,7 +250,7 @@ def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArgumen
     for texts in all_texts:
         sizes = [len(side.text) for side in (texts.source, texts.target)]
         shards = sum(-(-size // args.shard_size) for size in sizes)
-        search = "an approximate search here" if args.index else search_plan(*sizes, dimensions)
+        search = search_plan(*sizes, dimensions)
         print(f"plan: {sum(sizes):,} sentences, {shards:,} shards, {len(encoder.actors)} encoders; {search}")
 
 
@@ -275,10 +275,10 @@ def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) 
 # From vectors to pairs
 
 
-def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, exact: Search) -> tuple[str, dict[str, Any], Pairs]:
+def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, search: Search) -> tuple[str, dict[str, Any], Pairs]:
     """Mines, or scores line by line: the protocol's name, the numbers for the report, and pairs of lines to write."""
     (texts,) = all_texts
-    neighbours, recall = _search(texts, args, exact)
+    neighbours, recall = _search(texts, args, search)
     if args.score_only:
         found = texts.same_lines(neighbours, args.margin)
     else:
@@ -288,9 +288,9 @@ def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, exact: Search)
     return SCORING if args.score_only else MINING, _numbers(texts, recall, found, kept), kept
 
 
-def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments, exact: Search) -> tuple[str, dict[str, Any], Pairs]:
+def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments, search: Search) -> tuple[str, dict[str, Any], Pairs]:
     """Mines each split and finds the threshold on the first; as `mine_texts`, with the last one's pairs above it."""
-    searched = [_search(texts, args, exact) for texts in splits]
+    searched = [_search(texts, args, search) for texts in splits]
     mined = [mine(neighbours, args.margin, args.retrieval) for neighbours, _ in searched]
     scores = score_splits(mined, splits)
     kept = splits[-1].first_lines(select(mined[-1], scores[0].threshold))
@@ -321,13 +321,12 @@ def _rounded(score: MiningScore) -> dict[str, float]:
     return asdict(score) | percent
 
 
-def _search(texts: Texts, args: MiningArguments, exact: Search) -> tuple[Neighbours, float | None]:
+def _search(texts: Texts, args: MiningArguments, search: Search) -> tuple[Neighbours, float | None]:
     """Neighbours in both directions and, for an approximate search, its recall at k on a sample."""
     source, target = texts.source.vectors, texts.target.vectors
-    if args.index is None:
-        return neighbourhoods(source, target, args.k, exact), None
-    search = partial(approximate_neighbours, index=args.index, progress=True)
     found = neighbourhoods(source, target, args.k, search)
+    if args.index is None:
+        return found, None
     recall = recall_at_k(found, source, target)
     print(f"{args.index}: recall@{found.forward_indices.shape[1]} {recall:.4f} of the exact search, on a sample")
     return found, recall

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from dap.cluster import ClusterArguments, connected
 from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
-from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours
+from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
@@ -200,6 +201,17 @@ def test_a_killed_encoder_begins_again(nodes: object) -> None:
     encoder.pool.push(actor)
     np.testing.assert_array_equal(encoder.encode(sentences), Letters().encode(sentences))
     encoder.end()
+
+
+def test_an_approximate_search_builds_its_indexes_of_each_tile(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TILES, "CPU", 64)
+    source, target = sides(200, 299)
+    target = target[:149]  # all different
+    search = partial(approximate_neighbours, index="IVF4,Flat:nprobe=4")  # it visits all lists
+    found, exact = cluster_neighbours(source, target, search=search), mutual_neighbours(source, target)
+    np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
+    np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
+    np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
 
 
 def test_a_lost_node_changes_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:

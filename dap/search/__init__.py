@@ -16,5 +16,5 @@ from dap.search.cluster import TILES, cluster_neighbours, search_plan, tile_rows
 from dap.search.hard_negatives import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
 from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, select
 from dap.search.retrieval import group_averages, retrieval_accuracy
-from dap.search.similarity import Array, Neighbours, mutual_neighbours, unit_rows
+from dap.search.similarity import Array, Neighbours, Search, mutual_neighbours, unit_rows
 from dap.search.texts import Side, Texts, score_splits, write_pairs

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by the tasks of a Ray cluster, equal to those of one process."""
+"""Nearest neighbours by the tasks of a Ray cluster: exact ones equal those of one process."""
 
 import math
 from collections import deque
@@ -10,9 +10,9 @@ import torch
 from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES
-from dap.search.similarity import Best, Neighbours, mutual_neighbours, require_searchable
+from dap.search.similarity import Best, Neighbours, Search, mutual_neighbours, require_searchable
 
-#: Rows of each side in a task: whole blocks of the search, so that every product is that of one process.
+#: Rows of each side in a task.
 TILES = {"CPU": 16384, "GPU": 131072}
 WIDEST = 8  # times as many where the sides are long: the wider, the less is merged where the command runs
 TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
@@ -20,20 +20,23 @@ TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
 AHEAD = 2
 
 
-def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progress: bool = False) -> Neighbours:
-    """`mutual_neighbours` with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
+def cluster_neighbours(
+    source: np.ndarray, target: np.ndarray, k: int = 4, search: Search = mutual_neighbours, progress: bool = False
+) -> Neighbours:
+    """A search with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
 
-    Both sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and
-    a block of the search; this process needs, beside memory maps, what the result takes.
+    An approximate search builds its indexes in every task, of that tile. Both sides' vectors go through the cluster's
+    object store, the target's as a whole. A task needs its two tiles and a block of the search; this process needs,
+    beside memory maps, what the result takes.
 
     Raises:
-        ValueError: as `mutual_neighbours`.
+        ValueError: as the search.
     """
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     kind, count = _searchers()
-    search = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
+    task = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
     tile = tile_rows(kind, count, len(source), len(target))
     forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
     columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
@@ -41,13 +44,13 @@ def cluster_neighbours(source: np.ndarray, target: np.ndarray, k: int = 4, progr
     def tiles() -> Iterator[tuple[int, int, Any]]:
         for row in range(0, len(source), tile):
             rows = ray.put(np.array(source[row : row + tile]))
-            yield from ((row, column, search.remote(rows, columns[column], k)) for column in columns)
+            yield from ((row, column, task.remote(search, rows, columns[column], k)) for column in columns)
 
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
     with bar:
-        for row, column, task in _ahead(tiles(), AHEAD * count):
-            found = ray.get(task)
+        for row, column, job in _ahead(tiles(), AHEAD * count):
+            found = ray.get(job)
             forward.merge(row, found.forward_scores, column + found.forward_indices)  # in the order of the columns
             backward.merge(column, found.backward_scores, row + found.backward_indices)
             bar.update(len(found.forward_scores) * len(found.backward_scores))
@@ -92,5 +95,5 @@ def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
     yield from begun
 
 
-def _search_tile(queries: np.ndarray, keys: np.ndarray, k: int) -> Neighbours:
-    return mutual_neighbours(queries, keys, min(k, len(queries), len(keys)))
+def _search_tile(search: Search, queries: np.ndarray, keys: np.ndarray, k: int) -> Neighbours:
+    return search(queries, keys, min(k, len(queries), len(keys)))

@@ -11,14 +11,14 @@ import logging
 import mmap
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dap.errors import UserError
-from dap.search.similarity import Neighbours, mutual_neighbours, unit_rows
+from dap.search.similarity import Neighbours, Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def neighbourhoods(
     source: np.ndarray,
     target: np.ndarray,
     k: int = 4,
-    search: Callable[[np.ndarray, np.ndarray, int], Neighbours] = mutual_neighbours,
+    search: Search = mutual_neighbours,
 ) -> Neighbours:
     """`mutual_neighbours`, with as many neighbours as there are where a text has fewer than k sentences (a warning).
 

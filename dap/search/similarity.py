@@ -7,6 +7,7 @@ similarities, `H` of them that are computed.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,10 @@ class Neighbours:
     forward_indices: np.ndarray
     backward_scores: np.ndarray
     backward_indices: np.ndarray
+
+
+#: Finds the k nearest neighbours of source (N, D) and target (M, D) in both directions.
+Search = Callable[[Array, Array, int], Neighbours]
 
 
 def mutual_neighbours(
