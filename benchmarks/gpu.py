@@ -57,6 +57,11 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "--size xlmr --bf16 --sentences 40000 --token_budget 32768 --batch_sizes 128 512 --repeats 2",
         "",
     ),
+    "mining": (
+        "mining",
+        "--rows 200000 --contenders ours --repeats 2",
+        "--rows 500 --dimensions 16 --contenders ours --repeats 1",
+    ),
     "pipeline": (
         "pipeline",
         "--size xlmr --batch_size 1024 --pairs 40000 --batches 20 --workers 0 2 --step --bf16 --repeats 2",
@@ -70,11 +75,12 @@ NEEDS = {"encoding": "sentence_transformers", "pipeline": "datasets"}
 
 
 def run_tests() -> dict[str, Any]:
-    """What became of the tests of the fast paths; only files about the model, as others need more libraries."""
+    """What became of the tests of the fast paths; only files that need few libraries."""
     if find_spec("pytest") is None:
         return {"outcome": "skipped: pytest is not installed"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "addopts=", "-p", "no:cacheprovider"]
-    command += ["-k", "cuda or pack or fused or compile", "tests/training/test_grad_cache.py"]
+    command += ["-k", "cuda or pack or fused or compile or similarity"]
+    command += ["tests/training/test_grad_cache.py", "tests/search/test_similarity.py"]
     command += map(str, REPOSITORY.glob("tests/test_*_dap.py"))
     started = time.perf_counter()
     try:

@@ -1,6 +1,6 @@
 """Nearest neighbours in both directions: ours beside faiss and sentence-transformers, as a share of the sgemm rate.
 
-    python benchmarks/mining.py --rows 20000 50000 --repeats 3 --json mining.json
+    python -m benchmarks.mining --rows 20000 50000 --repeats 3 --json mining.json
 
 Every measurement is a process of its own; contenders take turns. The share counts one matrix product of all source
 with all target rows as the useful work, whatever a contender computes, and divides by the rate of a 4096³ product
@@ -11,6 +11,7 @@ its OpenBLAS does not choose by itself (`OPENBLAS_CORETYPE`).
 
 import argparse
 import json
+import logging
 import os
 import re
 import statistics
@@ -24,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dap.files import write_json
-from dap.reports import machine, text_table, versions
+from benchmarks.timing import add_machine_arguments, prepare_machine, save
+from dap.reports import text_table
 from dap.search import mutual_neighbours
 
 Search = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
@@ -62,13 +63,14 @@ def semantic_search(source: np.ndarray, target: np.ndarray, k: int) -> tuple[np.
 CONTENDERS: dict[str, Search] = {"ours": ours, "faiss": faiss_flat, "sentence-transformers": semantic_search}
 
 
-def sgemm_rate(size: int = 4096, repeats: int = 3) -> float:
+def sgemm_rate(device: str, size: int = 4096, repeats: int = 3) -> float:
     """GFLOP/s of a float32 matrix product."""
-    a, out = torch.rand(size, size), torch.empty(size, size)
-    torch.mm(a, a, out=out)
+    a, out = torch.rand(size, size, device=device), torch.empty(size, size, device=device)
+    torch.mm(a, a, out=out)[0, 0].item()  # waits for a GPU
     started = time.perf_counter()
     for _ in range(repeats):
         torch.mm(a, a, out=out)
+    out[0, 0].item()
     return repeats * 2 * size**3 / (time.perf_counter() - started) / 1e9
 
 
@@ -77,7 +79,7 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     search, rng = CONTENDERS[contender], np.random.default_rng(0)
     small = rng.standard_normal((500, args.dimensions), dtype=np.float32)
     search(small, small, args.k)  # imports, thread pools
-    rate = sgemm_rate()
+    rate = sgemm_rate(args.device)
     before = memory("VmRSS")
     if args.vectors:
         source, target = (np.load(path)[:rows] for path in args.vectors)
@@ -91,7 +93,7 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     forward, backward = search(source, target, args.k)
     seconds = time.perf_counter() - started
     peak = memory("VmHWM")
-    rate = (rate + sgemm_rate()) / 2
+    rate = (rate + sgemm_rate(args.device)) / 2
     useful = 2 * len(source) * target.size / seconds / 1e9
     own = np.arange(len(source))
     found = float(((forward[:, 0] == own).mean() + (backward[:, 0] == own).mean()) / 2)
@@ -119,8 +121,17 @@ def environment() -> dict[str, str]:
 
 def run_child(contender: str, rows: int, args: argparse.Namespace) -> dict[str, float]:
     """`measure` in a process of its own."""
-    command = [sys.executable, __file__, "--child", contender, "--rows", str(rows)]
-    command += ["--dimensions", str(args.dimensions), "--k", str(args.k), "--vectors", *args.vectors]
+    command = [sys.executable, "-m", "benchmarks.mining", "--child", contender, "--rows", str(rows)]
+    command += [
+        "--dimensions",
+        str(args.dimensions),
+        "--k",
+        str(args.k),
+        "--device",
+        args.device,
+        "--vectors",
+        *args.vectors,
+    ]
     done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -164,20 +175,20 @@ def main(argv: list[str] | None = None) -> None:
         "--vectors", nargs="*", default=[], help="two .npy files, row i of each the other's; else random"
     )
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
-    parser.add_argument("--json", help="file to write")
     parser.add_argument("--child", choices=list(CONTENDERS), help=argparse.SUPPRESS)
+    add_machine_arguments(parser, repeats=3)
     args = parser.parse_args(argv)
+    prepare_machine(args)
     if args.child:
+        logging.basicConfig(level="INFO")  # how many pairs ours computed
         print(json.dumps(measure(args.child, args.rows[0], args)))
         return
     results = {}
     for rows in args.rows:
         results[str(rows)] = compare(rows, args)
         print(table(rows, results[str(rows)]), flush=True)
-    if args.json:
-        write_json({"machine": machine(), "versions": versions(), "rows": results}, args.json)
+    save(args, {"rows": results})
 
 
 if __name__ == "__main__":
