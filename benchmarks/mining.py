@@ -121,17 +121,10 @@ def environment() -> dict[str, str]:
 
 def run_child(contender: str, rows: int, args: argparse.Namespace) -> dict[str, float]:
     """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.mining", "--child", contender, "--rows", str(rows)]
-    command += [
-        "--dimensions",
-        str(args.dimensions),
-        "--k",
-        str(args.k),
-        "--device",
-        args.device,
-        "--vectors",
-        *args.vectors,
-    ]
+    options = {"child": contender, "rows": rows, "dimensions": args.dimensions, "k": args.k, "device": args.device}
+    options["threads"] = torch.get_num_threads()
+    command = [sys.executable, "-m", "benchmarks.mining", "--vectors", *args.vectors]
+    command += [f"--{name}={value}" for name, value in options.items()]
     done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
