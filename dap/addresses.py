@@ -27,11 +27,13 @@ def place(address: str, name: str = "") -> str:
         name: the argument that names it, for the error.
 
     Raises:
-        UserError: the library for such addresses is absent.
+        UserError: the library for such addresses is absent, or the address has no host or bucket.
     """
     protocol, _, rest = address.partition("://")
     if not rest:
         return address
+    if rest.startswith("/"):
+        raise UserError(f"{name} {address}: name a host or a bucket behind {protocol}://, or give a path without it")
     with _refusals(f"{name} {address}", "cannot be reached"):
         fsspec.get_filesystem_class(protocol)
     return str(CACHE / protocol / os.path.normpath(f"/{rest}").lstrip("/"))
@@ -92,6 +94,7 @@ def send(path: str | Path, name: str = "") -> None:
             files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
             for file in sorted(files, key=os.path.getmtime):  # what marks the end comes last
                 system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
+        print(f"sent to {address}")
 
 
 @contextmanager

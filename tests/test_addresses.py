@@ -87,6 +87,7 @@ def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(tmp
     ("option", "address", "message"),
     [
         ("--data", "memory://nothing", r"^--data memory://nothing cannot be fetched \(FileNotFoundError.*; check"),
+        ("--data", "file:///a", "^--data file:///a: name a host .* or give a path without it"),
         ("--data", "s4://a/b", r"^--data s4://a/b cannot be reached \(ValueError: Protocol not known"),
         ("--output_dir", "s4://a/b", r"^--output_dir s4://a/b cannot be reached \(ValueError: Protocol not known"),
     ],
