@@ -4,7 +4,7 @@ Every copy lies under `CACHE` as `s3/bucket/corpus`, so that the rest of the cod
 """
 
 import os
-import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ import fsspec.core
 from filelock import FileLock
 
 from dap.errors import UserError, one_line
-from dap.files import DiskFullError, whole_file
+from dap.files import DiskFullError, disk_full
 
 #: `DAP_CACHE` moves it; on a cluster it is a folder that all nodes share.
 CACHE = Path(os.environ.get("DAP_CACHE", "~/.cache/dap-transformers")).expanduser().absolute()
@@ -74,9 +74,14 @@ def _fetch_file(system: fsspec.AbstractFileSystem, file: str, size: int | None, 
         changed = int(system.modified(file).timestamp())
     state = copy.stat() if copy.is_file() else None
     if state is None or (state.st_size, int(state.st_mtime)) != (size, changed):
-        with whole_file(copy, size) as written, system.open(file, "rb") as stream:
-            shutil.copyfileobj(stream, written)
-        os.utime(copy, (changed, changed))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with disk_full(copy, size), tempfile.TemporaryDirectory(prefix=".", dir=CACHE) as folder:
+            part = Path(folder, copy.name)
+            system.get_file(file, str(part))
+            if size not in (None, part.stat().st_size):
+                raise OSError(f"{part.stat().st_size:,} of {size:,} bytes came")
+            os.utime(part, (changed, changed))
+            part.replace(copy)
 
 
 def send(path: str | Path, name: str = "") -> None:

@@ -72,12 +72,13 @@ def test_a_copy_is_fetched_again_where_its_file_has_another_size_or_time(
 
 
 def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(tmp_path: Path) -> None:
-    (tmp_path / "de-en.tsv").write_bytes(b"eins\tone\n")
+    text = b"eins\tone\n" * 1_300_000  # which fsspec would read in parts, and this server knows none
+    (tmp_path / "de-en.tsv").write_bytes(text)
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         home = f"http://127.0.0.1:{server.server_address[1]}"
-        assert Path(addresses.fetch(f"{home}/de-en.tsv")).read_bytes() == b"eins\tone\n"
+        assert Path(addresses.fetch(f"{home}/de-en.tsv")).read_bytes() == text
         with pytest.raises(UserError, match=r"fr-en.tsv cannot be fetched \(FileNotFoundError"):
             addresses.fetch(f"{home}/fr-en.tsv")
         server.shutdown()
