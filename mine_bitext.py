@@ -250,7 +250,7 @@ def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArgumen
     for texts in all_texts:
         sizes = [len(side.text) for side in (texts.source, texts.target)]
         shards = sum(-(-size // args.shard_size) for size in sizes)
-        search = search_plan(*sizes, dimensions)
+        search = search_plan(*sizes, dimensions, exact=args.index is None)
         print(f"plan: {sum(sizes):,} sentences, {shards:,} shards, {len(encoder.actors)} encoders; {search}")
 
 

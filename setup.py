@@ -71,6 +71,7 @@ setup(
         "tqdm>=4.66.3",
         "xxhash>=3.4",
         "python-xz>=0.4",
+        "filelock>=3.10",
         "fsspec[http]>=2024.2",
         "polib>=1.2",
     ],

@@ -70,16 +70,17 @@ class ArgumentParser(HfArgumentParser):
         """As argparse's, which gives the values and the arguments that it does not know."""
         found, rest = super().parse_known_args(*args, **options)
         for name, value in vars(found).items():
+            shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
             for text in value if isinstance(value, list) else [value]:
                 if text == "" and name not in MAY_BE_EMPTY and value != self.get_default(name):
-                    shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
                     raise UserError(f"{shown} is empty: give a value (is a variable unset?), or leave it out")
                 if isinstance(text, int) and abs(text) >= 2**63 or isinstance(text, float) and not math.isfinite(text):
                     raise UserError(f"--{name} {text}: give a finite number, or an integer below 2**63")
                 require_utf8(text)
             if value and name in READ + WRITTEN:
                 local = fetch if name in READ else place
-                setattr(found, name, [local(text) for text in value] if isinstance(value, list) else local(value))
+                paths = [local(text, shown) for text in value] if isinstance(value, list) else local(value, shown)
+                setattr(found, name, paths)
         return found, rest
 
     @refusals()

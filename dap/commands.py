@@ -119,8 +119,8 @@ def guarded(
         for path in [*(folders or {}).values(), *(files or {}).values()][:1]:
             stack.enter_context(disk_full(Path(path)))
         yield
-        for path in [*(folders or {}).values(), *(files or {}).values()] if is_writer else ():
-            send(path)
+        for name, path in [*(folders or {}).items(), *(files or {}).items()] if is_writer else ():
+            send(path, name)
 
 
 def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None) -> None:

@@ -17,7 +17,7 @@ from dap.cluster import ClusterArguments, connected
 from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
-from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours
+from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
@@ -212,6 +212,12 @@ def test_an_approximate_search_builds_its_indexes_of_each_tile(nodes: object, mo
     np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
+    monkeypatch.setattr(cluster, "TASKS", 1)  # tiles of an exact search would be wider on one CPU
+    search = partial(approximate_neighbours, index="IVF4,Flat:nprobe=1")
+    found = cluster_neighbours(source, target, search=search)
+    assert 0.5 < recall_at_k(found, source, target) < 1
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
+    require_equal(cluster_neighbours(source, target, search=search), found)
 
 
 def test_a_lost_node_changes_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ def cluster_neighbours(
 ) -> Neighbours:
     """A search with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
 
-    An approximate search builds its indexes in every task, of that tile. Both sides' vectors go through the cluster's
-    object store, the target's as a whole. A task needs its two tiles and a block of the search; this process needs,
-    beside memory maps, what the result takes.
+    An approximate search builds its indexes in every task, of that tile; the number of CPUs changes no result. Both
+    sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and a
+    block of the search; this process needs, beside memory maps, what the result takes.
 
     Raises:
         ValueError: as the search.
@@ -35,9 +35,8 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    kind, count = _searchers()
+    kind, count, tile = _tiles(len(source), len(target), search is mutual_neighbours)
     task = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
-    tile = tile_rows(kind, count, len(source), len(target))
     forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
     columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
 
@@ -57,10 +56,9 @@ def cluster_neighbours(
     return Neighbours(*forward.found(), *backward.found())
 
 
-def search_plan(rows: int, columns: int, dimensions: int) -> str:
+def search_plan(rows: int, columns: int, dimensions: int, exact: bool = True) -> str:
     """What `cluster_neighbours` will do with so many source and target vectors, for the user."""
-    kind, count = _searchers()
-    tile = tile_rows(kind, count, rows, columns)
+    kind, count, tile = _tiles(rows, columns, exact)
     tasks = -(-rows // tile) * -(-columns // tile)
     memory = (min(rows, tile) + min(columns, tile)) * dimensions * 4 / 2**20
     return f"{tasks:,} search tasks of at most {memory:,.0f} MiB of vectors on {count} {kind}s"
@@ -76,13 +74,17 @@ def tile_rows(kind: str, count: int, rows: int, columns: int) -> int:
     return TILES[kind] * min(max(few // TILES[kind], 1), WIDEST)
 
 
-def _searchers() -> tuple[str, int]:
-    """What a task needs one of, a GPU or else a CPU, and how many the cluster has."""
+def _tiles(rows: int, columns: int, exact: bool) -> tuple[str, int, int]:
+    """What a task needs one of, how many of them the cluster has, and a task's rows of each side.
+
+    Approximate searches are for CPUs, and their tiles as for one: what they find depends on the tile.
+    """
     import ray
 
     there = ray.cluster_resources()
-    kind = "GPU" if there.get("GPU") else "CPU"
-    return kind, int(there.get(kind, 1))
+    kind = "GPU" if exact and there.get("GPU") else "CPU"
+    count = int(there.get(kind, 1))
+    return kind, count, tile_rows(kind, count if exact else 1, rows, columns)
 
 
 def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
