@@ -22,6 +22,7 @@ from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
 from experiments.reading import read_studies
 from experiments.statistics import (
+    LABELS,
     PAPER_LABELS,
     START,
     Measure,
@@ -39,8 +40,9 @@ from experiments.statistics import (
 ROOT = Path(__file__).resolve().parent.parent
 ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
+AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW")
 #: Study -> the runs that README shows, at most six in all.
-README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW")}
+README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW", "DAP+BOW")}
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:
@@ -63,11 +65,11 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 def comparison(
     study: Study, runs: Mapping[str, str], rows: Sequence[Measure], heads: Mapping[str, list[Cell]] | None = None
 ) -> str:
-    """A row a measure, a column a run, and DAP and TR+BOW minus TR: mean, by seed, 95% of draws.
+    """A row a measure, a column a run, and those of `AGAINST_TR` minus TR: mean, by seed, 95% of draws.
 
     `heads` are rows above them.
     """
-    against = [label for label in ("DAP", "TR+BOW") if {label, "TR"} <= set(runs)]
+    against = [label for label in AGAINST_TR if {label, "TR"} <= set(runs)]
     paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
     lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
     for measure in rows:
@@ -125,12 +127,17 @@ def paper_block(studies: Sequence[Study]) -> str:
 
 
 def comparison_block(study: Study, images: Mapping[str, str]) -> str:
-    """A study's comparison for the same pairs and for the same time, with its plots."""
+    """A study's comparison for the same pairs and for the same time, its other runs, and its plots."""
     if not study.outcomes:
         return NOT_RUN
     rows, runs = measures(study), study.main_runs()
+    main = {label: name for label, name in runs.items() if label in (START, *LABELS.values())}
+    others = {label: name for label, name in runs.items() if label not in main}
     same_pairs = " ".join(["**The same number of pairs.**", _size_of_tatoeba(study)]).strip()
-    parts = [same_pairs, comparison(study, runs, rows, _training(study, runs))]
+    parts = [same_pairs, comparison(study, main, rows, _training(study, main))]
+    if others:
+        measured = [row for row in rows if any(study.spread(name, row) for name in others.values())]
+        parts += ["**Controls and variants.**", comparison(study, others, measured, _training(study, others))]
     if runs := study.same_time_runs():
         shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
         same_time = "**The same time as DAP**, by CPU time a step."

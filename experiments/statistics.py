@@ -22,7 +22,7 @@ DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, 
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
 PAPER_LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
-LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW"}
+LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
 
 
