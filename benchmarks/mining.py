@@ -174,7 +174,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     prepare_machine(args)
     if args.child:
-        logging.basicConfig(level="INFO")  # how many pairs ours computed
+        logging.basicConfig()
+        logging.getLogger("dap").setLevel(logging.DEBUG)  # how many pairs ours computed
         print(json.dumps(measure(args.child, args.rows[0], args)))
         return
     results = {}

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,19 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    kind, count, tile = _tiles(len(source), len(target), search is mutual_neighbours)
+    exact = search is mutual_neighbours
+    kind, count, height, width = _tiles(len(source), len(target), exact)
     task = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
     forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
-    columns = {start: ray.put(np.array(target[start : start + tile])) for start in range(0, len(target), tile)}
+    columns = {start: ray.put(np.array(target[start : start + width])) for start in range(0, len(target), width)}
 
     def tiles() -> Iterator[tuple[int, int, Any]]:
-        for row in range(0, len(source), tile):
-            rows = ray.put(np.array(source[row : row + tile]))
-            yield from ((row, column, task.remote(search, rows, columns[column], k)) for column in columns)
+        for row in range(0, len(source), height):
+            rows, worst = ray.put(np.array(source[row : row + height])), forward.scores[row : row + height, -1]
+            for column, keys in columns.items():
+                above = worst.numpy(), backward.scores[column : column + width, -1].numpy()
+                find = partial(search, above=above) if exact else search  # no more than can be among the best
+                yield row, column, task.remote(find, rows, keys, k)
 
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
@@ -58,14 +63,14 @@ def cluster_neighbours(
 
 def search_plan(rows: int, columns: int, dimensions: int, exact: bool = True) -> str:
     """What `cluster_neighbours` will do with so many source and target vectors, for the user."""
-    kind, count, tile = _tiles(rows, columns, exact)
-    tasks = -(-rows // tile) * -(-columns // tile)
-    memory = (min(rows, tile) + min(columns, tile)) * dimensions * 4 / 2**20
+    kind, count, height, width = _tiles(rows, columns, exact)
+    tasks = -(-rows // height) * -(-columns // width)
+    memory = (height + width) * dimensions * 4 / 2**20
     return f"{tasks:,} search tasks of at most {memory:,.0f} MiB of vectors on {count} {kind}s"
 
 
 def tile_rows(kind: str, count: int, rows: int, columns: int) -> int:
-    """Rows of each side in a task, by how many CPUs or GPUs there are and what they search.
+    """Rows of each side in a task, at most, by how many CPUs or GPUs there are and what they search.
 
     >>> tile_rows("GPU", 8, 10**6, 10**6), tile_rows("GPU", 8, 10**8, 10**8)
     (131072, 1048576)
@@ -74,8 +79,8 @@ def tile_rows(kind: str, count: int, rows: int, columns: int) -> int:
     return TILES[kind] * min(max(few // TILES[kind], 1), WIDEST)
 
 
-def _tiles(rows: int, columns: int, exact: bool) -> tuple[str, int, int]:
-    """What a task needs one of, how many of them the cluster has, and a task's rows of each side.
+def _tiles(rows: int, columns: int, exact: bool) -> tuple[str, int, int, int]:
+    """What a task needs one of, how many of them the cluster has, and a task's rows of both sides, alike in all tasks.
 
     Approximate searches are for CPUs, and their tiles as for one: what they find depends on the tile.
     """
@@ -84,7 +89,8 @@ def _tiles(rows: int, columns: int, exact: bool) -> tuple[str, int, int]:
     there = ray.cluster_resources()
     kind = "GPU" if exact and there.get("GPU") else "CPU"
     count = int(there.get(kind, 1))
-    return kind, count, tile_rows(kind, count if exact else 1, rows, columns)
+    tile = tile_rows(kind, count if exact else 1, rows, columns)
+    return kind, count, *(-(-side // -(-side // tile)) for side in (rows, columns))
 
 
 def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:

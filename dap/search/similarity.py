@@ -56,6 +56,7 @@ def mutual_neighbours(
     k: int = 4,
     progress: bool = False,
     blocks: tuple[int, int] | None = None,
+    above: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Neighbours:
     """The k nearest neighbours of every source row among the target rows, and of every target row among the source's.
 
@@ -74,12 +75,14 @@ def mutual_neighbours(
         k: 1 to min(N, M).
         progress: show a bar.
         blocks: source and target rows of a block; the default is `BLOCKS`.
+        above: cosines (N,) and (M,) that a neighbour of each source and target row has to exceed, as where these rows
+            are a part and others have been searched; where fewer than k do, index -1 stands for each that is missing.
 
     Raises:
         ValueError: wrong shapes, k out of range, or a row that is not finite (side and row are named).
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    forward, backward = _search(source, target, k, True, progress, blocks)
+    forward, backward = _search(source, target, k, True, progress, blocks, *(above or ()))
     return Neighbours(*forward, *backward)
 
 
@@ -167,13 +170,20 @@ def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
 
 
 def _search(
-    queries: Array, keys: Array, k: int, both: bool, progress: bool, blocks: tuple[int, int] | None
+    queries: Array,
+    keys: Array,
+    k: int,
+    both: bool,
+    progress: bool,
+    blocks: tuple[int, int] | None,
+    above: np.ndarray | None = None,
+    keys_above: np.ndarray | None = None,
 ) -> tuple[Found, Found]:
     """The k best keys of every query and, if `both`, the k best queries of every key."""
     default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = next((side.device for side in (queries, keys) if isinstance(side, Tensor)), default)
-    forward = Best(len(queries), k, device)
-    backward = Best(len(keys) if both else 0, k, device)
+    forward = Best(len(queries), k, device, above)
+    backward = Best(len(keys) if both else 0, k, device, keys_above)
     height, width = blocks or BLOCKS[device.type]
     total, looked = len(queries) * len(keys), 0
     with tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress) as bar:
@@ -191,15 +201,17 @@ def _search(
                 looked += len(rows)
                 bar.update(len(block) * len(screen.keys))
             del screen  # before the next one is made
-    logger.info("nearest neighbours: %d of %d pairs were computed one by one", looked, total)
+    logger.debug("nearest neighbours: %d of %d pairs were computed one by one", looked, total)
     return forward.found(), backward.found()
 
 
 class Best:
     """The k best keys so far of N queries: `scores` and `indices`, both (N, k), equal scores by lowest index."""
 
-    def __init__(self, count: int, k: int, device: torch.device) -> None:
+    def __init__(self, count: int, k: int, device: torch.device, above: np.ndarray | None = None) -> None:
         self.scores = torch.full((count, k), -torch.inf, device=device)
+        if above is not None:
+            self.scores[:] = torch.tensor(above, device=device)[:, None]
         self.indices = torch.full((count, k), -1, device=device)
 
     def take(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:

@@ -269,10 +269,21 @@ def test_scores_are_the_same_bits_whatever_the_blocks(monkeypatch: pytest.Monkey
             np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
 
 
+def test_only_neighbours_above_given_cosines_are_sought() -> None:
+    rng = np.random.default_rng(2)
+    source, target = rng.normal(size=(300, 32)), rng.normal(size=(200, 32))
+    whole = mutual_neighbours(source, target, 4)
+    above = whole.forward_scores[:, 2], whole.backward_scores[:, 0]
+    found = mutual_neighbours(source, target, 4, blocks=(64, 128), above=above)
+    np.testing.assert_array_equal(found.forward_indices[:, :2], whole.forward_indices[:, :2])
+    assert (found.forward_indices[:, 2:] == -1).all()
+    assert (found.backward_indices == -1).all()
+
+
 def test_few_pairs_are_computed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(1)
     source = rng.normal(size=(3000, 64)).astype(np.float32) + 1
-    with caplog.at_level("INFO", "dap.search.similarity"):
+    with caplog.at_level("DEBUG", "dap.search.similarity"):
         mutual_neighbours(source, source[::-1] + 0.5 * rng.normal(size=source.shape), 4, blocks=(512, 1024))
     computed, total = (int(word) for word in caplog.messages[-1].split() if word.isdigit())
     assert total == 9_000_000
