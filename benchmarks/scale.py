@@ -37,7 +37,8 @@ def search(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
     generator = np.random.default_rng(0)
     sides = [generator.standard_normal((args.rows[0], args.dimensions), np.float32) for _ in range(2)]
     find = cluster_neighbours if cluster.ray else mutual_neighbours
-    return lambda whole: list(vars(find(*(side if whole else side[: TILES["CPU"]] for side in sides))).values())
+    few = 2 * TILES["CPU"]  # four tiles, so that each node has one
+    return lambda whole: list(vars(find(*(side if whole else side[:few] for side in sides))).values())
 
 
 def encoding(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
