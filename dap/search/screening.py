@@ -29,6 +29,8 @@ MOST, ALWAYS = 1 / 16, 2**16
 LEAST = 2.0**-13
 #: A GPU multiplies whole numbers in multiples of this many rows and dimensions.
 MULTIPLE = 32
+#: Before k cosines of a row are known, those of this many times k pairs that seem likely are computed.
+LIKELY = 2
 #: Rows of which the largest are sought at a time.
 CHUNK = 1024
 
@@ -67,6 +69,7 @@ class Screen:
 
     def __init__(self, keys: Tensor, k: int) -> None:
         self.keys, self.k = keys, k
+        self.in_float32 = 0  # pairs of the blocks whose products were float32
         self._rounded = Rounded(keys) if rounding_pays(keys.device) else None
 
     def pairs(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,7 +87,9 @@ class Screen:
             highest, unit = self._bounds(queries)
             near = self._near(highest, unit, slack + 3 * unit, queries, worst, key_worst)
         if near is None:
-            self._rounded = None  # the blocks that follow will be like this one
+            if all(bool(cosines.isfinite().all()) for cosines in (worst, key_worst) if cosines is not None):
+                self._rounded = None  # the blocks that follow will be like this one
+            self.in_float32 += len(queries) * len(self.keys)
             products = queries @ self.keys.T
             near = self._near(products, 1.0, slack, queries, worst, key_worst)
             if near is None:
@@ -116,12 +121,13 @@ class Screen:
         return near if near.count_nonzero() <= max(MOST * near.numel(), ALWAYS) else None
 
     def _least(self, highest: Tensor, own: Tensor, others: Tensor, worst: Tensor) -> Tensor:
-        """What the k best cosines are not below, (R,): those so far or, before there are k, the k likeliest here."""
+        """What the k best cosines are not below, (R,): those so far or, before there are k, of likely ones."""
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
-        columns = highest.topk(self.k, dim=1).indices.sort(1).values  # (R, k)
-        rows = torch.arange(len(own), device=own.device).repeat_interleave(self.k)
-        return torch.maximum(worst, _cosines(own, others, rows, columns.flatten()).view(-1, self.k).amin(1))
+        columns = highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values  # (R, L)
+        rows = torch.arange(len(own), device=own.device).repeat_interleave(columns.shape[1])
+        cosines = _cosines(own, others, rows, columns.flatten()).view_as(columns)
+        return torch.maximum(worst, cosines.topk(self.k, dim=1).values[:, -1])
 
 
 def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:

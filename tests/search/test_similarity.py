@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,14 +281,30 @@ def test_only_neighbours_above_given_cosines_are_sought() -> None:
     assert (found.backward_indices == -1).all()
 
 
-def test_few_pairs_are_computed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+def certificate(caplog: pytest.LogCaptureFixture, *arguments: Any, **options: Any) -> dict[str, int]:
+    """What a search says of the pairs that it looked at."""
+    with caplog.at_level("DEBUG", "dap.search.similarity"):
+        mutual_neighbours(*arguments, **options)
+    return caplog.records[-1].args
+
+
+def test_few_pairs_are_computed_one_by_one(caplog: pytest.LogCaptureFixture, way: str) -> None:
     rng = np.random.default_rng(1)
     source = rng.normal(size=(3000, 64)).astype(np.float32) + 1
-    with caplog.at_level("DEBUG", "dap.search.similarity"):
-        mutual_neighbours(source, source[::-1] + 0.5 * rng.normal(size=source.shape), 4, blocks=(512, 1024))
-    computed, total = (int(word) for word in caplog.messages[-1].split() if word.isdigit())
-    assert total == 9_000_000
-    assert computed < 0.02 * total
+    target = source[::-1] + 0.5 * rng.normal(size=source.shape)
+    found = certificate(caplog, source, target, 4, blocks=(512, 1024))
+    assert found["pairs"] == 9_000_000
+    assert found["computed"] < 0.02 * found["pairs"]
+    assert found["in_float32"] == (0 if way == "rounded" else found["pairs"])
+
+
+def test_blocks_stay_whole_numbers_though_the_first_bounds_do_not_close(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(screening, "ALWAYS", 0)
+    source, target = (np.random.default_rng(seed).normal(size=(1024 * seed, 128)) for seed in (2, 1))
+    found = certificate(caplog, source, target, 16, blocks=(256, 1024))
+    assert found["in_float32"] == found["pairs"] if way == "float32" else 0 < found["in_float32"] < found["pairs"] / 2
 
 
 def overflow(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
