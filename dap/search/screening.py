@@ -17,6 +17,8 @@ Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `
 import math
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -33,6 +35,26 @@ MULTIPLE = 32
 LIKELY = 2
 #: Rows of which the largest are sought at a time.
 CHUNK = 1024
+
+
+@contextmanager
+def whole_float32(device: torch.device) -> Iterator[None]:
+    """Products of float32 are those of IEEE, as the bounds assume: not of half precision by autocast, nor of TF32."""
+    new = hasattr(torch.backends.mkldnn, "matmul")  # torch 2.9, where reading the old switch raises after the new one
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if new else ()
+    before = [switch.fp32_precision for switch in switches] or torch.get_float32_matmul_precision()
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        if not switches:
+            torch.set_float32_matmul_precision("highest")
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for switch, precision in zip(switches, before):
+            switch.fp32_precision = precision
+        if not switches:
+            torch.set_float32_matmul_precision(before)
 
 
 @cache

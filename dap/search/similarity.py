@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from dap.errors import UserError
-from dap.search.screening import Screen
+from dap.search.screening import Screen, whole_float32
 
 logger = logging.getLogger(__name__)
 #: How near the bounds came: what they did not exclude was multiplied in float32, and of that little one by one.
@@ -188,7 +188,8 @@ def _search(
     backward = Best(len(keys) if both else 0, k, device, keys_above)
     height, width = blocks or BLOCKS[device.type]
     total, in_float32, looked = len(queries) * len(keys), 0, 0
-    with tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress) as bar:
+    bar = tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress)
+    with bar, whole_float32(device):
         for column in range(0, len(keys), width):
             screen = Screen(unit_rows(keys[column : column + width], "keys", column, device), k)
             for row in range(0, len(queries), height):

@@ -149,6 +149,21 @@ def test_both_directions_equal_the_naive_loop(k: int, blocks: tuple[int, int] | 
     assert_equal_neighbours(mutual_neighbours(source, target, k, blocks=blocks), both_directions(source, target, k))
 
 
+@pytest.mark.parametrize("has_new_switches", [True, False])
+def test_neighbours_are_those_of_float32_whatever_else_multiplies_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, has_new_switches: bool
+) -> None:
+    if not has_new_switches:  # as before torch 2.9
+        monkeypatch.delattr(type(torch.backends.mkldnn), "matmul", raising=False)
+    source, target = np.random.default_rng(9).normal(size=(2, 150, 64))
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
+    torch.set_float32_matmul_precision("medium")  # bfloat16 on CPUs that have it
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mutual_neighbours(source, target, 3, blocks=(64, 64))
+        assert (torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()) == (True, "medium")
+    assert_equal_neighbours(found, both_directions(source, target, 3))
+
+
 @pytest.mark.parametrize("layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]])
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
