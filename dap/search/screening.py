@@ -17,9 +17,9 @@ Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -60,16 +60,31 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 @cache
 def rounding_pays(device: torch.device) -> bool:
     """Whether products of whole numbers are exact and take under half the time of float32, measured once a process."""
-    rows, seconds = torch.full((1024, 768), 127.0, device=device), {}
+    count = 8192 if device.type == "cuda" else 1024  # a GPU takes longer for so many than for a launch
+    rows = torch.full((count, 768), 127.0, device=device)
+    numbers = rows.to(torch.int8)
     try:
-        for _ in range(6):  # by turns, as others' work comes and goes
-            for product, numbers in (torch.mm, rows), (torch._int_mm, rows.to(torch.int8)):
-                started = time.perf_counter()
-                exact = bool((product(numbers, numbers.T) == 768 * 127**2).all())
-                seconds[product] = min(time.perf_counter() - started, seconds.get(product, math.inf))
+        if not (torch._int_mm(numbers, numbers.T) == 768 * 127**2).all():
+            return False
     except RuntimeError:  # the device has no such product
         return False
-    return exact and seconds[torch._int_mm] < seconds[torch.mm] / 2
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    return takes_half(lambda: torch._int_mm(numbers, numbers.T), lambda: rows @ rows.T, wait)
+
+
+def takes_half(
+    product: Callable, other: Callable, wait: Callable, clock: Callable[[], float] = time.perf_counter
+) -> bool:
+    """Whether a product takes under half the time of another; `wait` returns when the device has done them."""
+    seconds = dict.fromkeys((product, other), math.inf)
+    for _ in range(6):  # by turns, as others' work comes and goes
+        for work in seconds:
+            wait()
+            started = clock()
+            work()
+            wait()
+            seconds[work] = min(clock() - started, seconds[work])
+    return seconds[product] < seconds[other] / 2
 
 
 class Rounded:

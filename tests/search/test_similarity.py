@@ -339,3 +339,16 @@ def test_whole_numbers_are_left_alone_where_their_products_fail(
     screening.rounding_pays.cache_clear()
     assert not screening.rounding_pays(torch.device("cpu"))
     screening.rounding_pays.cache_clear()
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(1.01, False), (0.99, True)])
+def test_whole_numbers_pay_where_the_device_is_done_with_them_in_half_the_time(seconds: float, pays: bool) -> None:
+    queue, now = [], [0.0]
+
+    def wait() -> None:
+        now[0] += sum(queue)
+        queue.clear()
+
+    queue.append(5.0)  # work of others
+    found = screening.takes_half(lambda: queue.append(seconds), lambda: queue.append(2.0), wait, lambda: now[0])
+    assert found == pays
