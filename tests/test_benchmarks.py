@@ -7,11 +7,12 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, pipeline, quality, timing, train_step
+from benchmarks import correctness, encode, flops, gpu, memory, mining, pipeline, quality, timing, train_step
 from benchmarks.workload import PAD, Workload, token_counts
 from modeling_dap import DAPForPreTraining
 
@@ -127,6 +128,22 @@ def test_encode_compares_equal_vectors(tiny_bert_dir: Path, bitext_dir: Path, tm
     assert found["sentences"] == 20
     assert min(part["least_cosine"] for part in found["contenders"].values()) > 0.9999
     assert list(found["contenders"]) == ["ours", *(f"sentence-transformers, {size} a batch" for size in (32, 128))]
+
+
+def test_mining_finds_the_same_and_says_what_was_computed(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(mining, "run_child", mining.measure)
+    monkeypatch.setattr(mining, "sgemm_rate", lambda device: 1.0)
+    vectors = [str(tmp_path / name) for name in ("xx.npy", "en.npy")]
+    options = ["--vectors", *vectors, "--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--rows", "30"]
+    mining.main([*options, "--repeats", "1", "--json", str(tmp_path / "a.json")])
+    ours, *others = read(tmp_path / "a.json")["rows"]["30"].values()
+    assert [np.load(path).shape for path in vectors] == [(30, 32)] * 2
+    assert [part["found"] for part in others] == [ours["found"]] * 2
+    assert 30 * 4 <= ours["computed"] * 30 * 30 <= 30 * 30
+    assert ours["in_float32"] in (0, 1)  # one block
 
 
 def test_encode_does_without_data_but_not_without_a_model(tmp_path: Path) -> None:
