@@ -140,15 +140,17 @@ def unit_rows(array: Array, name: str, start: int = 0, device: torch.device | No
     """
     _require_matrix(array, name)
     if isinstance(array, Tensor):
-        rows = array.detach().to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)
+        kind = torch.float64 if array.dtype == torch.float64 else torch.float32
+        rows = array.detach().to(device, kind, copy=True, memory_format=torch.contiguous_format)
     else:
-        rows = torch.from_numpy(np.array(array, np.float32, order="C")).to(device)
+        kind = np.float64 if array.dtype.itemsize > 4 else np.float32
+        rows = torch.from_numpy(np.array(array, kind, order="C")).to(device)
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))  # (N, 1), NaN where a value is
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
         raise UserError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
-    rows.div_(largest.where(largest > 0, 1.0))  # squares cannot overflow now
+    rows = rows.div_(largest.where(largest > 0, 1.0)).float()  # squares cannot overflow now
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (N, 1)
     return rows.div_(length.where(length > 0, 1.0))
 

@@ -85,9 +85,11 @@ def test_zero_rows_have_cosine_zero() -> None:
     np.testing.assert_array_equal(indices, [[0, 1, 2]])
 
 
-def test_huge_and_tiny_rows_neither_overflow_nor_vanish() -> None:
-    rows = np.array([[1.0, 2.0], [2.0, -1.0]], np.float32)
-    scores, indices = nearest_neighbours(rows * np.float32(1e38), rows * np.float32(1e-30))
+@pytest.mark.parametrize(("huge", "tiny"), [(np.float32(1e38), np.float32(1e-30)), (1e300, 1e-60)])
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_huge_and_tiny_rows_neither_overflow_nor_vanish(huge: float, tiny: float, kind: Callable) -> None:
+    rows = np.array([[1.0, 2.0], [2.0, -1.0]], np.asarray(huge).dtype)
+    scores, indices = nearest_neighbours(kind(rows * huge), kind(rows * tiny))
     np.testing.assert_array_equal(indices[:, 0], [0, 1])
     np.testing.assert_allclose(scores, 1, atol=1e-6)
 
