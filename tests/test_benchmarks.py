@@ -243,10 +243,22 @@ def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(flops, "main", lambda argv: 1 / 0)
+    stages = ["FLOPs", "encoding", "memory", "step"]
     with pytest.raises(SystemExit, match="1"):
-        gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", "FLOPs", "encoding", "memory"])
-    table = capsys.readouterr().out.partition("\nbenchmark  ")[2]
-    rows = dict(re.split(" {2,}", line)[:2] for line in table.splitlines()[2:-1])
-    assert rows["tests"] == rows["encoding"] == "left out of a dry run"
-    assert (rows["FLOPs"], rows["memory"]) == ("FAILED: ZeroDivisionError", "ok")
+        gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", *stages])
+    table = capsys.readouterr().out.rpartition("\nbenchmark  ")[2]
+    rows = {name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-1])}
+    assert rows["tests"][0] == rows["encoding"][0] == "left out of a dry run"
+    assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == ["FAILED: ZeroDivisionError", "ok", "ok"]
+    assert re.fullmatch(r"goal 45%, reached \d+%: (met|MISSED)", rows["step"][-1])
     assert read(tmp_path / "memory.json")["points"]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")])
+def test_a_goal_is_judged_by_the_benchmarks_file(seconds: float, verdict: str, tmp_path: Path) -> None:
+    parts = {"DAP": {"flops": 2.0, "wall": seconds}, "matrix products": {"flops": 3.0, "wall": 3.0}}
+    (tmp_path / "a.json").write_text(json.dumps({"contenders": parts}), encoding="utf-8")
+    assert gpu.judge("step", tmp_path / "a.json") == f"goal 45%, {verdict}"
+    (tmp_path / "a.json").write_text(json.dumps({"rows": {"9": {"ours": {"share": 2 / seconds}}}}), encoding="utf-8")
+    assert gpu.judge("mining", tmp_path / "a.json").startswith("goal 60%, reached")
+    assert gpu.judge("memory", tmp_path / "a.json") == ""
