@@ -17,10 +17,21 @@ from dap.search.similarity import PART, Neighbours, mutual_neighbours, nearest, 
 
 @pytest.fixture(autouse=True, params=["float32", "rounded"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Blocks are screened by products in float32 or by those of whole numbers, whatever this CPU is fast at."""
+    """Blocks are screened by products in float32 or by those of whole numbers, whatever this CPU is fast at.
+
+    Those of whole numbers have the shapes that CUDA takes.
+    """
     numbers = torch.full((32, 768), 127, dtype=torch.int8)
     if request.param == "rounded" and not torch._int_mm(numbers, numbers.T).eq(768 * 127**2).all():
         pytest.skip("this CPU's products of int8 overflow")
+    whole_product = torch._int_mm
+
+    def on_cuda(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        assert len(rows) > 16
+        assert not any(size % 8 for size in columns.shape)
+        return whole_product(rows, columns)
+
+    monkeypatch.setattr(torch, "_int_mm", on_cuda)
     monkeypatch.setattr(screening, "rounding_pays", lambda device: request.param == "rounded")
     return request.param
 
