@@ -19,8 +19,8 @@ from dap.errors import UserError
 from dap.search.screening import Screen, whole_float32
 
 logger = logging.getLogger(__name__)
-#: How near the bounds came: what they did not exclude was multiplied in float32, and of that little one by one.
-CERTIFICATE = "nearest neighbours: of %(pairs)d pairs %(in_float32)d were in float32, %(computed)d one by one"
+#: How far the bounds carried: pairs of the blocks where those of whole numbers did not close, and pairs left over.
+CERTIFICATE = "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, %(computed)d one by one"
 
 Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
