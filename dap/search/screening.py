@@ -161,7 +161,7 @@ class Screen:
         """What the k best cosines are not below, (R,): those so far or, before there are k, of likely ones."""
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
-        columns = highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values  # (R, L)
+        columns = highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values  # (R, LIKELY·k)
         rows = torch.arange(len(own), device=own.device).repeat_interleave(columns.shape[1])
         cosines = _cosines(own, others, rows, columns.flatten()).view_as(columns)
         return torch.maximum(worst, cosines.topk(self.k, dim=1).values[:, -1])

@@ -19,8 +19,6 @@ from dap.errors import UserError
 from dap.search.screening import Screen, whole_float32
 
 logger = logging.getLogger(__name__)
-#: How far the bounds carried: pairs of the blocks where those of whole numbers did not close, and pairs left over.
-CERTIFICATE = "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, %(computed)d one by one"
 
 Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
@@ -208,7 +206,10 @@ def _search(
             in_float32 += screen.in_float32
             del screen  # before the next one is made
     certificate = {"pairs": total, "in_float32": in_float32, "computed": looked}
-    logger.debug(CERTIFICATE, certificate)
+    logger.debug(
+        "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, %(computed)d one by one",
+        certificate,
+    )
     return forward.found(), backward.found()
 
 
