@@ -162,10 +162,8 @@ def last_states(encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = 
         return packed_states(encoder, mask, inputs, wanted)
     order = real_tokens_first(mask)
     mask, inputs = gather_columns(mask, order), {name: gather_columns(own, order) for name, own in inputs.items()}
-    if mask.device.type == "cpu":
-        states = grouped_states(encoder, mask, inputs)
-    else:
-        states = encoder(attention_mask=mask, **inputs).last_hidden_state
+    compute = grouped_states if mask.device.type == "cpu" else padded_states
+    states = compute(encoder, mask, inputs)  # (B, S, D)
     return gather_columns(states.masked_fill(mask.unsqueeze(-1) == 0, 0.0), order.argsort(1))
 
 
@@ -227,6 +225,11 @@ def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, argumen
     options = {"attention_mask": None, "dropout": dropout, "scaling": attention.scaling} | arguments
     mixed, _ = attend(attention, query, key, value, **options)
     return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), asked))
+
+
+def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """`last_states` of all rows at once; those of padding have no meaning."""
+    return encoder(attention_mask=mask, **inputs).last_hidden_state
 
 
 def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:

@@ -209,7 +209,7 @@ def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, label
     device = hidden.device.type
     half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     with torch.autocast(device, enabled=False):
-        fused = liger_cross_entropy() if device == "cuda" else None
+        fused = fused_cross_entropy(device)
         if fused is not None:
             kind = half or hidden.dtype
             return fused(weight.to(kind), hidden.to(kind), labels, bias.to(kind)).float()
@@ -218,8 +218,10 @@ def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, label
 
 
 @functools.cache
-def liger_cross_entropy() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Liger's fused kernel (weight, hidden, labels, bias) for CUDA, or None where it is not installed."""
+def fused_cross_entropy(device: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    """Liger's fused kernel (weight, hidden, labels, bias) on CUDA; None elsewhere and where it is not installed."""
+    if device != "cuda":
+        return None
     try:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
     except ImportError:
@@ -229,10 +231,12 @@ def liger_cross_entropy() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] 
 
 def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
     """A float32 matrix product (m, n); of factors in half precision where asked for, and on CPU then rounded to it."""
-    if half is None:
-        return a @ b
-    a, b = a.to(half), b.to(half)
-    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a @ b
+    return a @ b if half is None else half_product(a.device.type)(a.to(half), b.to(half))
+
+
+def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The product of matrices in half precision: on CUDA it is float32."""
+    return functools.partial(torch.mm, out_dtype=torch.float32) if device == "cuda" else torch.mm
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

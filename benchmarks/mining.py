@@ -1,31 +1,34 @@
 """Nearest neighbours in both directions: ours beside faiss and sentence-transformers, as a share of the sgemm rate.
 
     python -m benchmarks.mining --rows 20000 50000 --repeats 3 --json mining.json
+    python -m benchmarks.mining --rows 100000 --vectors xx.npy en.npy --model MODEL --pooling mean --data_dir corpus/
 
 Every measurement is a process of its own; contenders take turns. The share counts one matrix product of all source
 with all target rows as the useful work, whatever a contender computes, and divides by the rate of a 4096³ product
 measured before and after in the same process. Memory is the peak above what the process had before the two matrices,
 in units of the two matrices. faiss gets rows that are normalised already, and on a CPU with AVX-512 the kernels that
-its OpenBLAS does not choose by itself (`OPENBLAS_CORETYPE`).
+its OpenBLAS does not choose by itself (`OPENBLAS_CORETYPE`). Of ours it says which share of the pairs was in blocks
+that were multiplied in float32, as no bound of whole numbers closed there, and which was then computed one by one.
 """
 
 import argparse
 import json
 import logging
 import os
+import random
 import re
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.timing import add_machine_arguments, prepare_machine, save
+from benchmarks.timing import add_machine_arguments, medians, prepare_machine, save
 from dap.reports import text_table
 from dap.search import mutual_neighbours
 
@@ -90,7 +93,8 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
         side /= np.linalg.norm(side, axis=1, keepdims=True)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     started = time.perf_counter()
-    forward, backward = search(source, target, args.k)
+    with certificate() as certified:
+        forward, backward = search(source, target, args.k)
     seconds = time.perf_counter() - started
     peak = memory("VmHWM")
     rate = (rate + sgemm_rate(args.device)) / 2
@@ -104,7 +108,36 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
         "share": useful / rate,
         "memory": (peak - before) / size,
         "found": found,
+        **{name: certified[name] / certified["pairs"] for name in ("in_float32", "computed") if certified},
     }
+
+
+@contextmanager
+def certificate() -> Iterator[dict[str, int]]:
+    """What the last of our searches has said of its pairs; nothing where there was none."""
+    numbers: dict[str, int] = {}
+    log, handler = logging.getLogger("dap.search.similarity"), logging.Handler()
+    handler.emit = lambda record: numbers.update(record.args)
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    yield numbers
+    log.removeHandler(handler)
+    log.setLevel(before)
+
+
+def write_vectors(args: argparse.Namespace) -> None:
+    """Encodes random pairs of `--data_dir`, as many as rows, no text of a side twice, into the two `--vectors`."""
+    from dap.encoding import SentenceEncoder
+    from dap.text import find_bitext, read_pairs
+
+    pairs = [pair for files in find_bitext(args.data_dir).values() for file in files for pair in read_pairs(file)]
+    random.Random(0).shuffle(pairs)
+    for side in ("source", "target"):
+        pairs = list({pair[side]: pair for pair in pairs}.values())
+    encoder = SentenceEncoder.from_pretrained(args.model, args.pooling, device=args.device)
+    for side, path in zip(("source", "target"), args.vectors, strict=True):
+        np.save(path, encoder.encode([pair[side] for pair in pairs[: max(args.rows)]], progress=True))
 
 
 def memory(name: str) -> int:
@@ -136,9 +169,7 @@ def compare(rows: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         for name in args.contenders:
             runs[name].append(run_child(name, rows, args))
             print(f"{rows} {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
-    keys = ("seconds", "sgemm", "share", "memory", "found")
-    medians = {name: {key: statistics.median(run[key] for run in part) for key in keys} for name, part in runs.items()}
-    return {name: median | {"runs": runs[name]} for name, median in medians.items()}
+    return {name: medians(part) | {"runs": part} for name, part in runs.items()}
 
 
 def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
@@ -152,10 +183,20 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
             f"{part['seconds'] / fastest:.2f}",
             f"{part['memory']:.2f}",
             f"{100 * part['found']:.1f}",
+            *(f"{100 * part[name]:.2f}" if name in part else "" for name in ("in_float32", "computed")),
         ]
         for name, part in found.items()
     ]
-    header = ["both directions", "seconds", "of sgemm", "time / ours", "memory / matrices", "found %"]
+    header = [
+        "both directions",
+        "seconds",
+        "of sgemm",
+        "time / ours",
+        "memory / matrices",
+        "found %",
+        "float32 %",
+        "one by one %",
+    ]
     return f"{rows} × {rows}\n" + text_table(header, lines)
 
 
@@ -167,17 +208,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--vectors", nargs="*", default=[], help="two .npy files, row i of each the other's; else random"
     )
+    parser.add_argument("--model", help="encoder that makes the --vectors first, out of --data_dir")
+    parser.add_argument("--pooling", choices=("cls", "mean"), help="of the model (default: its own)")
+    parser.add_argument("--data_dir", nargs="+", help="parallel text: files or folders")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--child", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     add_machine_arguments(parser, repeats=3)
     args = parser.parse_args(argv)
+    if args.model and not (args.data_dir and len(args.vectors) == 2):
+        parser.error("--model needs --data_dir, and two --vectors to write")
     prepare_machine(args)
     if args.child:
-        logging.basicConfig()
-        logging.getLogger("dap").setLevel(logging.DEBUG)  # how many pairs ours computed
         print(json.dumps(measure(args.child, args.rows[0], args)))
         return
+    if args.model:
+        write_vectors(args)
     results = {}
     for rows in args.rows:
         results[str(rows)] = compare(rows, args)

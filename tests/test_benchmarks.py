@@ -7,11 +7,12 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, pipeline, quality, timing, train_step
+from benchmarks import correctness, encode, flops, gpu, memory, mining, pipeline, quality, timing, train_step
 from benchmarks.workload import PAD, Workload, token_counts
 from modeling_dap import DAPForPreTraining
 
@@ -129,6 +130,22 @@ def test_encode_compares_equal_vectors(tiny_bert_dir: Path, bitext_dir: Path, tm
     assert list(found["contenders"]) == ["ours", *(f"sentence-transformers, {size} a batch" for size in (32, 128))]
 
 
+def test_mining_finds_the_same_and_says_what_was_computed(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(mining, "run_child", mining.measure)
+    monkeypatch.setattr(mining, "sgemm_rate", lambda device: 1.0)
+    vectors = [str(tmp_path / name) for name in ("xx.npy", "en.npy")]
+    options = ["--vectors", *vectors, "--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--rows", "30"]
+    mining.main([*options, "--repeats", "1", "--json", str(tmp_path / "a.json")])
+    ours, *others = read(tmp_path / "a.json")["rows"]["30"].values()
+    assert [np.load(path).shape for path in vectors] == [(30, 32)] * 2
+    assert [part["found"] for part in others] == [ours["found"]] * 2
+    assert 30 * 4 <= ours["computed"] * 30 * 30 <= 30 * 30
+    assert ours["in_float32"] in (0, 1)  # one block
+
+
 def test_encode_does_without_data_but_not_without_a_model(tmp_path: Path) -> None:
     assert encode.word_tokenizer()("w1 w7")["input_ids"] == [2, 5, 11, 3]
     assert len(set(encode.random_sentences(30))) == 30
@@ -226,10 +243,22 @@ def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(flops, "main", lambda argv: 1 / 0)
+    stages = ["FLOPs", "encoding", "memory", "step"]
     with pytest.raises(SystemExit, match="1"):
-        gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", "FLOPs", "encoding", "memory"])
-    table = capsys.readouterr().out.partition("\nbenchmark  ")[2]
-    rows = dict(re.split(" {2,}", line)[:2] for line in table.splitlines()[2:-1])
-    assert rows["tests"] == rows["encoding"] == "left out of a dry run"
-    assert (rows["FLOPs"], rows["memory"]) == ("FAILED: ZeroDivisionError", "ok")
+        gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", *stages])
+    table = capsys.readouterr().out.rpartition("\nbenchmark  ")[2]
+    rows = {name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-1])}
+    assert rows["tests"][0] == rows["encoding"][0] == "left out of a dry run"
+    assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == ["FAILED: ZeroDivisionError", "ok", "ok"]
+    assert re.fullmatch(r"goal 45%, reached \d+%: (met|MISSED)", rows["step"][-1])
     assert read(tmp_path / "memory.json")["points"]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")])
+def test_a_goal_is_judged_by_the_benchmarks_file(seconds: float, verdict: str, tmp_path: Path) -> None:
+    parts = {"DAP": {"flops": 2.0, "wall": seconds}, "matrix products": {"flops": 3.0, "wall": 3.0}}
+    (tmp_path / "a.json").write_text(json.dumps({"contenders": parts}), encoding="utf-8")
+    assert gpu.judge("step", tmp_path / "a.json") == f"goal 45%, {verdict}"
+    (tmp_path / "a.json").write_text(json.dumps({"rows": {"9": {"ours": {"share": 2 / seconds}}}}), encoding="utf-8")
+    assert gpu.judge("mining", tmp_path / "a.json").startswith("goal 60%, reached")
+    assert gpu.judge("memory", tmp_path / "a.json") == ""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import losses_dap
-from losses_dap import liger_cross_entropy, sampled_cross_entropy, translation_ranking_loss, vocabulary_cross_entropy
+from losses_dap import sampled_cross_entropy, translation_ranking_loss, vocabulary_cross_entropy
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,45 @@ def test_the_sampled_normaliser_is_unbiased_and_exact_with_all_ids() -> None:
         torch.testing.assert_close(a, b)
 
 
+def made_up_liger(weight: Tensor, hidden: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
+    """What Liger's kernel computes, its arguments in the same order and of one type."""
+    assert weight.dtype == hidden.dtype == bias.dtype
+    return torch.nn.functional.cross_entropy((hidden @ weight.T + bias).float(), labels, reduction="sum")
+
+
+def made_up_product(a: Tensor, b: Tensor) -> Tensor:
+    """CUDA's product of matrices in half precision."""
+    assert a.dtype == b.dtype == torch.bfloat16
+    return a.float() @ b.float()
+
+
+def use_kernel(monkeypatch: pytest.MonkeyPatch, device: str, kernel: str) -> list[str]:
+    """Has the loss use a kernel, on a CPU a made-up one, and gives the list of its calls."""
+    calls, made_up = [], {"fused": made_up_liger, "half": made_up_product}.get(kernel)
+    if kernel != "fused":
+        monkeypatch.setattr(losses_dap, "fused_cross_entropy", lambda device: None)
+    elif device == "cuda" and losses_dap.fused_cross_entropy(device) is None:
+        pytest.skip("liger-kernel is not installed")
+    if device == "cpu" and made_up:
+        place = "fused_cross_entropy" if kernel == "fused" else "half_product"
+        monkeypatch.setattr(losses_dap, place, lambda device: lambda *values: calls.append(kernel) or made_up(*values))
+    return calls
+
+
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 @pytest.mark.parametrize(
-    ("device", "liger"), [("cpu", False), *(pytest.param("cuda", liger, marks=on_cuda) for liger in (False, True))]
+    ("device", "kernel"),
+    [
+        *(("cpu", kernel) for kernel in ("plain", "half", "fused")),
+        *(pytest.param("cuda", kernel, marks=on_cuda) for kernel in ("plain", "fused")),
+    ],
 )
 def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
-    device: str, liger: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not liger:
-        monkeypatch.setattr(losses_dap, "liger_cross_entropy", lambda: None)
-    elif liger_cross_entropy() is None:
-        pytest.skip("liger-kernel is not installed")
+    calls, is_fused = use_kernel(monkeypatch, device, kernel), kernel == "fused"
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 200 * 5000)
     torch.manual_seed(0)
     weight, labels = torch.randn(5000, 64), torch.randint(0, 5000, (300,))
@@ -113,7 +139,7 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
     rows = torch.nn.functional.cross_entropy(values[0] @ values[1].T + values[2], labels, reduction="none")
     assert rows.max() > 10 > 0.05 > rows.min()
     expected = torch.autograd.grad(rows.sum(), values)
-    for half, nats, share in ((False, 1e-4, 1e-4), (True, *((2e-2, 2e-2) if liger else (6e-4, 4.5e-3)))):
+    for half, nats, share in ((False, 1e-4, 1e-4), (True, *((2e-2, 2e-2) if is_fused else (6e-4, 4.5e-3)))):
         values = [value.clone().requires_grad_() for value in start]
         with torch.autocast(device, torch.bfloat16, enabled=half):
             loss = vocabulary_cross_entropy(*values, labels)
@@ -122,6 +148,12 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
         assert (loss - rows.sum()).abs() < nats * len(rows)
         for a, b in zip(found, expected):
             assert (a - b).norm() < share * b.norm()
-        if not liger:  # a token that is known well has a small gradient, as near as that of others
+        if not is_fused:  # a token that is known well has a small gradient, as near as that of others
             errors = (found[0] - expected[0]).norm(dim=1) / expected[0].norm(dim=1)
             assert errors.max() < (0.08 if half else 1e-4)
+    assert bool(calls) == (device == "cpu" and kernel != "plain")
+
+
+def test_a_gpu_keeps_products_of_half_precision_in_float32() -> None:
+    a = torch.empty(3, 4, dtype=torch.bfloat16, device="meta")
+    assert losses_dap.half_product("cuda")(a, a.T).dtype == torch.float32

@@ -17,7 +17,9 @@ Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `
 import math
 import time
 import warnings
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -29,23 +31,60 @@ MOST, ALWAYS = 1 / 16, 2**16
 LEAST = 2.0**-13
 #: A GPU multiplies whole numbers in multiples of this many rows and dimensions.
 MULTIPLE = 32
+#: Before k cosines of a row are known, those of this many times k pairs that seem likely are computed.
+LIKELY = 2
 #: Rows of which the largest are sought at a time.
 CHUNK = 1024
+
+
+@contextmanager
+def whole_float32(device: torch.device) -> Iterator[None]:
+    """Products of float32 are those of IEEE, as the bounds assume: not of half precision by autocast, nor of TF32."""
+    new = hasattr(torch.backends.mkldnn, "matmul")  # torch 2.9, where reading the old switch raises after the new one
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if new else ()
+    before = [switch.fp32_precision for switch in switches] or torch.get_float32_matmul_precision()
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        if not switches:
+            torch.set_float32_matmul_precision("highest")
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for switch, precision in zip(switches, before):
+            switch.fp32_precision = precision
+        if not switches:
+            torch.set_float32_matmul_precision(before)
 
 
 @cache
 def rounding_pays(device: torch.device) -> bool:
     """Whether products of whole numbers are exact and take under half the time of float32, measured once a process."""
-    rows, seconds = torch.full((1024, 768), 127.0, device=device), {}
+    count = 8192 if device.type == "cuda" else 1024  # a GPU takes longer for so many than for a launch
+    rows = torch.full((count, 768), 127.0, device=device)
+    numbers = rows.to(torch.int8)
     try:
-        for _ in range(6):  # by turns, as others' work comes and goes
-            for product, numbers in (torch.mm, rows), (torch._int_mm, rows.to(torch.int8)):
-                started = time.perf_counter()
-                exact = bool((product(numbers, numbers.T) == 768 * 127**2).all())
-                seconds[product] = min(time.perf_counter() - started, seconds.get(product, math.inf))
+        if not (torch._int_mm(numbers, numbers.T) == 768 * 127**2).all():
+            return False
     except RuntimeError:  # the device has no such product
         return False
-    return exact and seconds[torch._int_mm] < seconds[torch.mm] / 2
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    return takes_half(lambda: torch._int_mm(numbers, numbers.T), lambda: rows @ rows.T, wait)
+
+
+def takes_half(
+    product: Callable, other: Callable, wait: Callable, clock: Callable[[], float] = time.perf_counter
+) -> bool:
+    """Whether a product takes under half the time of another; `wait` returns when the device has done them."""
+    seconds = dict.fromkeys((product, other), math.inf)
+    for _ in range(6):  # by turns, as others' work comes and goes
+        for work in seconds:
+            wait()
+            started = clock()
+            work()
+            wait()
+            seconds[work] = min(clock() - started, seconds[work])
+    return seconds[product] < seconds[other] / 2
 
 
 class Rounded:
@@ -67,6 +106,7 @@ class Screen:
 
     def __init__(self, keys: Tensor, k: int) -> None:
         self.keys, self.k = keys, k
+        self.in_float32 = 0  # pairs of the blocks whose products were float32
         self._rounded = Rounded(keys) if rounding_pays(keys.device) else None
 
     def pairs(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,7 +124,9 @@ class Screen:
             highest, unit = self._bounds(queries)
             near = self._near(highest, unit, slack + 3 * unit, queries, worst, key_worst)
         if near is None:
-            self._rounded = None  # the blocks that follow will be like this one
+            if all(bool(cosines.isfinite().all()) for cosines in (worst, key_worst) if cosines is not None):
+                self._rounded = None  # the blocks that follow will be like this one
+            self.in_float32 += len(queries) * len(self.keys)
             products = queries @ self.keys.T
             near = self._near(products, 1.0, slack, queries, worst, key_worst)
             if near is None:
@@ -116,12 +158,13 @@ class Screen:
         return near if near.count_nonzero() <= max(MOST * near.numel(), ALWAYS) else None
 
     def _least(self, highest: Tensor, own: Tensor, others: Tensor, worst: Tensor) -> Tensor:
-        """What the k best cosines are not below, (R,): those so far or, before there are k, the k likeliest here."""
+        """What the k best cosines are not below, (R,): those so far or, before there are k, of likely ones."""
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
-        columns = highest.topk(self.k, dim=1).indices.sort(1).values  # (R, k)
-        rows = torch.arange(len(own), device=own.device).repeat_interleave(self.k)
-        return torch.maximum(worst, _cosines(own, others, rows, columns.flatten()).view(-1, self.k).amin(1))
+        columns = highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values  # (R, LIKELY·k)
+        rows = torch.arange(len(own), device=own.device).repeat_interleave(columns.shape[1])
+        cosines = _cosines(own, others, rows, columns.flatten()).view_as(columns)
+        return torch.maximum(worst, cosines.topk(self.k, dim=1).values[:, -1])
 
 
 def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from dap.errors import UserError
-from dap.search.screening import Screen
+from dap.search.screening import Screen, whole_float32
 
 logger = logging.getLogger(__name__)
 
@@ -138,15 +138,17 @@ def unit_rows(array: Array, name: str, start: int = 0, device: torch.device | No
     """
     _require_matrix(array, name)
     if isinstance(array, Tensor):
-        rows = array.detach().to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)
+        kind = torch.float64 if array.dtype == torch.float64 else torch.float32
+        rows = array.detach().to(device, kind, copy=True, memory_format=torch.contiguous_format)
     else:
-        rows = torch.from_numpy(np.array(array, np.float32, order="C")).to(device)
+        kind = np.float64 if array.dtype.itemsize > 4 else np.float32
+        rows = torch.from_numpy(np.array(array, kind, order="C")).to(device)
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))  # (N, 1), NaN where a value is
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
         raise UserError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
-    rows.div_(largest.where(largest > 0, 1.0))  # squares cannot overflow now
+    rows = rows.div_(largest.where(largest > 0, 1.0)).float()  # squares cannot overflow now
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (N, 1)
     return rows.div_(length.where(length > 0, 1.0))
 
@@ -185,8 +187,9 @@ def _search(
     forward = Best(len(queries), k, device, above)
     backward = Best(len(keys) if both else 0, k, device, keys_above)
     height, width = blocks or BLOCKS[device.type]
-    total, looked = len(queries) * len(keys), 0
-    with tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress) as bar:
+    total, in_float32, looked = len(queries) * len(keys), 0, 0
+    bar = tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress)
+    with bar, whole_float32(device):
         for column in range(0, len(keys), width):
             screen = Screen(unit_rows(keys[column : column + width], "keys", column, device), k)
             for row in range(0, len(queries), height):
@@ -200,8 +203,13 @@ def _search(
                     backward.take(column + columns, row + rows[order], scores[order])
                 looked += len(rows)
                 bar.update(len(block) * len(screen.keys))
+            in_float32 += screen.in_float32
             del screen  # before the next one is made
-    logger.debug("nearest neighbours: %d of %d pairs were computed one by one", looked, total)
+    certificate = {"pairs": total, "in_float32": in_float32, "computed": looked}
+    logger.debug(
+        "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, %(computed)d one by one",
+        certificate,
+    )
     return forward.found(), backward.found()
 
 
