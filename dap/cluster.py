@@ -8,13 +8,11 @@ prepare lies in a folder that all nodes share.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from dap.errors import UserError
 
@@ -108,13 +106,3 @@ def each_on_cluster(function: Callable[..., Any], calls: Mapping[str, tuple]) ->
             yield name, UserError(f"{name}: its worker was lost {RETRIES + 1} times, perhaps for want of memory")
         else:
             yield name, job.result()
-
-
-class EncoderActor:
-    """An encoder on a node: what `dap.encoding.EncoderArguments` load there."""
-
-    def __init__(self, arguments: Any) -> None:
-        self.encoder = arguments.load()
-
-    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
-        return self.encoder.encode(piece, token_budget)

@@ -14,7 +14,8 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.cluster import ClusterArguments, connected
-from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
+from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embeddings
+from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
 from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
@@ -165,7 +166,7 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
     for more, said in (
         (["--ray_actors", "2"], "--ray_actors 2 is for a cluster: name it with --ray"),
         (["--ray", nodes.address, "--ray_actors", "0"], "--ray_actors 0: at least 1"),
-        (["--ray", nodes.address, "--ray_actors", "9"], "--ray_actors 9 with 1 CPUs each: the cluster has 2 CPUs"),
+        (["--ray", nodes.address, "--ray_actors", "9"], "--ray_actors 9 with --ray_cpus_per_actor 1: .* room for 2, "),
     ):
         with pytest.raises(UserError, match=said):
             mine_bitext.run([*mining, *more])
@@ -182,24 +183,61 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
         ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
 
 
-def test_a_killed_encoder_begins_again(nodes: object) -> None:
-    class Letters:
-        """An encoder of no model, and what loads it: a letter's share of the sentence, a dimension a letter."""
+def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
+    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mortal(SentenceEncoder):
+        def encode(self, sentences: Sequence[str], *options: object) -> np.ndarray:
+            if "poison" in sentences:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if "" in sentences:
+                raise RuntimeError("nothing\nto do")
+            return super().encode(sentences, *options)
 
-        def load(self) -> "Letters":
-            return self
+    class Loading(EncoderArguments):
+        def load(self) -> SentenceEncoder:
+            return Mortal.from_pretrained(self.model_name_or_path, self.pooling)
 
-        def encode(self, sentences: Sequence[str], token_budget: int = 0) -> np.ndarray:
-            return np.array([[text.count(letter) / len(text) for letter in "abcde"] for text in sentences])
+    arguments, pieces = Loading(str(tiny_bert_dir), pooling="mean"), [[pair[0]] for pair in PAIRS]
+    encoder = ClusterEncoder(arguments.load(), arguments, ClusterArguments(nodes.address))
+    expected = [encoder.encoder.encode(piece) for piece in pieces]
+    actors = list(encoder.actors)
+    assert len(actors) == 2  # on a node of its own each, and no place for another one
+    ray.get([actor.fingerprint.remote() for actor in actors])
+    (second,) = nodes.worker_nodes
+    nodes.remove_node(second, allow_graceful=False)
+    while encoder.actors == actors:
+        np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
+    monkeypatch.setattr(encoding_cluster, "LOSSES", 1)
+    with pytest.raises(UserError, match="^2 sentences, the longest 'poison': 1 encoders were lost at them"):
+        encoder.encode(["a", "poison"])
+    np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
+    with pytest.raises(UserError, match=r"^1 sentences, .* '' cannot be encoded \(RuntimeError: nothing to do\)"):
+        encoder.encode([""])
+    encoder.end()
+    nodes.add_node(num_cpus=1, object_store_memory=2**27)
 
-    sentences = [pair[0] for pair in PAIRS]
-    encoder = ClusterEncoder(Letters(), Letters(), ClusterArguments(nodes.address, ray_actors=1))
-    actor = encoder.pool.pop_idle()
-    end = actor.__ray_call__.options(max_task_retries=0).remote(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(end)
-    encoder.pool.push(actor)
-    np.testing.assert_array_equal(encoder.encode(sentences), Letters().encode(sentences))
+
+def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
+    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding_cluster, "WAIT", 1)
+    arguments, other = (EncoderArguments(str(tiny_bert_dir), pooling=pooling) for pooling in ("mean", "cls"))
+    wide = ClusterArguments(nodes.address, ray_cpus_per_actor=2)
+    with pytest.raises(UserError, match=r"--ray_cpus_per_actor 2: the cluster has room for 0, a node at most 1 CPUs"):
+        ClusterEncoder(other.load(), arguments, wide)
+    added = nodes.add_node(num_cpus=2, object_store_memory=2**27)
+    encoder = ClusterEncoder(other.load(), arguments, wide)
+    assert len(encoder.actors) == 1  # though there are four CPUs
+    said = model = "an encoder of the cluster has another model than this process"
+    with pytest.raises(UserError, match=model):
+        encoder.encode(["a"])
+    nodes.remove_node(added, allow_graceful=False)
+    while model in said:  # the last that is heard of the node
+        with pytest.raises(UserError) as refused:
+            encoder.encode(["a"])
+        said = str(refused.value)
+    assert said == "no node is left with room for an encoder: add nodes, then run again to go on"
     encoder.end()
 
 
