@@ -1,7 +1,10 @@
 """The commands on a local Ray cluster of two nodes: what one process gives, whatever is lost on the way."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -160,7 +163,7 @@ def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
 
 
 def test_what_a_cluster_cannot_do_is_said_in_a_line(
-    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object
+    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mining = [*text, "--model", str(tiny_bert_dir), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")]
     for more, said in (
@@ -173,14 +176,47 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
     with pytest.raises(UserError, match="target: row 2 .* has NaN"):
         cluster_neighbours(np.ones((3, 2)), np.array([[1.0, 1], [1, 1], [1, np.nan]]), k=1)
 
+    def raising(error: Exception) -> None:
+        raise error
+
     class Refusing:
         def __init__(self, reason: str = "no such model") -> None:
             raise UserError(reason)
 
     with pytest.raises(UserError, match=r"^keys: row 2$"), connected(nodes.address):
         ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
-    with pytest.raises(UserError, match=r"^--ray .*: no such model; run again to go on$"), connected(nodes.address):
+    for full in (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):  # in a task, and here
+        said = r"^--ray .*: a node's object store is full, and so is the disk .* a larger --object-store-memory, or "
+        with pytest.raises(UserError, match=said), connected(nodes.address):
+            ray.get(ray.remote(num_cpus=0)(raising).remote(full("no room")))
+        with pytest.raises(UserError, match=said), connected(nodes.address):
+            raising(full("no room"))
+    with pytest.raises(UserError, match=r"^--ray .*: no such model$"), connected(nodes.address):
         ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as accelerate launch
+    with pytest.raises(UserError, match="^--ray auto in 2 processes: start one, "):
+        mine_bitext.run([*mining, "--ray", "auto"])
+
+
+def test_a_cluster_that_cannot_be_joined_is_told_in_a_line(nodes: object) -> None:
+    script = """
+import sys
+import ray._private.utils as of_ray
+from dap.cluster import ClusterArguments
+of_ray.compute_version_info = lambda: ("2.60.0", "3.10.1")
+for address in sys.argv[1:]:
+    try:
+        with ClusterArguments(address).connect():
+            pass
+    except ValueError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", script, "foo", nodes.address]
+    first, second = subprocess.run(command, text=True, capture_output=True, check=True).stdout.splitlines()
+    assert first == "--ray foo: Invalid address format: foo; give auto, HOST:PORT or local"
+    assert re.fullmatch(
+        rf"--ray {nodes.address}: Version mismatch: .* Python: 3\..* Python: 3\.10\.1; give all .*", second
+    )
 
 
 def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
