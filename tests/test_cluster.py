@@ -17,7 +17,7 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.cluster import ClusterArguments, connected
-from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embeddings
+from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
@@ -220,7 +220,7 @@ for address in sys.argv[1:]:
 
 
 def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
-    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+    tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Mortal(SentenceEncoder):
         def encode(self, sentences: Sequence[str], *options: object) -> np.ndarray:
@@ -245,11 +245,10 @@ def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
     while encoder.actors == actors:
         np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
     monkeypatch.setattr(encoding_cluster, "LOSSES", 1)
-    with pytest.raises(UserError, match="^2 sentences, the longest 'poison': 1 encoders were lost at them"):
-        encoder.encode(["a", "poison"])
-    np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
-    with pytest.raises(UserError, match=r"^1 sentences, .* '' cannot be encoded \(RuntimeError: nothing to do\)"):
-        encoder.encode([""])
+    said = "^2 fail: 1 sentences, the longest 'poison': 1 encoders were lost at them .*; 1 sentences, the longest '' "
+    with pytest.raises(UserError, match=rf"{said}cannot be encoded \(RuntimeError: nothing to do\)$"):
+        embed_to_disk(encoder, ["a", "poison", "", "b"], tmp_path, shard_size=1)
+    assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == ["shard-000000", "shard-000003"]
     encoder.end()
     nodes.add_node(num_cpus=1, object_store_memory=2**27)
 

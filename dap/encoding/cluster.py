@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES, ClusterArguments
 from dap.encoding.arguments import EncoderArguments
-from dap.encoding.embeddings import Encoder, model_fingerprint, pieces_by_length
+from dap.encoding.embeddings import Encoder, SentenceError, model_fingerprint, pieces_by_length
 from dap.errors import UserError, one_line
 
 #: Encoders that may be lost at the same sentences, before these are given up.
@@ -97,8 +97,8 @@ class ClusterEncoder:
         The piece of a lost actor goes to another one, and a new actor takes part once there is room for it.
 
         Raises:
-            ValueError: a piece that cannot be encoded or whose actors are always lost, no room for any actor, or
-                another model on a node.
+            SentenceError: a piece that cannot be encoded, or whose actors are always lost.
+            ValueError: there is no room for any actor, or another model on a node.
         """
         import ray
 
@@ -114,7 +114,7 @@ class ClusterEncoder:
                 if number is None and losses[number] > RETRIES:
                     raise outcome
                 if number is not None and losses[number] == LOSSES:
-                    raise UserError(f"{_named(pieces[number])}: {LOSSES} encoders {LOST_AT}") from outcome
+                    raise SentenceError(f"{_named(pieces[number])}: {LOSSES} encoders {LOST_AT}") from outcome
                 todo.extendleft([] if number is None else [number])
                 jobs |= _beginning([*idle, self._instead_of(actor)])  # the idle ones may be lost with it
                 idle.clear()
@@ -143,7 +143,7 @@ class ClusterEncoder:
             if isinstance(error.cause, ray.exceptions.RayError):
                 raise
             reason = f"{type(error.cause).__name__}: {one_line(error.cause)}"
-            raise UserError(f"{_named(pieces[number])} cannot be encoded ({reason})") from error
+            raise SentenceError(f"{_named(pieces[number])} cannot be encoded ({reason})") from error
         except ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 raise
