@@ -245,7 +245,7 @@ def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
     while encoder.actors == actors:
         np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
     monkeypatch.setattr(encoding_cluster, "LOSSES", 1)
-    said = "^2 fail: 1 sentences, the longest 'poison': 1 encoders were lost at them .*; 1 sentences, the longest '' "
+    said = "^2 fail: 1 sentences, the longest 'poison': 1 encoders were lost at them, .*; 1 sentences, the longest '' "
     with pytest.raises(UserError, match=rf"{said}cannot be encoded \(RuntimeError: nothing to do\)$"):
         embed_to_disk(encoder, ["a", "poison", "", "b"], tmp_path, shard_size=1)
     assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == ["shard-000000", "shard-000003"]

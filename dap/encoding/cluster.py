@@ -15,10 +15,6 @@ from dap.errors import UserError, one_line
 
 #: Encoders that may be lost at the same sentences, before these are given up.
 LOSSES = 3
-LOST_AT = (
-    "were lost at them one after the other, perhaps for want of memory: give a smaller --token_budget or "
-    "--max_seq_length, or leave out what is too long"
-)
 #: Seconds without news before it is asked whether there is a node yet that could bring some.
 WAIT = 10
 Jobs = dict[Any, tuple[Any, int | None]]  # what an actor does -> the actor, and the piece's number; None: it begins
@@ -111,10 +107,7 @@ class ClusterEncoder:
             actor, number, outcome = self._next(jobs, pieces)
             if isinstance(outcome, ray.exceptions.RayError):
                 losses[number] += 1
-                if number is None and losses[number] > RETRIES:
-                    raise outcome
-                if number is not None and losses[number] == LOSSES:
-                    raise SentenceError(f"{_named(pieces[number])}: {LOSSES} encoders {LOST_AT}") from outcome
+                _require_few(losses[number], outcome, None if number is None else pieces[number])
                 todo.extendleft([] if number is None else [number])
                 jobs |= _beginning([*idle, self._instead_of(actor)])  # the idle ones may be lost with it
                 idle.clear()
@@ -178,6 +171,17 @@ class ClusterEncoder:
 
 def _beginning(actors: Iterable[Any]) -> Jobs:
     return {actor.fingerprint.remote(): (actor, None) for actor in actors}
+
+
+def _require_few(losses: int, last: Exception, piece: Sequence[str] | None) -> None:
+    """Raises where too many actors were lost one after the other: at a piece, or else before they had begun."""
+    if piece is None and losses > RETRIES:
+        raise last
+    if piece is not None and losses >= LOSSES:
+        raise SentenceError(
+            f"{_named(piece)}: {losses} encoders were lost at them, perhaps for want of memory: give a smaller "
+            "--token_budget or --max_seq_length, or leave out what is too long"
+        ) from last
 
 
 def _named(piece: Sequence[str]) -> str:
