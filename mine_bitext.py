@@ -28,13 +28,14 @@ from dap.encoding import (
     SHARD_SIZE,
     Encoder,
     EncoderArguments,
+    SentenceError,
     embed_to_disk,
     launched,
     load_on,
     model_fingerprint,
     tokens_of_a_batch,
 )
-from dap.errors import UserError
+from dap.errors import UserError, joined
 from dap.files import write_json
 from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
 from dap.search import (
@@ -257,19 +258,25 @@ def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArgumen
 def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
     """Fills in the vectors of every side: processes share the work, and the first gets them."""
     state, fingerprint = launched(), model_fingerprint(encoder)
+    failed: list[SentenceError] = []
     for role, side in ((role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")):
-        side.vectors = embed_to_disk(
-            encoder,
-            side.text,
-            Path(args.embeddings_dir) / f"{role}.{side.path.name}",
-            args.shard_size,
-            tokens_of_a_batch(args.token_budget),
-            state.is_main_process,
-            state.process_index,
-            state.num_processes,
-            lambda row, side=side: f"{side.path}, line {side.text.first_line[row]}",
-            fingerprint,
-        )
+        try:
+            side.vectors = embed_to_disk(
+                encoder,
+                side.text,
+                Path(args.embeddings_dir) / f"{role}.{side.path.name}",
+                args.shard_size,
+                tokens_of_a_batch(args.token_budget),
+                state.is_main_process,
+                state.process_index,
+                state.num_processes,
+                lambda row, side=side: f"{side.path}, line {side.text.first_line[row]}",
+                fingerprint,
+            )
+        except SentenceError as error:
+            failed.append(error)
+    if failed:
+        raise joined(failed)
 
 
 # From vectors to pairs

@@ -32,6 +32,7 @@ COMMANDS = (
     f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 {STEPS} --output_dir out",
     "eval_retrieval --data_dir text --model dap --embeddings_dir out/vectors --output_file out/r.json",
     "mine_bitext text/a.fr text/a.en --model dap --shard_size 5 --output out/pairs",
+    "mine_bitext text/a.fr text/a.en --model dap --shard_size 5 --ray local --output out/pairs",
     f"run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4 {STEPS} --output_dir out",
     "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out",
     "prepare_data --data text --evaluation_data test --num_workers 1 --list_leaks out/leaks --output_dir out/clean",
@@ -99,7 +100,7 @@ def main() -> None:
     """Prints a table of the ends, by command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20, help="of each command, while it runs")
-    parser.add_argument("--only", default="", help="commands whose name begins so")
+    parser.add_argument("--only", default="", help="commands that begin so")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     chosen = [command for command in COMMANDS if command.startswith(args.only)]

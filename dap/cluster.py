@@ -8,15 +8,13 @@ prepare lies in a folder that all nodes share.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from dap.errors import UserError
+from dap.errors import UserError, one_line
 
 #: Times that a task begins again after its worker or its node is lost.
 RETRIES = 10
@@ -42,6 +40,10 @@ class ClusterArguments:
                 raise UserError(f"--{name} {value}: at least 1")
         if self.ray is None and self.ray_actors:
             raise UserError(f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave it out")
+        if self.ray and (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise UserError(
+                f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, or leave --ray out"
+            )
 
     def connect(self) -> AbstractContextManager[None]:
         """`connected`, where a cluster is asked for."""
@@ -67,18 +69,46 @@ def connected(address: str, threads: int = 1) -> Iterator[None]:
     is_first = not ray.is_initialized()
     try:
         if is_first:
-            limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))
-            workers = {"env_vars": limits, "worker_process_setup_hook": _start_in(os.getcwd())}
-            ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
+            _join(address, threads)
         yield
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except (ray.exceptions.RayError, ConnectionError) as error:
-        reason = str(error).strip().splitlines()[-1][:300]  # below a traceback from elsewhere
-        raise UserError(f"--ray {address}: {reason}; run again to go on") from error
+    except ray.exceptions.RayError as error:
+        raise _plain(error, address) from error
     finally:
         if is_first:
             ray.shutdown()
+
+
+def _join(address: str, threads: int) -> None:
+    import ray
+
+    limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))
+    workers = {"env_vars": limits, "worker_process_setup_hook": _start_in(os.getcwd())}
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
+    except ValueError as error:
+        raise UserError(f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local") from error
+    except (ConnectionError, RuntimeError) as error:
+        odd = [each for each in (error, error.__cause__) if "Version mismatch" in str(each)]
+        reason = f"{one_line(odd[0])}; give all nodes and this process the same" if odd else one_line(error)
+        raise UserError(f"--ray {address}: {reason}") from error
+
+
+def _plain(error: Exception, address: str) -> Exception:
+    """What a command says of an error of Ray: what the task raised, or a line."""
+    from ray import exceptions
+
+    cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+    if not isinstance(cause, exceptions.RayError):
+        return cause
+    reason = str(cause).strip().splitlines()[-1][:300]  # below a traceback from elsewhere
+    if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
+        reason = (
+            "a node's object store is full, and so is the disk that takes what has no room there: start that node "
+            "with a larger --object-store-memory, or with --object-spilling-directory on a disk with more room"
+        )
+    elif not getattr(cause, "actor_init_failed", False):
+        reason += "; run again to go on"
+    return UserError(f"--ray {address}: {reason}")
 
 
 def _start_in(folder: str) -> Callable[[], None]:
@@ -108,13 +138,3 @@ def each_on_cluster(function: Callable[..., Any], calls: Mapping[str, tuple]) ->
             yield name, UserError(f"{name}: its worker was lost {RETRIES + 1} times, perhaps for want of memory")
         else:
             yield name, job.result()
-
-
-class EncoderActor:
-    """An encoder on a node: what `dap.encoding.EncoderArguments` load there."""
-
-    def __init__(self, arguments: Any) -> None:
-        self.encoder = arguments.load()
-
-    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
-        return self.encoder.encode(piece, token_budget)

@@ -1,9 +1,11 @@
 """What a user can mend: refusals in one line, and the errors of libraries as such refusals."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+SHOWN = 5  # errors that are told of several
 
 
 class UserError(ValueError):
@@ -23,6 +25,13 @@ def one_line(error: object) -> str:
         text = f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+
+
+def joined(failed: Sequence[Exception]) -> Exception:
+    """The only error of several calls, or a line of the first of them."""
+    if len(failed) == 1:
+        return failed[0]
+    return UserError(f"{len(failed)} fail: {'; '.join(map(one_line, failed[:SHOWN]))}")
 
 
 def require_utf8(path: object) -> None:

@@ -1,7 +1,10 @@
 """The commands on a local Ray cluster of two nodes: what one process gives, whatever is lost on the way."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,8 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.cluster import ClusterArguments, connected
-from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
+from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
+from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
 from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
@@ -159,18 +163,21 @@ def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
 
 
 def test_what_a_cluster_cannot_do_is_said_in_a_line(
-    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object
+    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mining = [*text, "--model", str(tiny_bert_dir), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")]
     for more, said in (
         (["--ray_actors", "2"], "--ray_actors 2 is for a cluster: name it with --ray"),
         (["--ray", nodes.address, "--ray_actors", "0"], "--ray_actors 0: at least 1"),
-        (["--ray", nodes.address, "--ray_actors", "9"], "--ray_actors 9 with 1 CPUs each: the cluster has 2 CPUs"),
+        (["--ray", nodes.address, "--ray_actors", "9"], "--ray_actors 9 with --ray_cpus_per_actor 1: .* room for 2, "),
     ):
         with pytest.raises(UserError, match=said):
             mine_bitext.run([*mining, *more])
     with pytest.raises(UserError, match="target: row 2 .* has NaN"):
         cluster_neighbours(np.ones((3, 2)), np.array([[1.0, 1], [1, 1], [1, np.nan]]), k=1)
+
+    def raising(error: Exception) -> None:
+        raise error
 
     class Refusing:
         def __init__(self, reason: str = "no such model") -> None:
@@ -178,28 +185,94 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
 
     with pytest.raises(UserError, match=r"^keys: row 2$"), connected(nodes.address):
         ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
-    with pytest.raises(UserError, match=r"^--ray .*: no such model; run again to go on$"), connected(nodes.address):
+    for full in (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):  # in a task, and here
+        said = r"^--ray .*: a node's object store is full, and so is the disk .* a larger --object-store-memory, or "
+        with pytest.raises(UserError, match=said), connected(nodes.address):
+            ray.get(ray.remote(num_cpus=0)(raising).remote(full("no room")))
+        with pytest.raises(UserError, match=said), connected(nodes.address):
+            raising(full("no room"))
+    with pytest.raises(UserError, match=r"^--ray .*: no such model$"), connected(nodes.address):
         ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as accelerate launch
+    with pytest.raises(UserError, match="^--ray auto in 2 processes: start one, "):
+        mine_bitext.run([*mining, "--ray", "auto"])
 
 
-def test_a_killed_encoder_begins_again(nodes: object) -> None:
-    class Letters:
-        """An encoder of no model, and what loads it: a letter's share of the sentence, a dimension a letter."""
+def test_a_cluster_that_cannot_be_joined_is_told_in_a_line(nodes: object) -> None:
+    script = """
+import sys
+import ray._private.utils as of_ray
+from dap.cluster import ClusterArguments
+of_ray.compute_version_info = lambda: ("2.60.0", "3.10.1")
+for address in sys.argv[1:]:
+    try:
+        with ClusterArguments(address).connect():
+            pass
+    except ValueError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", script, "foo", nodes.address]
+    first, second = subprocess.run(command, text=True, capture_output=True, check=True).stdout.splitlines()
+    assert first == "--ray foo: Invalid address format: foo; give auto, HOST:PORT or local"
+    assert re.fullmatch(
+        rf"--ray {nodes.address}: Version mismatch: .* Python: 3\..* Python: 3\.10\.1; give all .*", second
+    )
 
-        def load(self) -> "Letters":
-            return self
 
-        def encode(self, sentences: Sequence[str], token_budget: int = 0) -> np.ndarray:
-            return np.array([[text.count(letter) / len(text) for letter in "abcde"] for text in sentences])
+def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
+    tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mortal(SentenceEncoder):
+        def encode(self, sentences: Sequence[str], *options: object) -> np.ndarray:
+            if "poison" in sentences:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if "" in sentences:
+                raise RuntimeError("nothing\nto do")
+            return super().encode(sentences, *options)
 
-    sentences = [pair[0] for pair in PAIRS]
-    encoder = ClusterEncoder(Letters(), Letters(), ClusterArguments(nodes.address, ray_actors=1))
-    actor = encoder.pool.pop_idle()
-    end = actor.__ray_call__.options(max_task_retries=0).remote(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(end)
-    encoder.pool.push(actor)
-    np.testing.assert_array_equal(encoder.encode(sentences), Letters().encode(sentences))
+    class Loading(EncoderArguments):
+        def load(self) -> SentenceEncoder:
+            return Mortal.from_pretrained(self.model_name_or_path, self.pooling)
+
+    arguments, pieces = Loading(str(tiny_bert_dir), pooling="mean"), [[pair[0]] for pair in PAIRS]
+    encoder = ClusterEncoder(arguments.load(), arguments, ClusterArguments(nodes.address))
+    expected = [encoder.encoder.encode(piece) for piece in pieces]
+    actors = list(encoder.actors)
+    assert len(actors) == 2  # on a node of its own each, and no place for another one
+    ray.get([actor.fingerprint.remote() for actor in actors])
+    (second,) = nodes.worker_nodes
+    nodes.remove_node(second, allow_graceful=False)
+    while encoder.actors == actors:
+        np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
+    monkeypatch.setattr(encoding_cluster, "LOSSES", 1)
+    said = "^2 fail: 1 sentences, the longest 'poison': 1 encoders were lost at them, .*; 1 sentences, the longest '' "
+    with pytest.raises(UserError, match=rf"{said}cannot be encoded \(RuntimeError: nothing to do\)$"):
+        embed_to_disk(encoder, ["a", "poison", "", "b"], tmp_path, shard_size=1)
+    assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == ["shard-000000", "shard-000003"]
+    encoder.end()
+    nodes.add_node(num_cpus=1, object_store_memory=2**27)
+
+
+def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
+    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding_cluster, "WAIT", 1)
+    arguments, other = (EncoderArguments(str(tiny_bert_dir), pooling=pooling) for pooling in ("mean", "cls"))
+    wide = ClusterArguments(nodes.address, ray_cpus_per_actor=2)
+    with pytest.raises(UserError, match=r"--ray_cpus_per_actor 2: the cluster has room for 0, a node at most 1 CPUs"):
+        ClusterEncoder(other.load(), arguments, wide)
+    added = nodes.add_node(num_cpus=2, object_store_memory=2**27)
+    encoder = ClusterEncoder(other.load(), arguments, wide)
+    assert len(encoder.actors) == 1  # though there are four CPUs
+    said = model = "an encoder of the cluster has another model than this process"
+    with pytest.raises(UserError, match=model):
+        encoder.encode(["a"])
+    nodes.remove_node(added, allow_graceful=False)
+    while model in said:  # the last that is heard of the node
+        with pytest.raises(UserError) as refused:
+            encoder.encode(["a"])
+        said = str(refused.value)
+    assert said == "no node is left with room for an encoder: add nodes, then run again to go on"
     encoder.end()
 
 

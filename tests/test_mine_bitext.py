@@ -18,6 +18,7 @@ from forked import run_two
 
 import eval_retrieval
 from dap.encoding.encoder import SentenceEncoder
+from dap.errors import UserError
 from dap.search.mining import margin_scores
 from mine_bitext import main, run
 
@@ -246,6 +247,18 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_accuracies(
     assert json.loads((tmp_path / "found-0").read_text()) == [kept, languages, languages]
     assert json.loads((tmp_path / "found-1").read_text()) == [None, None, None]
     assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()
+
+
+def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    token = encoder.tokenizer("q", add_special_tokens=False)["input_ids"][-1]
+    with torch.no_grad():
+        encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
+    encoder.model.save_pretrained(tmp_path / "model")
+    encoder.tokenizer.save_pretrained(tmp_path / "model")
+    files = [write(tmp_path / name, lines) for name, lines in (("a.de", ["ban", "q"]), ("a.en", ["q", "ban"]))]
+    with pytest.raises(UserError, match="^2 fail: .*/a.de, line 2: NaN .*; .*/a.en, line 1: NaN "):
+        run([*files, "--model", str(tmp_path / "model"), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dap.encoding.cluster import ClusterEncoder, load_on
 from dap.encoding.embeddings import (
     SHARD_SIZE,
     Encoder,
+    SentenceError,
     embed_to_disk,
     encode_shared,
     launched,

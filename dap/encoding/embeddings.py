@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
-from dap.errors import UserError
+from dap.errors import SHOWN, UserError, joined, one_line
 from dap.files import disk_full, whole_file
 from dap.tokenizers import tokenizer_state
 
@@ -37,6 +37,10 @@ ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architecture
 ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
 
 Encoder = SentenceEncoder | LibraryEncoder
+
+
+class SentenceError(UserError):
+    """Sentences that cannot be encoded, while others can."""
 
 
 def launched() -> PartialState:
@@ -102,6 +106,8 @@ def embed_to_disk(
     memory at a time. Shards of another model or text are removed. Several shards are joined in an unnamed file in the
     same folder, which takes their size once more until the result is let go.
 
+    A shard that cannot be encoded keeps none of the others from it, unless `SHOWN` have failed.
+
     Process `rank` of `world_size` encodes every `world_size`-th shard and waits for the others; all of them need the
     same text and the same folder. Only process 0 gets the vectors, the others get none: (0, D).
 
@@ -112,10 +118,12 @@ def embed_to_disk(
         fingerprint: the encoder's `model_fingerprint`, for those who have it already.
 
     Raises:
-        ValueError: the model gives NaN or infinity for a sentence, which is named.
+        SentenceError: sentences that cannot be encoded, or have NaN or infinity in their vector; named.
         OSError: the disk is full; no incomplete shard is left.
     """
-    folder, fingerprint, shards = Path(folder), fingerprint or model_fingerprint(encoder), []
+    folder, fingerprint = Path(folder), fingerprint or model_fingerprint(encoder)
+    shards: list[Path] = []
+    failed: list[SentenceError] = []
     folder.mkdir(parents=True, exist_ok=True)
     total = len(sentences) if isinstance(sentences, Sized) else None
     with tqdm(total=total, desc=f"encoding {folder.name}", unit=" sentences", disable=not progress) as bar:
@@ -126,19 +134,29 @@ def embed_to_disk(
                 bar.update(len(text))
                 continue
             _remove(folder, number)
-            vectors = _encode(encoder, text, token_budget, bar)  # (n, D)
-            _check_finite(vectors, text, lambda row, start=number * shard_size: where(start + row))
+            try:
+                vectors = _encode(encoder, text, token_budget, bar)  # (n, D)
+                _check_finite(vectors, text, lambda row, start=number * shard_size: where(start + row))
+            except SentenceError as error:
+                failed.append(error)
+                if len(failed) == SHOWN:
+                    break
+                continue
             write_vectors(vectors, shard)
-    _wait_for_everyone()
+    if failed := _of_all_processes(failed):
+        raise SentenceError(one_line(joined(failed)))
     if rank == 0:
         _remove_others(folder, shards)
     return _join(shards, folder) if shards and rank == 0 else encoder.encode([""])[:0]
 
 
-def _wait_for_everyone() -> None:
-    if torch.distributed.is_initialized():
-        is_nccl = torch.distributed.get_backend() == "nccl"
-        torch.distributed.barrier(device_ids=[torch.cuda.current_device()] if is_nccl else None)
+def _of_all_processes(failed: list[SentenceError]) -> list[SentenceError]:
+    """What failed in any process of the launch; they wait for each other here."""
+    if not torch.distributed.is_initialized():
+        return failed
+    each: list[list[SentenceError]] = [[]] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(each, failed)
+    return list(chain(*each))
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -186,7 +204,7 @@ def pieces_by_length(text: Sequence[str]) -> tuple[list[list[str]], np.ndarray]:
 def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str]) -> None:
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
-        raise UserError(
+        raise SentenceError(
             f"{where(int(bad[0]))}: NaN or infinity in the vector of {text[bad[0]][:60]!r} (one of {len(bad)} such "
             f"vectors in its shard): check the model's weights, or leave bf16 out"
         )

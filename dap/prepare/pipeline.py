@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.cluster import each_on_cluster
-from dap.errors import UserError, one_line
+from dap.errors import UserError, joined
 from dap.files import DiskFullError, read_object, whole_file, write_json
 from dap.prepare.deduplication import (
     Admission,
@@ -48,7 +48,7 @@ from dap.prepare.deduplication import (
 from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
-from dap.prepare.run_folder import SHOWN, VOCABULARY, Plan, RawFile, new_folder
+from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
 from dap.text import LineAudit, read_tables
 
 logger = logging.getLogger(__name__)
@@ -321,10 +321,8 @@ def _run(
         found[name] = outcome
         logger.info("%s: %d of %d done, %.0f s", step, len(found), len(calls), time.perf_counter() - started)
     failed = [found[name] for name in calls if isinstance(found[name], Exception)]
-    if len(failed) > 1:
-        raise UserError(f"{len(failed)} fail: {'; '.join(map(one_line, failed[:SHOWN]))}")
     if failed:
-        raise failed[0]
+        raise joined(failed)
     return [found[name] for name in calls]
 
 

@@ -69,13 +69,19 @@ class Plan:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name when the block ends without an error, and else goes.
 
+    It goes, too, where there is one of that name by then: another worker has made the same.
+
     Raises:
         ValueError: no space left on the device.
     """
     beside = {"suffix": ".tmp", "prefix": f"{folder.name}.", "dir": folder.parent, "ignore_cleanup_errors": True}
     with disk_full(folder), tempfile.TemporaryDirectory(**beside) as new:
         yield Path(new)
-        os.replace(new, folder)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
 
 
 def finished(plan: Plan, mark: str, overwrite: bool) -> dict[str, Any] | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import synthetic_pairs
-from forked import processes
+from conftest import free_port, synthetic_pairs
+from forked import processes, run_two
 from transformers import AutoModel, AutoTokenizer, BertModel
 
 import dap.encoding.embeddings
@@ -104,14 +104,47 @@ def test_processes_share_the_shards(encoder: SentenceEncoder, tmp_path: Path) ->
     np.testing.assert_array_equal(found, embed_to_disk(encoder, SENTENCES, tmp_path / "one", shard_size=10))
 
 
-def test_nan_names_the_sentence(encoder: SentenceEncoder, tmp_path: Path) -> None:
+@pytest.fixture
+def spoilt(encoder: SentenceEncoder) -> SentenceEncoder:
+    """An encoder with NaN in the vector of "q"."""
     token = encoder.tokenizer("q", add_special_tokens=False)["input_ids"][-1]
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
-    text = ["ban", "der", "fin", "q", "gol"]
-    with pytest.raises(ValueError, match="^line 4: NaN or infinity in the vector of 'q'"):
-        embed_to_disk(encoder, text, tmp_path, shard_size=2, where=lambda row: f"line {row + 1}")
-    assert [name[:12] for name in shards(tmp_path)] == ["shard-000000"]
+    return encoder
+
+
+def test_nan_names_the_sentence_and_the_other_shards_are_encoded(spoilt: SentenceEncoder, tmp_path: Path) -> None:
+    text = ["ban", "der", "fin", "q", "gol", "sut", "q"]
+    said = "^2 fail: line 4: NaN or infinity in the vector of 'q' .*; line 7: NaN "
+    with pytest.raises(ValueError, match=said):
+        embed_to_disk(spoilt, text, tmp_path, shard_size=2, where=lambda row: f"line {row + 1}")
+    assert [name[:12] for name in shards(tmp_path)] == ["shard-000000", "shard-000002"]
+    made = shards(tmp_path)
+    with pytest.raises(ValueError, match="^line 4: NaN"):
+        embed_to_disk(spoilt, text[:6], tmp_path, shard_size=2, where=lambda row: f"line {row + 1}")
+    assert shards(tmp_path) == made
+    with pytest.raises(ValueError, match="^5 fail: "):
+        embed_to_disk(spoilt, ["q"] * 9 + ["ban"], tmp_path / "all", shard_size=1)
+    assert not shards(tmp_path / "all")  # not even tried
+
+
+def one_of_two(rank: int, port: int, folder: Path) -> None:
+    """One process of two; writes why it ended."""
+    gloo = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2}
+    torch.distributed.init_process_group("gloo", **gloo)
+    encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
+    with pytest.raises(ValueError, match="NaN") as refused:
+        embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1, rank=rank, world_size=2)
+    (folder / f"said-{rank}").write_text(str(refused.value))
+    torch.distributed.destroy_process_group()
+
+
+def test_what_one_process_cannot_encode_all_name_when_they_are_done(spoilt: SentenceEncoder, tmp_path: Path) -> None:
+    spoilt.model.save_pretrained(tmp_path / "model")
+    spoilt.tokenizer.save_pretrained(tmp_path / "model")
+    run_two(one_of_two, free_port(), tmp_path)
+    assert all((tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2))
+    assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, whose writes fail as on a full disk")
