@@ -2,8 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,27 @@ import torch
 from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES
-from dap.search.similarity import Best, Neighbours, Search, mutual_neighbours, require_searchable
+from dap.search.similarity import Best, Found, Neighbours, Search, mutual_neighbours, require_searchable
 
 #: Rows of each side in a task.
 TILES = {"CPU": 16384, "GPU": 131072}
-WIDEST = 8  # times as many where the sides are long: the wider, the less is merged where the command runs
+WIDEST = 8  # times as many where the sides are long: the wider, the less is merged
 TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
 #: Tasks begun for each CPU or GPU; what they need is held in memory.
 AHEAD = 2
+#: Tiles' source rows of a band, whose vectors are in the object store at the same time.
+BAND = 16
+
+Strips = dict[int, Any]
 
 
 def cluster_neighbours(
     source: np.ndarray, target: np.ndarray, k: int = 4, search: Search = mutual_neighbours, progress: bool = False
 ) -> Neighbours:
     """A search with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
+
+    Other tasks merge what is found, in the order of the columns and of the rows. This process takes it at the end of
+    a band of `BAND` tiles' source rows: no more is searched again where a node and what it held are lost.
 
     An approximate search builds its indexes in every task, of that tile; the number of CPUs changes no result. Both
     sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and a
@@ -36,29 +44,33 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    exact = search is mutual_neighbours
-    kind, count, height, width = _tiles(len(source), len(target), exact)
-    task = ray.remote(max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
-    forward, backward = (Best(len(side), k, torch.device("cpu")) for side in (source, target))
-    columns = {start: ray.put(np.array(target[start : start + width])) for start in range(0, len(target), width)}
+    kind, count, height, width = _tiles(len(source), len(target), search is mutual_neighbours)
+    find = ray.remote(num_returns=2, max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
+    merge = ray.remote(num_returns=2, max_retries=RETRIES)(_merge)
+    forward, backward = (Best(len(side), k, torch.device("cpu")).found() for side in (source, target))
+    columns = _strips(width, target)
 
-    def tiles() -> Iterator[tuple[int, int, Any]]:
-        for row in range(0, len(source), height):
-            rows, worst = ray.put(np.array(source[row : row + height])), forward.scores[row : row + height, -1]
-            for column, keys in columns.items():
-                above = worst.numpy(), backward.scores[column : column + width, -1].numpy()
-                find = partial(search, above=above) if exact else search  # no more than can be among the best
-                yield row, column, task.remote(find, rows, keys, k)
+    def tiles(top: int, rows: Strips, best: list[Strips], known: list[Strips]) -> Iterator[tuple[int, int, Any, Any]]:
+        for (column, keys), (row, queries) in product(columns.items(), rows.items()):
+            found = find.remote(search, queries, keys, k, known[0][row], known[1][column])
+            best[0][row], queries_done = merge.remote(best[0][row], found[0], column)
+            best[1][column], keys_done = merge.remote(best[1][column], found[1], top + row)
+            yield row, column, (best[0][row], best[1][column]), [queries_done, keys_done]
 
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
     with bar:
-        for row, column, job in _ahead(tiles(), AHEAD * count):
-            found = ray.get(job)
-            forward.merge(row, found.forward_scores, column + found.forward_indices)  # in the order of the columns
-            backward.merge(column, found.backward_scores, row + found.backward_indices)
-            bar.update(len(found.forward_scores) * len(found.backward_scores))
-    return Neighbours(*forward.found(), *backward.found())
+        for top in range(0, len(source), BAND * height):
+            rows, *mine = (each[top : top + BAND * height] for each in (source, *forward))
+            rows, best = _strips(height, rows), [_strips(height, *mine), _strips(width, *backward)]
+            known = [strips.copy() for strips in best]  # those that are there
+            for row, column, merged, done in _ahead(tiles(top, rows, best, known), AHEAD * count):
+                bar.update(math.prod(ray.get(done)))
+                known[0][row], known[1][column] = merged
+            for arrays, strips in zip((mine, backward), best, strict=True):
+                for array, parts in zip(arrays, zip(*ray.get(list(strips.values())), strict=True), strict=True):
+                    np.concatenate(parts, out=array)
+    return Neighbours(*forward, *backward)
 
 
 def search_plan(rows: int, columns: int, dimensions: int, exact: bool = True) -> str:
@@ -103,5 +115,27 @@ def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
     yield from begun
 
 
-def _search_tile(search: Search, queries: np.ndarray, keys: np.ndarray, k: int) -> Neighbours:
-    return search(queries, keys, min(k, len(queries), len(keys)))
+def _strips(size: int, *arrays: np.ndarray) -> Strips:
+    """So many rows of the arrays at a time, in the object store, by the number of the first."""
+    import ray
+
+    starts = range(0, len(arrays[0]), size)
+    return {start: ray.put([np.array(array[start : start + size]) for array in arrays]) for start in starts}
+
+
+def _search_tile(
+    search: Search, queries: list, keys: list, k: int, *known: Sequence[np.ndarray]
+) -> tuple[Found, Found]:
+    """What is better in a tile than the best known ones of its rows and of its columns."""
+    above = tuple(scores[:, -1] for scores, _ in known)
+    find = partial(search, above=above) if search is mutual_neighbours else search
+    found = find(*queries, *keys, min(k, len(queries[0]), len(keys[0])))
+    return (found.forward_scores, found.forward_indices), (found.backward_scores, found.backward_indices)
+
+
+def _merge(best: Found, found: Found, start: int) -> tuple[Found, int]:
+    """The best of the best so far and of what a tile from `start` on has, and how many rows they belong to."""
+    merged = Best(*best[0].shape, torch.device("cpu"))
+    merged.merge(0, *best)
+    merged.merge(0, found[0], start + found[1])
+    return merged.found(), len(best[0])
