@@ -186,7 +186,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             return {}
         encoded = time.perf_counter()
         search = partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
-        search = partial(cluster_neighbours, search=search) if cluster.ray else search
+        search = partial(cluster_neighbours, index=args.index) if cluster.ray else search
         search = partial(search, progress=True)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}

@@ -2,8 +2,8 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from dap.cluster import ClusterArguments, connected
 from dap.encoding import ClusterEncoder, EncoderArguments, embeddings
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
-from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
+from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
+from dap.search.approximate import built_index
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
@@ -203,21 +204,30 @@ def test_a_killed_encoder_begins_again(nodes: object) -> None:
     encoder.end()
 
 
-def test_an_approximate_search_builds_its_indexes_of_each_tile(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approximate_search_builds_an_index_of_each_strip_once(
+    tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(keys: np.ndarray, index: str) -> np.ndarray:
+        tempfile.mkstemp(dir=tmp_path)
+        return built_index(keys, index)
+
+    monkeypatch.setattr(cluster, "built_index", counted)
+    monkeypatch.setattr(cluster, "BAND", 2)
     monkeypatch.setitem(TILES, "CPU", 64)
     source, target = sides(200, 299)
     target = target[:149]  # all different
-    search = partial(approximate_neighbours, index="IVF4,Flat:nprobe=4")  # it visits all lists
-    found, exact = cluster_neighbours(source, target, search=search), mutual_neighbours(source, target)
+    found = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=4")  # it visits all lists
+    assert len(list(tmp_path.iterdir())) == 4 + 3
+    exact = mutual_neighbours(source, target)
     np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
     monkeypatch.setattr(cluster, "TASKS", 1)  # tiles of an exact search would be wider on one CPU
-    search = partial(approximate_neighbours, index="IVF4,Flat:nprobe=1")
-    found = cluster_neighbours(source, target, search=search)
+    index = "IVF4,Flat:nprobe=1"
+    found = cluster_neighbours(source, target, index=index)
     assert 0.5 < recall_at_k(found, source, target) < 1
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
-    require_equal(cluster_neighbours(source, target, search=search), found)
+    require_equal(cluster_neighbours(source, target, index=index), found)
 
 
 def test_a_lost_node_changes_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:

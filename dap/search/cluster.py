@@ -2,8 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch
 from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES
-from dap.search.similarity import Best, Found, Neighbours, Search, mutual_neighbours, require_searchable
+from dap.search.approximate import approximate_neighbours, built_index
+from dap.search.similarity import Best, Found, Neighbours, mutual_neighbours, require_searchable
 
 #: Rows of each side in a task.
 TILES = {"CPU": 16384, "GPU": 131072}
@@ -27,16 +27,17 @@ Strips = dict[int, Any]
 
 
 def cluster_neighbours(
-    source: np.ndarray, target: np.ndarray, k: int = 4, search: Search = mutual_neighbours, progress: bool = False
+    source: np.ndarray, target: np.ndarray, k: int = 4, index: str | None = None, progress: bool = False
 ) -> Neighbours:
     """A search with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
 
     Other tasks merge what is found, in the order of the columns and of the rows. This process takes it at the end of
     a band of `BAND` tiles' source rows: no more is searched again where a node and what it held are lost.
 
-    An approximate search builds its indexes in every task, of that tile; the number of CPUs changes no result. Both
-    sides' vectors go through the cluster's object store, the target's as a whole. A task needs its two tiles and a
-    block of the search; this process needs, beside memory maps, what the result takes.
+    With an `index`, as of `approximate_neighbours`, tasks build one of each tile's source and target rows, to be
+    searched by all tiles of the other side; the number of CPUs changes no result. Both sides' vectors and indexes go
+    through the cluster's object store, the target's as a whole. A task needs its two tiles and a block of the search;
+    this process needs, beside memory maps, what the result takes.
 
     Raises:
         ValueError: as the search.
@@ -44,15 +45,19 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    kind, count, height, width = _tiles(len(source), len(target), search is mutual_neighbours)
+    kind, count, height, width = _tiles(len(source), len(target), index is None)
     find = ray.remote(num_returns=2, max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
     merge = ray.remote(num_returns=2, max_retries=RETRIES)(_merge)
+    build = ray.remote(max_retries=RETRIES)(built_index)
     forward, backward = (Best(len(side), k, torch.device("cpu")).found() for side in (source, target))
     columns = _strips(width, target)
+    column_indexes = {start: index and build.remote(keys, index) for start, keys in columns.items()}
 
     def tiles(top: int, rows: Strips, best: list[Strips], known: list[Strips]) -> Iterator[tuple[int, int, Any, Any]]:
+        row_indexes = {start: index and build.remote(queries, index) for start, queries in rows.items()}
         for (column, keys), (row, queries) in product(columns.items(), rows.items()):
-            found = find.remote(search, queries, keys, k, known[0][row], known[1][column])
+            sides = queries, keys, known[0][row], known[1][column]
+            found = find.remote(k, index, *sides, row_indexes[row], column_indexes[column])
             best[0][row], queries_done = merge.remote(best[0][row], found[0], column)
             best[1][column], keys_done = merge.remote(best[1][column], found[1], top + row)
             yield row, column, (best[0][row], best[1][column]), [queries_done, keys_done]
@@ -116,20 +121,31 @@ def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
 
 
 def _strips(size: int, *arrays: np.ndarray) -> Strips:
-    """So many rows of the arrays at a time, in the object store, by the number of the first."""
+    """So many rows of an array, or of two, at a time in the object store, by the number of the first."""
     import ray
 
-    starts = range(0, len(arrays[0]), size)
-    return {start: ray.put([np.array(array[start : start + size]) for array in arrays]) for start in starts}
+    put: Strips = {}
+    for start in range(0, len(arrays[0]), size):
+        part = [np.array(array[start : start + size]) for array in arrays]
+        put[start] = ray.put(part if len(part) > 1 else part[0])
+    return put
 
 
 def _search_tile(
-    search: Search, queries: list, keys: list, k: int, *known: Sequence[np.ndarray]
+    k: int,
+    index: str | None,
+    queries: np.ndarray,
+    keys: np.ndarray,
+    best: Found,
+    keys_best: Found,
+    *built: np.ndarray | None,
 ) -> tuple[Found, Found]:
-    """What is better in a tile than the best known ones of its rows and of its columns."""
-    above = tuple(scores[:, -1] for scores, _ in known)
-    find = partial(search, above=above) if search is mutual_neighbours else search
-    found = find(*queries, *keys, min(k, len(queries[0]), len(keys[0])))
+    """What may be better in a tile than the best known ones of its rows and of its columns."""
+    most = min(k, len(queries), len(keys))
+    if index is None:
+        found = mutual_neighbours(queries, keys, most, above=(best[0][:, -1], keys_best[0][:, -1]))
+    else:
+        found = approximate_neighbours(queries, keys, most, index, built=built)
     return (found.forward_scores, found.forward_indices), (found.backward_scores, found.backward_indices)
 
 
