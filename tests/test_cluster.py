@@ -1,6 +1,7 @@
 """The commands on a local Ray cluster of two nodes: what one process gives, whatever is lost on the way."""
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -104,8 +105,13 @@ def test_commands_give_the_files_of_one_process(
     assert outcome("two", "--ray", nodes.address) == expected
     assert len(finished) == 2
     assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
-    said = "plan: 120 sentences, 6 shards, 1 encoders; 1 search tasks of at most 0 MiB of vectors on 2 CPUs"
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    plan = (
+        r"plan: 120 sentences, 6 shards, 1 encoders: (\S+) s at ([\d,]+) sentences a second each; 1 search tasks of "
+        r"about 48 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
+    )
+    seconds, rate = (float(each.replace(",", "")) for each in re.search(plan, said).groups())
+    assert seconds == pytest.approx(120 / rate, rel=0.1)
 
 
 def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
@@ -222,7 +228,7 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
     np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
-    monkeypatch.setattr(cluster, "TASKS", 1)  # tiles of an exact search would be wider on one CPU
+    monkeypatch.setattr("dap.search.plan.TASKS", 1)  # tiles of an exact search would be wider on one CPU
     index = "IVF4,Flat:nprobe=1"
     found = cluster_neighbours(source, target, index=index)
     assert 0.5 < recall_at_k(found, source, target) < 1

@@ -1,6 +1,7 @@
 """Nearest neighbours by the tasks of a Ray cluster: exact ones equal those of one process."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -12,16 +13,11 @@ from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES
 from dap.search.approximate import approximate_neighbours, built_index
+from dap.search.plan import BAND, SearchPlan
 from dap.search.similarity import Best, Found, Neighbours, mutual_neighbours, require_searchable
 
-#: Rows of each side in a task.
-TILES = {"CPU": 16384, "GPU": 131072}
-WIDEST = 8  # times as many where the sides are long: the wider, the less is merged
-TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
 #: Tasks begun for each CPU or GPU; what they need is held in memory.
 AHEAD = 2
-#: Tiles' source rows of a band, whose vectors are in the object store at the same time.
-BAND = 16
 
 Strips = dict[int, Any]
 
@@ -29,7 +25,7 @@ Strips = dict[int, Any]
 def cluster_neighbours(
     source: np.ndarray, target: np.ndarray, k: int = 4, index: str | None = None, progress: bool = False
 ) -> Neighbours:
-    """A search with a task for each tile of `tile_rows` source × target rows, on a GPU or else a CPU.
+    """A search with a task for each tile of a `SearchPlan`, on a GPU or else a CPU.
 
     Other tasks merge what is found, in the order of the columns and of the rows. This process takes it at the end of
     a band of `BAND` tiles' source rows: no more is searched again where a node and what it held are lost.
@@ -45,7 +41,8 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    kind, count, height, width = _tiles(len(source), len(target), index is None)
+    plan = plan_search(len(source), len(target), source.shape[1], index)
+    (height, width), kind, count = plan.tile, plan.kind, plan.count
     find = ray.remote(num_returns=2, max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
     merge = ray.remote(num_returns=2, max_retries=RETRIES)(_merge)
     build = ray.remote(max_retries=RETRIES)(built_index)
@@ -78,36 +75,24 @@ def cluster_neighbours(
     return Neighbours(*forward, *backward)
 
 
-def search_plan(rows: int, columns: int, dimensions: int, exact: bool = True) -> str:
-    """What `cluster_neighbours` will do with so many source and target vectors, for the user."""
-    kind, count, height, width = _tiles(rows, columns, exact)
-    tasks = -(-rows // height) * -(-columns // width)
-    memory = (height + width) * dimensions * 4 / 2**20
-    return f"{tasks:,} search tasks of at most {memory:,.0f} MiB of vectors on {count} {kind}s"
-
-
-def tile_rows(kind: str, count: int, rows: int, columns: int) -> int:
-    """Rows of each side in a task, at most, by how many CPUs or GPUs there are and what they search.
-
-    >>> tile_rows("GPU", 8, 10**6, 10**6), tile_rows("GPU", 8, 10**8, 10**8)
-    (131072, 1048576)
-    """
-    few = math.isqrt(rows * columns // (TASKS * count))
-    return TILES[kind] * min(max(few // TILES[kind], 1), WIDEST)
-
-
-def _tiles(rows: int, columns: int, exact: bool) -> tuple[str, int, int, int]:
-    """What a task needs one of, how many of them the cluster has, and a task's rows of both sides, alike in all tasks.
-
-    Approximate searches are for CPUs, and their tiles as for one: what they find depends on the tile.
-    """
+def plan_search(rows: int, columns: int, dimensions: int, index: str | None = None, k: int = 4) -> SearchPlan:
+    """The plan of a search on the connected cluster."""
     import ray
 
-    there = ray.cluster_resources()
-    kind = "GPU" if exact and there.get("GPU") else "CPU"
-    count = int(there.get(kind, 1))
-    tile = tile_rows(kind, count if exact else 1, rows, columns)
-    return kind, count, *(-(-side // -(-side // tile)) for side in (rows, columns))
+    there, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
+    kind = "GPU" if index is None and there.get("GPU") else "CPU"
+    store = there.get("object_store_memory", math.inf) / nodes
+    return SearchPlan(rows, columns, dimensions, kind, int(there.get(kind, 1)), nodes, store, index, k)
+
+
+def product_rate(dimensions: int, rows: int) -> float:
+    """FLOP/s of an exact search of so many made-up rows, of this process's GPU or of each of its threads."""
+    sides = np.random.default_rng(0).standard_normal((2, rows, dimensions), np.float32)
+    for source, target in (sides[:, :1], sides):  # the first to get ready
+        started = time.perf_counter()
+        mutual_neighbours(source, target, 1)
+    flops = 2 * rows**2 * dimensions / (1 if torch.cuda.is_available() else torch.get_num_threads())
+    return flops / (time.perf_counter() - started)
 
 
 def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
