@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, pipeline, quality, timing, train_step
+from benchmarks import correctness, encode, flops, gpu, memory, pipeline, quality, scale, timing, train_step
 from benchmarks.workload import PAD, Workload, token_counts
 from modeling_dap import DAPForPreTraining
 
@@ -233,3 +233,22 @@ def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest
     assert rows["tests"] == rows["encoding"] == "left out of a dry run"
     assert (rows["FLOPs"], rows["memory"]) == ("FAILED: ZeroDivisionError", "ok")
     assert read(tmp_path / "memory.json")["points"]
+
+
+def test_a_plan_on_paper_is_that_of_hand_and_a_store_that_is_too_small_costs_its_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    line = "scale --plan --rows 2e5 --nodes 2 --dimensions 384 --kind CPU --product 1e11 --encode 100 --overhead 0.5"
+    line += " --merge 1e6 --bandwidth 1e7 --price 3"
+    tasks, width, vectors = 7**2, 28572, 2e5 * 384 * 4  # 32,768 rows at most, in tiles alike
+    products = (2 * 2e5**2 * 384 / 1e11 + tasks * 0.5) / 2
+    merging = tasks * 2 * width / 1e6 / 2
+    neighbours = 2 * 2 * 2e5 * 4 * 12  # there and back, of both sides, in one band
+    for store, columns in (("3.1e8", vectors), ("3e8", tasks / 2 * width * 384 * 4)):
+        monkeypatch.setattr("sys.argv", [*line.split(), "--store", store])
+        scale.main()
+        found = capsys.readouterr().out.splitlines()[-1].split("  ")
+        moving = (vectors + columns + neighbours) / 1e7
+        total = 4e5 / 100 / 2 + max(products + merging, moving)
+        parts = [scale.duration(each) for each in (2000, products, merging, moving, total)]
+        assert [cell.strip() for cell in found if cell] == ["2e+05", "2", "49", *parts, f"{2 * total / 1200:,.2f}"]
