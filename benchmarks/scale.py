@@ -30,7 +30,8 @@ from dap.search import TILES, SearchPlan, cluster_neighbours, duration, mutual_n
 
 #: Nodes of a cluster, or none, and threads.
 PLACES = {"one process": (0, 1), "one process, two threads": (0, 2), "one node": (1, 1), "two nodes": (2, 1)}
-os.environ |= {"RAY_worker_niceness": "0"}  # the workers are as urgent as the process that they are beside
+# Workers are as urgent as the process that they are beside, and threads that wait do not spin.
+os.environ |= {"RAY_worker_niceness": "0", "GOMP_SPINCOUNT": "1000"}
 
 Work = Callable[[bool], list[np.ndarray]]  # the whole, or so little of it that the workers have started
 
