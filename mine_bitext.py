@@ -42,6 +42,7 @@ from dap.search import (
     MARGINS,
     PROTOCOLS,
     RETRIEVALS,
+    TILES,
     DistinctSentences,
     MiningScore,
     Neighbours,
@@ -53,15 +54,17 @@ from dap.search import (
     approximate_neighbours,
     cluster_neighbours,
     default_protocol,
+    duration,
     find_splits,
     mine,
     mutual_neighbours,
     neighbourhoods,
+    plan_search,
+    product_rate,
     read_gold,
     read_text,
     recall_at_k,
     score_splits,
-    search_plan,
     select,
     write_pairs,
 )
@@ -69,6 +72,7 @@ from dap.text import read_sentences
 
 MINING = "bitext mining by margin over nearest neighbours"
 SCORING = "margin of given pairs over nearest neighbours"
+SAMPLE = 128  # sentences of each side that show the rate of an encoder
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
 The two texts come first, side by side; what is below names the options."""
@@ -187,7 +191,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             return {}
         encoded = time.perf_counter()
         search = partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
-        search = partial(cluster_neighbours, search=search) if cluster.ray else search
+        search = partial(cluster_neighbours, index=args.index) if cluster.ray else search
         search = partial(search, progress=True)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
@@ -246,13 +250,26 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
 
 
 def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
-    """Says what a cluster is about to do, a line a pair of texts, once one of its encoders has shown that it works."""
-    dimensions = encoder.encode([""]).shape[1]
-    for texts in all_texts:
-        sizes = [len(side.text) for side in (texts.source, texts.target)]
-        shards = sum(-(-size // args.shard_size) for size in sizes)
-        search = search_plan(*sizes, dimensions, exact=args.index is None)
-        print(f"plan: {sum(sizes):,} sentences, {shards:,} shards, {len(encoder.actors)} encoders; {search}")
+    """Says what a cluster is about to do, a line a pair of texts, at the rates that one of its encoders shows."""
+    import ray
+
+    dimensions, count = encoder.encode([""]).shape[1], len(encoder.actors)
+    for both in ([side.text for side in (texts.source, texts.target)] for texts in all_texts):
+        sentences, shards = sum(map(len, both)), sum(-(-len(text) // args.shard_size) for text in both)
+        sample = [text[row] for text in both for row in range(0, len(text), -(-len(text) // SAMPLE))]
+        started = time.perf_counter()
+        encoder.encode(sample, tokens_of_a_batch(args.token_budget))
+        rate = len(sample) / (time.perf_counter() - started)
+        plan = plan_search(*map(len, both), dimensions, args.index, args.k)
+        sizes = dimensions, min(TILES[plan.kind] // 2, *plan.tile)
+        product = ray.get(encoder.actors[-1].__ray_call__.remote(lambda _, *sizes: product_rate(*sizes), *sizes))
+        print(
+            f"plan: {sentences:,} sentences, {shards:,} shards, {count} encoders: "
+            f"{duration(sentences / rate / count)} at {rate:,.0f} sentences a second each; "
+            f"{plan.tasks:,} search tasks of about {plan.memory / 2**20:,.0f} MiB on {plan.count} {plan.kind}s: "
+            f"{duration(plan.seconds(product)['search'])} for {plan.flops:.1e} FLOPs at {product:.1e} a second each, "
+            f"{plan.moved / 2**30:,.1f} GiB to move"
+        )
 
 
 def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:

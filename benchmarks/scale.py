@@ -1,11 +1,11 @@
 """Search, encoding and preparation on a Ray cluster of two nodes of one core, beside one process; and plans.
 
-    OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 python -m benchmarks.scale --model ENCODER --lines 2000000
+    python -m benchmarks.scale --model ENCODER --lines 2000000
     python -m benchmarks.scale --plan --rows 1e6 1e8 1e9 --nodes 1 8 64 --product 4e14 --encode 20000 --bandwidth 1e9
 
-Each measured case has a process of its own and gives a digest of its result, which must be the same. A plan's hours
-are those of the encoding, of the products, of every tile's way to every node, and of the merging in the command's
-process, at the rates given. The last two go on beside the products.
+Each measured case has a process of its own and gives a digest of its result, which must be the same for as many
+threads. A plan's hours
+are those of `dap.search.SearchPlan`, at the rates given, and of encoding, which the command's node has to receive.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,30 +26,32 @@ from benchmarks.prepare import make_text
 from dap.cluster import ClusterArguments
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
-from dap.search import TILES, cluster_neighbours, mutual_neighbours, tile_rows
+from dap.search import TILES, SearchPlan, cluster_neighbours, duration, mutual_neighbours
 
-PLACES = {"one process": 0, "one node": 1, "two nodes": 2}
-os.environ |= {"RAY_worker_niceness": "0"}  # the workers are as urgent as the process that they are beside
+#: Nodes of a cluster, or none, and threads.
+PLACES = {"one process": (0, 1), "one process, two threads": (0, 2), "one node": (1, 1), "two nodes": (2, 1)}
+# Workers are as urgent as the process that they are beside, and threads that wait do not spin.
+os.environ |= {"RAY_worker_niceness": "0", "GOMP_SPINCOUNT": "1000"}
 
 Work = Callable[[bool], list[np.ndarray]]  # the whole, or so little of it that the workers have started
 
 
-def search(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Work:
     generator = np.random.default_rng(0)
-    sides = [generator.standard_normal((args.rows[0], args.dimensions), np.float32) for _ in range(2)]
+    sides = [generator.standard_normal((rows, args.dimensions), np.float32) for _ in range(2)]
     find = cluster_neighbours if cluster.ray else mutual_neighbours
     few = 2 * TILES["CPU"]  # four tiles, so that each node has one
     return lambda whole: list(vars(find(*(side if whole else side[:few] for side in sides))).values())
 
 
-def encoding(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) -> Work:
     generator = np.random.default_rng(0)
     encoder = load_on(cluster, EncoderArguments(args.model, pooling="mean"))
-    words = [" ".join(map(str, generator.integers(0, 9999, 12))) for _ in range(args.sentences)]
+    words = [" ".join(map(str, generator.integers(0, 9999, 12))) for _ in range(count)]
     return lambda whole: [encoder.encode(words if whole else words[:64])]
 
 
-def preparation(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Work:
     def work(whole: bool) -> list[np.ndarray]:
         text, out = Path(args.folder, "all" if whole else "few"), Path(tempfile.mkdtemp(dir=args.folder))
         command = ["--data", str(text), "--output_dir", str(out)]
@@ -58,7 +61,7 @@ def preparation(args: argparse.Namespace, cluster: ClusterArguments) -> Work:
     return work
 
 
-def measure(job: str, nodes: int, args: argparse.Namespace, file: Path) -> None:
+def measure(job: str, size: int, nodes: int, args: argparse.Namespace, file: Path) -> None:
     """Seconds of a job, on a cluster with this number of nodes or, with none, in this process; and its digest."""
     if nodes:
         from ray.cluster_utils import Cluster
@@ -68,7 +71,7 @@ def measure(job: str, nodes: int, args: argparse.Namespace, file: Path) -> None:
             cluster.add_node(num_cpus=1)
     arguments = ClusterArguments(cluster.address if nodes else None)
     with arguments.connect():
-        work = {"search": search, "encoding": encoding, "preparation": preparation}[job](args, arguments)
+        work = {"search": search, "encoding": encoding, "preparation": preparation}[job](size, args, arguments)
         work(False)
         started = time.perf_counter()
         result = work(True)
@@ -79,48 +82,46 @@ def measure(job: str, nodes: int, args: argparse.Namespace, file: Path) -> None:
 
 def measured(args: argparse.Namespace) -> str:
     """The table of all jobs in all places, `args.repeats` rounds in turn: the fastest counts."""
-    jobs = ["search"] * bool(args.rows) + ["encoding"] * bool(args.model) + ["preparation"] * bool(args.lines)
-    found: dict[tuple[str, str], list[float]] = {}
-    digests: dict[str, set[str]] = {job: set() for job in jobs}
+    jobs = [("search", rows) for rows in args.rows] + [("encoding", args.sentences)] * bool(args.model)
+    jobs += [("preparation", args.lines)] * bool(args.lines)
+    found: dict[tuple[str, int], dict[str, list[float]]] = {job: {place: [] for place in PLACES} for job in jobs}
+    digests: dict[tuple[str, int], set[str]] = {job: set() for job in jobs}
     if args.lines:
         make_text(Path(args.folder, "all"), args.lines)
         make_text(Path(args.folder, "few"), 1600)
-    for _ in range(args.repeats):
-        for job in jobs:
-            for place, nodes in PLACES.items():
-                file = Path(args.folder, "measured")
-                process = multiprocessing.get_context("spawn").Process(target=measure, args=(job, nodes, args, file))
-                process.start()
-                process.join()
-                if process.exitcode:
-                    raise SystemExit(f"{job} on {place} ended with {process.exitcode}")
-                seconds, digest = json.loads(file.read_text())
-                found.setdefault((job, place), []).append(seconds)
-                digests[job].add(digest)
+    for _, job, (place, (nodes, threads)) in product(range(args.repeats), jobs, PLACES.items()):
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS"), str(threads))
+        file = Path(args.folder, "measured")
+        process = multiprocessing.get_context("spawn").Process(target=measure, args=(*job, nodes, args, file))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"{job[0]} on {place} ended with {process.exitcode}")
+        seconds, digest = json.loads(file.read_text())
+        found[job][place].append(seconds)
+        if threads == 1:  # another number may add up in another order
+            digests[job].add(digest)
     rows = []
-    for (job, place), seconds in found.items():
-        speed = min(found[job, "one process"]) / min(seconds)
-        same = "same" if len(digests[job]) == 1 else "DIFFERENT"
-        rows.append([job, place, f"{min(seconds):.1f}", f"{speed:.2f}", same])
+    for (job, places), same in zip(found.items(), digests.values(), strict=True):
+        for place, seconds in places.items():
+            speed = min(places["one process"]) / min(seconds)
+            results = ("same" if len(same) == 1 else "DIFFERENT") if PLACES[place][1] == 1 else ""
+            rows.append([f"{job[0]}, {job[1]:,}", place, f"{min(seconds):.1f}", f"{speed:.2f}", results])
     return text_table(["", "", "seconds", "times one process", "results"], rows)
 
 
 def planned(args: argparse.Namespace) -> str:
     """What mining N sentences with N takes, by N and number of nodes."""
     rows = []
-    for size in args.rows:
-        for nodes in args.nodes:
-            tile = tile_rows("GPU", nodes, size, size)
-            tasks = (-(-size // tile)) ** 2
-            encoding = 2 * size / args.encode / nodes
-            products = 2 * size**2 * args.dimensions / args.product / nodes
-            moving = 2 * size * args.dimensions * 4 / args.bandwidth  # to each node at the same time
-            merging = 2 * tasks * tile / args.merge
-            parts = encoding, products, moving, merging, encoding + max(products, moving, merging)
-            hours = [part / 3600 for part in parts]
-            cost = nodes * hours[-1] * args.price
-            rows.append([f"{size:.0e}", str(nodes), f"{tasks:,}", *(f"{part:.3g}" for part in (*hours, cost))])
-    header = ["sentences a side", "nodes", "tasks", "encoding, h", "products", "moving", "merging", "in all", "money"]
+    for size, nodes in product(args.rows, args.nodes):
+        kind = "CPU" if args.index else args.kind
+        plan = SearchPlan(size, size, args.dimensions, kind, nodes * args.each, nodes, args.store, args.index)
+        encoding = 2 * size * max(1 / args.encode / nodes, args.dimensions * 4 / args.bandwidth)  # made, and received
+        parts = plan.seconds(args.product, args.overhead, args.merge, args.bandwidth)
+        seconds = encoding, parts["products"], parts["merging"], parts["moving"], encoding + parts["search"]
+        cost = f"{nodes * seconds[-1] / 3600 * args.price:,.2f}"
+        rows.append([f"{size:.0e}", str(nodes), f"{plan.tasks:,}", *map(duration, seconds), cost])
+    header = ["sentences a side", "nodes", "tasks", "encoding", "products", "merging", "moving", "in all", "money"]
     return text_table(header, rows)
 
 
@@ -129,15 +130,20 @@ def main() -> None:
     parser.add_argument("--plan", action="store_true", help="say what it would take, measure nothing")
     parser.add_argument("--rows", type=float, nargs="*", default=[50000], help="sentences a side")
     parser.add_argument("--dimensions", type=int, default=384)
-    parser.add_argument("--model", help="encoder to measure; none: search alone")
+    parser.add_argument("--model", help="encoder to measure, if any")
     parser.add_argument("--sentences", type=int, default=4096, help="of 12 made-up words, to encode; 1,024 at a time")
     parser.add_argument("--lines", type=int, default=0, help="of made-up text, to prepare")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 8, 64], help="of the plan")
-    parser.add_argument("--product", type=float, default=7e10, help="FLOP/s of a node's products")
+    parser.add_argument("--kind", choices=list(TILES), default="GPU", help="what searches; an --index is for CPUs")
+    parser.add_argument("--each", type=int, default=1, help="CPUs or GPUs of a node")
+    parser.add_argument("--index", help="plan an approximate search, such as IVF1024,Flat:nprobe=64")
+    parser.add_argument("--product", type=float, default=7e10, help="FLOP/s of a CPU's or GPU's products")
+    parser.add_argument("--overhead", type=float, default=0.2, help="seconds of a task beside its products")
     parser.add_argument("--encode", type=float, default=100, help="sentences a second of a node")
-    parser.add_argument("--merge", type=float, default=5e6, help="rows of found neighbours merged a second")
+    parser.add_argument("--merge", type=float, default=2.5e6, help="rows of found neighbours merged a second")
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a node")
+    parser.add_argument("--store", type=float, default=2e11, help="bytes of a node's object store")
     parser.add_argument("--price", type=float, default=1.0, help="of a node's hour")
     args = parser.parse_args()
     args.rows = [int(each) for each in args.rows]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, mining, pipeline, quality, timing, train_step
+from benchmarks import correctness, encode, flops, gpu, memory, mining, pipeline, quality, scale, timing, train_step
 from benchmarks.workload import PAD, Workload, token_counts
 from modeling_dap import DAPForPreTraining
 
@@ -262,3 +262,22 @@ def test_a_goal_is_judged_by_the_benchmarks_file(seconds: float, verdict: str, t
     (tmp_path / "a.json").write_text(json.dumps({"rows": {"9": {"ours": {"share": 2 / seconds}}}}), encoding="utf-8")
     assert gpu.judge("mining", tmp_path / "a.json").startswith("goal 60%, reached")
     assert gpu.judge("memory", tmp_path / "a.json") == ""
+
+
+def test_a_plan_on_paper_is_that_of_hand_and_a_store_that_is_too_small_costs_its_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    line = "scale --plan --rows 2e5 --nodes 2 --dimensions 384 --kind CPU --product 1e11 --encode 100 --overhead 0.5"
+    line += " --merge 1e6 --bandwidth 1e7 --price 3"
+    tasks, width, vectors = 7**2, 28572, 2e5 * 384 * 4  # 32,768 rows at most, in tiles alike
+    products = (2 * 2e5**2 * 384 / 1e11 + tasks * 0.5) / 2
+    merging = tasks * 2 * width / 1e6 / 2
+    neighbours = 2 * 2 * 2e5 * 4 * 12  # there and back, of both sides, in one band
+    for store, columns in (("3.1e8", vectors), ("3e8", tasks / 2 * width * 384 * 4)):
+        monkeypatch.setattr("sys.argv", [*line.split(), "--store", store])
+        scale.main()
+        found = capsys.readouterr().out.splitlines()[-1].split("  ")
+        moving = (vectors + columns + neighbours) / 1e7
+        total = 4e5 / 100 / 2 + max(products + merging, moving)
+        parts = [scale.duration(each) for each in (2000, products, merging, moving, total)]
+        assert [cell.strip() for cell in found if cell] == ["2e+05", "2", "49", *parts, f"{2 * total / 1200:,.2f}"]

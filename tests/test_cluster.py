@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,8 @@ from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embe
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare.pipeline import workers
-from dap.search import TILES, approximate_neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
+from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
+from dap.search.approximate import built_index
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
@@ -107,8 +108,13 @@ def test_commands_give_the_files_of_one_process(
     assert outcome("two", "--ray", nodes.address) == expected
     assert len(finished) == 2
     assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
-    said = "plan: 120 sentences, 6 shards, 1 encoders; 1 search tasks of at most 0 MiB of vectors on 2 CPUs"
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    plan = (
+        r"plan: 120 sentences, 6 shards, 1 encoders: (\S+) s at ([\d,]+) sentences a second each; 1 search tasks of "
+        r"about 48 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
+    )
+    seconds, rate = (float(each.replace(",", "")) for each in re.search(plan, said).groups())
+    assert seconds == pytest.approx(120 / rate, rel=0.1)
 
 
 def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
@@ -276,32 +282,42 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     encoder.end()
 
 
-def test_an_approximate_search_builds_its_indexes_of_each_tile(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approximate_search_builds_an_index_of_each_strip_once(
+    tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(keys: np.ndarray, index: str) -> np.ndarray:
+        tempfile.mkstemp(dir=tmp_path)
+        return built_index(keys, index)
+
+    monkeypatch.setattr(cluster, "built_index", counted)
+    monkeypatch.setattr(cluster, "BAND", 2)
     monkeypatch.setitem(TILES, "CPU", 64)
     source, target = sides(200, 299)
     target = target[:149]  # all different
-    search = partial(approximate_neighbours, index="IVF4,Flat:nprobe=4")  # it visits all lists
-    found, exact = cluster_neighbours(source, target, search=search), mutual_neighbours(source, target)
+    found = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=4")  # it visits all lists
+    assert len(list(tmp_path.iterdir())) == 4 + 3
+    exact = mutual_neighbours(source, target)
     np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
-    monkeypatch.setattr(cluster, "TASKS", 1)  # tiles of an exact search would be wider on one CPU
-    search = partial(approximate_neighbours, index="IVF4,Flat:nprobe=1")
-    found = cluster_neighbours(source, target, search=search)
+    monkeypatch.setattr("dap.search.plan.TASKS", 1)  # tiles of an exact search would be wider on one CPU
+    index = "IVF4,Flat:nprobe=1"
+    found = cluster_neighbours(source, target, index=index)
     assert 0.5 < recall_at_k(found, source, target) < 1
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
-    require_equal(cluster_neighbours(source, target, search=search), found)
+    require_equal(cluster_neighbours(source, target, index=index), found)
 
 
 def test_a_lost_node_changes_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
+    monkeypatch.setattr(cluster, "BAND", 2)
     source, target = sides(9000, 5000)
     expected = mutual_neighbours(source, target)
     ahead = cluster._ahead
 
     def lossy(jobs: Iterator, most: int) -> Iterator:
         for number, job in enumerate(ahead(jobs, most)):
-            if number == 0:
+            if number == 2:  # the node holds what is merged so far
                 nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
             yield job
 

@@ -6,6 +6,7 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,12 @@ ROWS_A_CLUSTER = 256
 
 
 def approximate_neighbours(
-    source: Array, target: Array, k: int = 4, index: str = "IVF1024,Flat:nprobe=32", progress: bool = False
+    source: Array,
+    target: Array,
+    k: int = 4,
+    index: str = "IVF1024,Flat:nprobe=32",
+    progress: bool = False,
+    built: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> Neighbours:
     """`dap.search.mutual_neighbours` by two faiss indexes, one a side, built and searched one after the other.
 
@@ -37,6 +43,7 @@ def approximate_neighbours(
         index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), with search parameters after a colon
             (`IVF4096,Flat:nprobe=64`). Without them an IVF index visits the square root of its number of lists.
         progress: show a bar.
+        built: what `built_index` made of the source and of the target, where that is done already.
 
     Raises:
         ValueError: faiss is not installed or refuses the index, k out of range, or a row that is not finite.
@@ -44,9 +51,15 @@ def approximate_neighbours(
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     total = 2 * (len(source) + len(target))
     with tqdm(total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress) as bar:
-        forward = _search(source, "source", target, "target", k, index, bar)
-        backward = _search(target, "target", source, "source", k, index, bar)
+        forward = _search(source, "source", target, "target", k, index, bar, built[1])
+        backward = _search(target, "target", source, "source", k, index, bar, built[0])
     return Neighbours(*forward, *backward)
+
+
+def built_index(keys: Array, index: str) -> np.ndarray:
+    """A faiss index that holds all keys, as bytes: it is built once and searched in many processes."""
+    trained = _build(keys, "keys", index, tqdm(disable=True))
+    return import_module("faiss").serialize_index(trained)
 
 
 def recall_at_k(approximate: Neighbours, source: Array, target: Array, sample: int = 1000, seed: int = 0) -> float:
@@ -72,9 +85,9 @@ def _recall(found: np.ndarray, queries: Array, keys: Array, sample: int, seed: i
 
 
 def _search(
-    queries: Array, query_name: str, keys: Array, key_name: str, k: int, name: str, bar: tqdm
+    queries: Array, query_name: str, keys: Array, key_name: str, k: int, name: str, bar: tqdm, built: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    index = _build(keys, key_name, name, bar)
+    index = _build(keys, key_name, name, bar) if built is None else import_module("faiss").deserialize_index(built)
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
     short = np.zeros(len(queries), bool)  # rows for which fewer than k were found

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MARGINS = ("ratio", "distance", "absolute")
 RETRIEVALS = ("max", "intersection", "forward", "backward")
-#: Pairs whose vectors are read at a time.
+#: Pairs that are looked at at a time.
 BLOCK = 4096
 
 
@@ -223,12 +223,13 @@ def _best(
 
 def _one_pair_a_sentence(pairs: Pairs, sources: int, targets: int) -> Pairs:
     """From the first pair on, each whose two sentences are still free."""
-    source_taken, target_taken, kept = bytearray(sources), bytearray(targets), []
-    for number, (i, j) in enumerate(zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)):
-        if not (source_taken[i] or target_taken[j]):
-            source_taken[i] = target_taken[j] = 1
-            kept.append(number)
-    return pairs[np.array(kept, np.int64)]
+    source_taken, target_taken, kept = bytearray(sources), bytearray(targets), bytearray(len(pairs))
+    for start in range(0, len(pairs), BLOCK):
+        part = pairs[start : start + BLOCK]
+        for number, (i, j) in enumerate(zip(part.source.tolist(), part.target.tolist(), strict=True), start):
+            if not (source_taken[i] or target_taken[j]):
+                source_taken[i] = target_taken[j] = kept[number] = 1
+    return pairs[np.frombuffer(kept, bool)]
 
 
 def score_pairs(
