@@ -25,7 +25,7 @@ from dap.errors import UserError
 from dap.files import write_json
 from dap.reports import machine, versions
 from dap.text import load_bitext
-from dap.training import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap.training import BitextCollator, HardNegatives, LanguageMixSampler, tokenize_bitext
 from experiments.recipes import Run, read_recipe
 from experiments.run import RESULTS, Job, Workspace, parse_places
 from modeling_dap import DAPForPreTraining
@@ -76,8 +76,8 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
     return arguments
 
 
-def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str, Tensor]]:
-    """Some batches of the runs' text, of which every language gives the same share."""
+def batches(arguments: dict[str, Any], tokenizer_folder: Path, share: float) -> list[dict[str, Tensor]]:
+    """Some batches of the runs' text, of which every language gives the same share, and this share of pairs a copy."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     given = arguments["train_data"]
     text = load_bitext([given] if isinstance(given, str) else given)
@@ -85,11 +85,12 @@ def batches(arguments: dict[str, Any], tokenizer_folder: Path) -> list[dict[str,
     sample = {language: part.select(range(0, len(part), every)) for language, part in text.items()}
     rows = tokenize_bitext(sample, tokenizer, arguments["max_seq_length"])
     mix, alpha = arguments["language_mix"], arguments["mix_alpha"]
+    negatives = HardNegatives(share, arguments["max_seq_length"], 0) if share else None
     loader = DataLoader(
         concatenate_datasets(list(rows.values())),  # all rows; the sampler draws the mix from them
         batch_size=arguments["total_train_batch_size"],
         sampler=LanguageMixSampler([len(part) for part in rows.values()], mix, alpha, 0),
-        collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows)),
+        collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows), negatives),
     )
     return [{key: value for key, value in batch.items() if key != "pair_ids"} for batch in islice(loader, BATCHES)]
 
@@ -125,9 +126,10 @@ def measure(workspace: Workspace, repeats: int) -> None:
     folders = {name: model_folder(workspace, run) for name, run in runs.items()}
     if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
         raise UserError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
-    data = batches(arguments, next(iter(folders.values())))
+    shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
+    data = {share: batches(arguments, next(iter(folders.values())), share) for share in {*shares.values()}}
     how = bool(arguments["freeze_word_embeddings"]), bool(arguments["bf16"])
-    steps = {name: training_step(folder, *how, data) for name, folder in folders.items()}
+    steps = {name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()}
     found = alternate(steps, repeats, "cpu")
     about = {"pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()}
     write_json({"steps": found, **about}, workspace.timing)
