@@ -22,7 +22,7 @@ from experiments.markdown import Cell, filled, paragraph, table
 from experiments.plots import Picture, digest_of, pictures, save
 from experiments.reading import read_studies
 from experiments.statistics import (
-    LABELS,
+    ORDER,
     PAPER_LABELS,
     START,
     Measure,
@@ -40,7 +40,7 @@ from experiments.statistics import (
 ROOT = Path(__file__).resolve().parent.parent
 ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
-AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW")
+AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
 #: Study -> the runs that README shows, at most six in all.
 README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW", "DAP+BOW")}
 
@@ -131,7 +131,7 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
     if not study.outcomes:
         return NOT_RUN
     rows, runs = measures(study), study.main_runs()
-    main = {label: name for label, name in runs.items() if label in (START, *LABELS.values())}
+    main = {label: name for label, name in runs.items() if label in ORDER}
     others = {label: name for label, name in runs.items() if label not in main}
     same_pairs = " ".join(["**The same number of pairs.**", _size_of_tatoeba(study)]).strip()
     parts = [same_pairs, comparison(study, main, rows, _training(study, main))]
@@ -140,7 +140,9 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
         parts += ["**Controls and variants.**", comparison(study, others, measured, _training(study, others))]
     if runs := study.same_time_runs():
         shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
-        same_time = "**The same time as DAP**, by CPU time a step."
+        timed = {study.recipe.runs[name].same_time_as for name in runs.values()}
+        whose = ", ".join(label for label, name in runs.items() if name in timed)
+        same_time = f"**The same time as {whose}**, by CPU time a step."
         parts += [same_time, comparison(study, runs, shared, _training(study, runs))]
     names = [f"{kind}-{study.name}.svg" for kind in ("comparison", "loss")]
     return "\n\n".join(parts + [images[name] for name in names if name in images])

@@ -23,6 +23,8 @@ DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, 
 START = "encoder as it is"  # a run at learning rate 0
 PAPER_LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
 LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
+EDITS = "+edits"  # of those with targets of which a token is changed
+ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
 
 
@@ -209,8 +211,7 @@ class Study:
         for name in names:
             label = label_of(self.recipe.runs[name])
             found[name if label in found else label] = name
-        order = [START, *LABELS.values()]
-        return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+        return dict(sorted(found.items(), key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER)))
 
     def find(self, run: str, rate: float, seed: int) -> Outcome | None:
         """The outcome of one training; None if it has not ended."""
@@ -280,10 +281,11 @@ class Study:
 
 
 def label_of(run: Run) -> str:
-    """What a run is called: by its objective, or as the encoder that it starts from."""
+    """What a run is called: by its objective and changed copies, or as the encoder that it starts from."""
     if run.arguments.get("learning_rate") == 0:
         return START
-    return LABELS.get(run.arguments.get("objective"), run.name)
+    label = LABELS.get(run.arguments.get("objective"), run.name)
+    return label + EDITS * bool(run.arguments.get("tr_hard_negatives"))
 
 
 def seeds(numbers: Sequence[int]) -> str:
