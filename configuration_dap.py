@@ -48,7 +48,7 @@ class DAPConfig(PreTrainedConfig):
         tr_margin: additive margin taken from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target, and take the mean of both losses.
         tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
-        tr_hard_negatives: share of the pairs of a batch that bring a copy of their target with one token changed, a
+        tr_hard_negatives: share of the pairs of a batch that bring a copy of their target with one word changed, a
             negative of every source.
         tr_weight: factor of the TR loss.
         rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).

@@ -164,7 +164,7 @@ def build_trainer(
     logger.info("%s", describe(model, train, dev, training))
     dataset, sampler = mix_languages(train, data, training)
     share, languages = model.config.tr_hard_negatives, model.config.rtl_languages or sorted(train)
-    changed = HardNegatives(share, data.max_seq_length, training.seed_of_text) if share else None
+    changed = HardNegatives(start.tokenizer, data.max_seq_length, share, training.seed_of_text) if share else None
     trainer = DAPTrainer(
         model=model,
         args=training,

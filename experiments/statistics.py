@@ -23,7 +23,7 @@ DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, 
 START = "encoder as it is"  # a run at learning rate 0
 PAPER_LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
 LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
-EDITS = "+edits"  # of those with targets of which a token is changed
+EDITS = "+edits"  # of those with targets of which a word is changed
 ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
 

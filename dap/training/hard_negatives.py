@@ -1,54 +1,75 @@
-"""Hard negatives to train with: a target with one token put in, left out or replaced, no translation of its source.
+"""Hard negatives to train with: a target with one word put in, left out or replaced, no translation of its source.
 
-There are no word lists and no rules, unlike in the evaluation (`dap/search/hard_negatives.py`): a new token is any of
-another target's, so that targets may be of any language.
+There are no word lists and no rules, unlike in the evaluation (`dap/search/hard_negatives.py`): a new word is any of
+another target's, so that targets may be of any language; where spaces part no words, some tokens stand for a word.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
 
-def edited(ids: Sequence[int], others: Sequence[int], longest: int, rng: random.Random) -> list[int]:
-    """The token ids with one, but not the first or last, put in, left out or replaced, given others to take it from.
+#: How the pieces of a vocabulary begin that begin a word, and in one with none of these, those that go on with one.
+BEGINS, GOES_ON = ("\u2581", "\u0120"), "##"
 
-    Of a copy that would have more than `longest` tokens the last before the separator is left out. There is none, [],
-    of ids without a token between the first and the last, or where the token is replaced by itself.
+#: Tokens of the longest word.
+LONGEST = 4
 
-    >>> [edited([0, 5, 6, 7, 2], [8, 9], 32, random.Random(seed)) for seed in (0, 1, 4)]
-    [[0, 5, 7, 2], [0, 8, 5, 6, 7, 2], [0, 8, 6, 7, 2]]
+Word = list[int]
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids of tokens that begin a word."""
+    vocabulary = tokenizer.get_vocab()
+    marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
+    return marked or {number for piece, number in vocabulary.items() if not piece.startswith(GOES_ON)}
+
+
+def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
+    """The words with one put in, left out or replaced, given others to take it from.
+
+    >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
+    [[[5], [8, 9], [6, 7]], [[6, 7]], [[8, 9], [5], [6, 7]]]
     """
-    if len(ids) < 3 or not others:
-        return []
-    place = rng.randrange(1, len(ids) - 1)
-    new, end = rng.choice([([rng.choice(others)], place), ([], place + 1), ([rng.choice(others)], place + 1)])
-    copy = [*ids[:place], *new, *ids[end:-1]][: longest - 1] + [ids[-1]]
-    return [] if copy == list(ids) or len(copy) < 3 else copy
+    place, new = rng.randrange(len(words)), [rng.choice(others)]
+    new, end = rng.choice([(new, place), ([], place + 1), (new, place + 1)])
+    return [*words[:place], *new, *words[end:]]
 
 
-@dataclass(frozen=True)
 class HardNegatives:
-    """Edited copies of a batch's targets, as token ids.
+    """Copies of a batch's targets, as token ids, in which a word is changed.
 
     They depend on the seed and the batch alone, so that a resumed run has the same; and no two epochs have the same,
     as their batches differ.
 
-    Attributes:
+    Args:
+        tokenizer, max_seq_length: what the ids of the targets were made with.
         share: of the pairs, drawn one by one, that are to bring a copy.
-        max_seq_length: tokens of the longest copy.
         seed: of what is drawn.
     """
 
-    share: float
-    max_seq_length: int
-    seed: int
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, share: float, seed: int) -> None:
+        self.starts, self.max_seq_length, self.share, self.seed = word_starts(tokenizer), max_seq_length, share, seed
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """The ids of each row's copy; none for a pair that is not drawn, or whose target has no token to change."""
+        """The ids of each row's copy; none for a pair that is not drawn, or whose target has no word to change."""
         rng = random.Random(f"{self.seed} {' '.join(row['pair_id'] for row in rows)}")
         targets = [list(row["target_input_ids"]) for row in rows]
-        return [
-            edited(ids, rng.choice(targets)[1:-1], self.max_seq_length, rng) if rng.random() < self.share else []
-            for ids in targets
-        ]
+        return [self._copy(ids, rng.choice(targets), rng) if rng.random() < self.share else [] for ids in targets]
+
+    def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
+        words, others = self._words(ids), self._words(other)
+        if not words or not others:
+            return []
+        inner = [token for word in edited(words, others, rng) for token in word][: self.max_seq_length - 2]
+        return [ids[0], *inner, ids[-1]] if inner and inner != ids[1:-1] else []
+
+    def _words(self, ids: list[int]) -> list[Word]:
+        """The tokens between the first and the last, by word."""
+        words: list[Word] = []
+        for token in ids[1:-1]:
+            if token in self.starts or not words or len(words[-1]) == LONGEST:
+                words.append([])
+            words[-1].append(token)
+        return words

@@ -1,62 +1,77 @@
-"""Edited targets to train with: one token from another, always other ids, the same for a seed."""
+"""Changed targets to train with: one word put in, left out or replaced, always other ids, the same for a seed."""
 
 import random
 
 import pytest
 from conftest import synthetic_pairs
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from dap.training.data import tokenize_pairs
-from dap.training.hard_negatives import HardNegatives, edited
+from dap.training.hard_negatives import LONGEST, HardNegatives, Word, edited, word_starts
 
 
-def one_edit_away(ids: list[int], others: list[int]) -> set[tuple[int, ...]]:
-    """All ids with a token put in, left out or replaced between the first and the last."""
-    first, *inner, last = ids
-    found = set()
-    for place in range(len(inner)):
-        before, after = inner[:place], inner[place + 1 :]
-        for middle in ([], *([other] for other in others), *([other, inner[place]] for other in others)):
-            found.add((first, *before, *middle, *after, last))
-    return found - {tuple(ids), (first, last)}
+def rows_of(tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32) -> list[dict]:
+    return tokenize_pairs(targets, targets, "de", tokenizer, length)
 
 
-@pytest.mark.parametrize("ids", [[0, 5, 2], [0, 5, 6, 2], [0, 5, 6, 5, 7, 2]])
-def test_copies_are_all_that_is_one_edit_away_and_nothing_else(ids: list[int]) -> None:
-    copies = {tuple(edited(ids, [5, 8], 32, random.Random(seed))) for seed in range(400)}
-    assert copies - {()} == one_edit_away(ids, [5, 8])
+def one_edit_away(words: list[Word], others: list[Word]) -> list[list[Word]]:
+    """All ways to put in, leave out or replace a word."""
+    found = []
+    for place, own in enumerate(words):
+        for middle in ([], *([other] for other in others), *([other, own] for other in others)):
+            found.append([*words[:place], *middle, *words[place + 1 :]])
+    return found
 
 
-def test_no_copy_is_too_long_or_its_target() -> None:
-    ids = [0, 5, 6, 7, 2]
-    for seed in range(200):
-        copy = edited(ids, [7, 8], 5, random.Random(seed))
-        assert copy != ids
-        assert len(copy) <= 5
-        assert not copy or (copy[0], copy[-1]) == (0, 2)
+@pytest.mark.parametrize("words", [[[5]], [[5], [6, 7]], [[5], [6, 7], [5], [8]]])
+def test_copies_are_all_that_is_one_edit_away_and_nothing_else(words: list[Word]) -> None:
+    others = [[5], [9, 9]]
+    copies = [edited(words, others, random.Random(seed)) for seed in range(400)]
+    wanted = one_edit_away(words, others)
+    assert all(copy in wanted for copy in copies)
+    assert all(copy in copies for copy in wanted)
 
 
-@pytest.mark.parametrize(("ids", "others"), [([], [5]), ([0, 2], [5]), ([0, 5, 2], [])])
-def test_there_is_no_copy_without_tokens(ids: list[int], others: list[int]) -> None:
-    assert edited(ids, others, 32, random.Random(0)) == []
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [
+        (["<s>", "▁a", "b", "▁c"], {1, 3}),
+        (["<s>", "Ġa", "b", "Ġc"], {1, 3}),
+        (["[CLS]", "a", "##b", "c"], {0, 1, 3}),
+    ],
+)
+def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: set[int]) -> None:
+    vocabulary = models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=pieces[0])
+    assert word_starts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary))) == starts
+
+
+@pytest.mark.parametrize("length", [6, 32])
+def test_copies_are_a_word_away_from_their_targets(length: int, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 60)], length)
+    copies = HardNegatives(tiny_tokenizer, length, 1.0, 0)(rows)
+    assert sum(map(bool, copies)) > 50
+    for row, copy in zip(rows, copies):
+        ids = row["target_input_ids"].tolist()
+        if copy:
+            assert copy != ids
+            assert (copy[0], copy[-1]) == (ids[0], ids[-1])
+            assert max(3, len(ids) - LONGEST) <= len(copy) <= min(length, len(ids) + LONGEST)
 
 
 def test_copies_depend_on_seed_and_batch_alone(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    targets = [target for _, target in synthetic_pairs("de", 100)]
-    rows = tokenize_pairs(targets, targets, "de", tiny_tokenizer, 32)
-    make = HardNegatives(0.5, 32, 0)
+    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 100)])
+    make = HardNegatives(tiny_tokenizer, 32, 0.5, 0)
     copies = make(rows)
     assert 30 < sum(map(bool, copies)) < 70
     make(rows[:7])
-    assert make(rows) == HardNegatives(0.5, 32, 0)(rows) == copies
-    assert HardNegatives(0.5, 32, 1)(rows) != copies
+    assert make(rows) == HardNegatives(tiny_tokenizer, 32, 0.5, 0)(rows) == copies
+    assert HardNegatives(tiny_tokenizer, 32, 0.5, 1)(rows) != copies
     assert make(rows[::-1])[::-1] != copies  # as of another epoch
 
 
-def test_new_tokens_are_of_other_targets(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    targets = [target for _, target in synthetic_pairs("de", 40)]
-    rows = tokenize_pairs(targets, targets, "de", tiny_tokenizer, 32)
-    known = {token for row in rows for token in row["target_input_ids"].tolist()}
-    copies = HardNegatives(1.0, 32, 0)(rows)
-    assert sum(map(bool, copies)) > 35
-    assert {token for copy in copies for token in copy} <= known
+def test_a_target_without_text_brings_no_copy_and_lends_no_word(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    for seed in range(8):
+        empty, word = HardNegatives(tiny_tokenizer, 32, 1.0, seed)(rows_of(tiny_tokenizer, ["", "misut"]))
+        assert empty == []
+        assert len(word) in (0, len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"]))
