@@ -256,7 +256,7 @@ def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArgumen
     dimensions, count = encoder.encode([""]).shape[1], len(encoder.actors)
     for both in ([side.text for side in (texts.source, texts.target)] for texts in all_texts):
         sentences, shards = sum(map(len, both)), sum(-(-len(text) // args.shard_size) for text in both)
-        sample = [text[row] for text in both for row in range(0, len(text), -(-len(text) // SAMPLE))]
+        sample = [text[row] for text in both for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)]
         started = time.perf_counter()
         encoder.encode(sample, tokens_of_a_batch(args.token_budget))
         rate = len(sample) / (time.perf_counter() - started)
