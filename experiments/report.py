@@ -42,7 +42,7 @@ ABSENT, NOT_RUN = "–", "Not run yet."
 PAPER_ENCODERS = ("mBERT", "XLM-R")
 AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
 #: Study -> the runs that README shows, at most six in all.
-README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW", "DAP+BOW")}
+README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW"), "edits": ("TR", "TR+BOW+edits")}
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:

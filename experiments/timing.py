@@ -85,7 +85,7 @@ def batches(arguments: dict[str, Any], tokenizer_folder: Path, share: float) -> 
     sample = {language: part.select(range(0, len(part), every)) for language, part in text.items()}
     rows = tokenize_bitext(sample, tokenizer, arguments["max_seq_length"])
     mix, alpha = arguments["language_mix"], arguments["mix_alpha"]
-    negatives = HardNegatives(share, arguments["max_seq_length"], 0) if share else None
+    negatives = HardNegatives(tokenizer, arguments["max_seq_length"], share, 0) if share else None
     loader = DataLoader(
         concatenate_datasets(list(rows.values())),  # all rows; the sampler draws the mix from them
         batch_size=arguments["total_train_batch_size"],
