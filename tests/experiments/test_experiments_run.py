@@ -96,7 +96,7 @@ def test_a_study_is_carried_out_once(
     train |= {"total_train_batch_size": 8, "learning_rate": 1e-3, "eval_strategy": "no", "save_strategy": "no"}
     train |= {"logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "max_seq_length": 16}
     evaluate = "eval_retrieval.py --model {model} --data_dir {data} --max_pairs 20 --output_file {result}"
-    runs = {"tr": {"objective": "tr"}, "dap": {"seeds": [3]}}
+    runs = {"tr": {"objective": "tr"}, "dap": {"seeds": [3], "tr_hard_negatives": 0.5}}
     runs["tr-same-time"] = {"like": "tr", "same_time_as": "dap", "evaluate": []}
     recipe = tell(train=train, evaluate={"found": evaluate}, runs=runs)
     places = [str(recipe), "--places", f"encoder={tiny_bert_dir}", f"data={data}", "--output_dir", str(tmp_path)]
