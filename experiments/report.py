@@ -298,7 +298,8 @@ def _counted(words: Sequence[str]) -> str:
 
 def readme_block(studies: Sequence[Study], docs: str) -> str:
     """The few rows of `README_ROWS`."""
-    compared = [study for study in studies if study.name in README_ROWS and study.outcomes]
+    by_name = {study.name: study for study in studies if study.outcomes}
+    compared = [by_name[name] for name in README_ROWS if name in by_name]
     columns = list(dict.fromkeys(short for study in compared for short in headline(study)))
     rows = [line for study in compared for line in _readme_rows(study, columns)]
     text = table(["", *columns], rows) if rows else NOT_RUN
