@@ -135,7 +135,7 @@ def write_vectors(args: argparse.Namespace) -> None:
     random.Random(0).shuffle(pairs)
     for side in ("source", "target"):
         pairs = list({pair[side]: pair for pair in pairs}.values())
-    encoder = SentenceEncoder.from_pretrained(args.model, args.pooling, device=args.device)
+    encoder = SentenceEncoder.from_pretrained(args.model, args.pooling, device=args.device, bf16=args.bf16)
     for side, path in zip(("source", "target"), args.vectors, strict=True):
         np.save(path, encoder.encode([pair[side] for pair in pairs[: max(args.rows)]], progress=True))
 
@@ -210,6 +210,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--model", help="encoder that makes the --vectors first, out of --data_dir")
     parser.add_argument("--pooling", choices=("cls", "mean"), help="of the model (default: its own)")
+    parser.add_argument("--bf16", action="store_true", help="it encodes in bfloat16")
     parser.add_argument("--data_dir", nargs="+", help="parallel text: files or folders")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
