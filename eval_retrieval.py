@@ -353,9 +353,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
                   f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
         token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
         copies = copies_of(pairs) if data_args.hard_negatives else None
-        vectors = encode_sides(
-            encoder, sides_of(pairs, copies), token_budget, is_main, data_args.embeddings_dir, **vars(vector_args)
-        )
+        sides = sides_of(pairs, copies)
+        if cluster.ray:
+            print(f"plan: {encoder.plan([list(set(chain(*sides.values())))], token_budget)}")
+        vectors = encode_sides(encoder, sides, token_budget, is_main, data_args.embeddings_dir, **vars(vector_args))
         if not is_main:
             return {}
         accuracies = accuracies_of(vectors)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser
-from dap.cluster import ClusterArguments
+from dap.cluster import ClusterArguments, duration
 from dap.commands import command, guarded
 from dap.encoding import (
     SHARD_SIZE,
@@ -54,7 +54,6 @@ from dap.search import (
     approximate_neighbours,
     cluster_neighbours,
     default_protocol,
-    duration,
     find_splits,
     mine,
     mutual_neighbours,
@@ -72,7 +71,6 @@ from dap.text import read_sentences
 
 MINING = "bitext mining by margin over nearest neighbours"
 SCORING = "margin of given pairs over nearest neighbours"
-SAMPLE = 128  # sentences of each side that show the rate of an encoder
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
 The two texts come first, side by side; what is below names the options."""
@@ -253,19 +251,15 @@ def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArgumen
     """Says what a cluster is about to do, a line a pair of texts, at the rates that one of its encoders shows."""
     import ray
 
-    dimensions, count = encoder.encode([""]).shape[1], len(encoder.actors)
+    dimensions = encoder.encode([""]).shape[1]
     for both in ([side.text for side in (texts.source, texts.target)] for texts in all_texts):
-        sentences, shards = sum(map(len, both)), sum(-(-len(text) // args.shard_size) for text in both)
-        sample = [text[row] for text in both for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)]
-        started = time.perf_counter()
-        encoder.encode(sample, tokens_of_a_batch(args.token_budget))
-        rate = len(sample) / (time.perf_counter() - started)
+        encoding = encoder.plan(both, tokens_of_a_batch(args.token_budget))
+        shards = sum(-(-len(text) // args.shard_size) for text in both)
         plan = plan_search(*map(len, both), dimensions, args.index, args.k)
         sizes = dimensions, min(TILES[plan.kind] // 2, *plan.tile)
         product = ray.get(encoder.actors[-1].__ray_call__.remote(lambda _, *sizes: product_rate(*sizes), *sizes))
         print(
-            f"plan: {sentences:,} sentences, {shards:,} shards, {count} encoders: "
-            f"{duration(sentences / rate / count)} at {rate:,.0f} sentences a second each; "
+            f"plan: {encoding}, in {shards:,} shards; "
             f"{plan.tasks:,} search tasks of about {plan.memory / 2**20:,.0f} MiB on {plan.count} {plan.kind}s: "
             f"{duration(plan.seconds(product)['search'])} for {plan.flops:.1e} FLOPs at {product:.1e} a second each, "
             f"{plan.moved / 2**30:,.1f} GiB to move"

@@ -23,10 +23,10 @@ import numpy as np
 
 import prepare_data
 from benchmarks.prepare import make_text
-from dap.cluster import ClusterArguments
+from dap.cluster import ClusterArguments, duration
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
-from dap.search import TILES, SearchPlan, cluster_neighbours, duration, mutual_neighbours
+from dap.search import TILES, SearchPlan, cluster_neighbours, mutual_neighbours
 
 #: Nodes of a cluster, or none, and threads.
 PLACES = {"one process": (0, 1), "one process, two threads": (0, 2), "one node": (1, 1), "two nodes": (2, 1)}

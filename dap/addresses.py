@@ -18,6 +18,8 @@ from dap.files import DiskFullError, disk_full
 
 #: `DAP_CACHE` moves it; on a cluster it is a folder that all nodes share.
 CACHE = Path(os.environ.get("DAP_CACHE", "~/.cache/dap-transformers")).expanduser().absolute()
+#: Copies that are at their addresses, as they were when this process fetched or sent them.
+_SAME: dict[Path, tuple[int, int]] = {}
 
 
 def place(address: str, name: str = "") -> str:
@@ -60,6 +62,7 @@ def fetch(address: str, name: str = "") -> str:
         copies = {copy / os.path.relpath(file, root): file for file in files}
         for path, file in copies.items():
             _fetch_file(system, file, files[file]["size"], path)
+            _SAME[path] = _state(path)
     for path in sorted(copy.rglob("[!.]*")):
         if path.is_file() and path not in copies:
             raise UserError(f"{name} {address} has no {path.relative_to(copy)}, but its copy has: remove {path}")
@@ -84,22 +87,43 @@ def _fetch_file(system: fsspec.AbstractFileSystem, file: str, size: int | None, 
             part.replace(copy)
 
 
-def send(path: str | Path, name: str = "") -> None:
-    """Sends a file, or all that a folder holds, to the address whose `place` it is; any other path stays where it is.
+def fetch_sent(path: Path) -> None:
+    """Fetches what was sent from a path, if anything was; raises as `fetch`."""
+    address = _address(path)
+    if address and fsspec.core.url_to_fs(address)[0].exists(address):
+        fetch(address)
+
+
+def send(path: str | Path, name: str = "") -> str | None:
+    """Sends a file, or all that a folder holds, to the address whose `place` it is, which is returned.
+
+    What this process has sent, and nobody has changed, is not sent again. Any other path stays where it is.
 
     Raises:
         UserError: it may not be written.
     """
-    path = Path(path)
-    if path.absolute().is_relative_to(CACHE):
-        protocol, *rest = path.absolute().relative_to(CACHE).parts
-        address = f"{protocol}://{'/'.join(rest)}"
+    path = Path(path).absolute()
+    if address := _address(path):
         with _refusals(f"{name} {address}", "cannot be written", f"; {path} has it, and the same command sends it"):
             system, root = fsspec.core.url_to_fs(address)
             files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
             for file in sorted(files, key=os.path.getmtime):  # what marks the end comes last
-                system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
-        print(f"sent to {address}")
+                if _SAME.get(file) != _state(file):
+                    system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
+                    _SAME[file] = _state(file)
+    return address
+
+
+def _address(path: Path) -> str | None:
+    if not path.absolute().is_relative_to(CACHE):
+        return None
+    protocol, *rest = path.absolute().relative_to(CACHE).parts
+    return f"{protocol}://{'/'.join(rest)}"
+
+
+def _state(file: Path) -> tuple[int, int]:
+    state = file.stat()
+    return state.st_mtime_ns, state.st_size
 
 
 @contextmanager

@@ -119,6 +119,15 @@ def _start_in(folder: str) -> Callable[[], None]:
     return start
 
 
+def duration(seconds: float) -> str:
+    """In hours from a thousand seconds on.
+
+    >>> duration(261.8), duration(9000)
+    ('262 s', '2.5 h')
+    """
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
+
+
 def each_on_cluster(function: Callable[..., Any], calls: Mapping[str, tuple]) -> Iterator[tuple[str, Any]]:
     """Calls a function as tasks of the connected cluster, which begin again where a worker or a node is lost.
 

@@ -120,7 +120,8 @@ def guarded(
             stack.enter_context(disk_full(Path(path)))
         yield
         for name, path in [*(folders or {}).items(), *(files or {}).items()] if is_writer else ():
-            send(path, name)
+            if address := send(path, name):
+                print(f"sent to {address}")
 
 
 def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None) -> None:

@@ -6,13 +6,16 @@ from datetime import timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 from conftest import synthetic_pairs
 
+import mine_bitext
 import prepare_data
 from dap import addresses
+from dap.encoding import embeddings
 from dap.errors import UserError
 
 
@@ -112,3 +115,37 @@ def test_results_stay_here_and_whole_where_they_cannot_be_sent(
             addresses.send(made)
     addresses.send(made)
     assert bucket.cat("/made/pairs.tsv") == made.read_bytes()
+
+
+def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_goes_on_behind_them(
+    bucket: fsspec.AbstractFileSystem, tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = synthetic_pairs("de", 40)
+    for side, name in enumerate(("de", "en")):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    model = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--shard_size", "10"]
+    command = [str(tmp_path / "de"), str(tmp_path / "en"), *model, "--output", "memory://made/pairs.tsv"]
+    encode, sent, left = embeddings._encode, [], iter([True] * 6 + [False])
+    put = type(bucket).put_file
+
+    def stopped(*arguments: Any) -> Any:
+        if not next(left):
+            raise KeyboardInterrupt
+        return encode(*arguments)
+
+    def counted(system: Any, local: str, there: str, **options: Any) -> None:
+        sent.append(there)
+        put(system, local, there, **options)
+
+    monkeypatch.setattr(type(bucket), "put_file", counted)
+    monkeypatch.setattr(embeddings, "_encode", stopped)
+    pytest.raises(KeyboardInterrupt, mine_bitext.run, command)
+    assert len(bucket.find("/made")) == 6
+    monkeypatch.setattr(addresses, "CACHE", tmp_path / "another machine")
+    left = iter([True] * 2 + [False])
+    mine_bitext.run(command)
+    assert len(sent) == len(set(sent)) == 8 + 2  # shards, then pairs and report
+    assert set(sent) == set(bucket.find("/made"))
+    monkeypatch.undo()
+    mine_bitext.run([*command[:-1], str(tmp_path / "here.tsv")])
+    assert bucket.cat("/made/pairs.tsv") == (tmp_path / "here.tsv").read_bytes()

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from dap.cluster import ClusterArguments, connected
 from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
-from dap.prepare.pipeline import workers
+from dap.prepare import pipeline
 from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
 from dap.search.approximate import built_index
 
@@ -110,15 +110,15 @@ def test_commands_give_the_files_of_one_process(
     assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
     said = capsys.readouterr().out
     plan = (
-        r"plan: 120 sentences, 6 shards, 1 encoders: (\S+) s at ([\d,]+) sentences a second each; 1 search tasks of "
-        r"about 48 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
+        r"plan: 120 sentences on 1 encoders: (\S+) s at ([\d,]+) sentences a second each, in 6 shards; "
+        r"1 search tasks of about 48 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
     )
     seconds, rate = (float(each.replace(",", "")) for each in re.search(plan, said).groups())
     assert seconds == pytest.approx(120 / rate, rel=0.1)
 
 
 def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
-    tmp_path: Path, nodes: object
+    tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, languages = tmp_path / "raw", ("de", "fi", "sw")
     raw.mkdir()
@@ -146,6 +146,19 @@ def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_anoth
     for path, text in whole.items():
         path.write_text(text)
     assert result("two", "--ray", nodes.address) == expected
+    each = pipeline.each_on_cluster
+
+    def lossy(*call: object) -> Iterator:
+        calls = each(*call)
+        for node in nodes.worker_nodes.copy():
+            done = next(calls)
+            nodes.remove_node(node, allow_graceful=False)
+            yield done
+        yield from calls
+
+    monkeypatch.setattr(pipeline, "each_on_cluster", lossy)
+    assert result("three", "--ray", nodes.address) == expected
+    nodes.add_node(num_cpus=1, object_store_memory=2**27)
 
 
 def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
@@ -163,7 +176,7 @@ def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
     for folder, _ in calls.values():
         folder.mkdir()
     said = r"^a, de: its worker was lost 2 times, perhaps for want of memory$"
-    with workers(1, on_cluster=True) as run, pytest.raises(UserError, match=said):
+    with pipeline.workers(1, on_cluster=True) as run, pytest.raises(UserError, match=said):
         run("clean", lost, calls)
     assert [len(list(folder.iterdir())) for folder, _ in calls.values()] == [2, 2, 1]
 
@@ -308,12 +321,29 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
     require_equal(cluster_neighbours(source, target, index=index), found)
 
 
-def test_a_lost_node_changes_no_neighbour(nodes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_workers_and_nodes_change_no_neighbour(
+    nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
     monkeypatch.setattr(cluster, "BAND", 2)
     source, target = sides(9000, 5000)
     expected = mutual_neighbours(source, target)
     ahead = cluster._ahead
+
+    def killed(function: Callable) -> Callable:
+        def lossy(*call: object) -> object:
+            if len(list(tmp_path.glob(f"{function.__name__} *"))) < 2:
+                (tmp_path / f"{function.__name__} {os.getpid()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*call)
+
+        return lossy
+
+    with monkeypatch.context() as patch:
+        for function in (cluster._search_tile, cluster._merge):
+            patch.setattr(cluster, function.__name__, killed(function))
+        require_equal(cluster_neighbours(source, target), expected)
+    assert len(list(tmp_path.iterdir())) >= 4
 
     def lossy(jobs: Iterator, most: int) -> Iterator:
         for number, job in enumerate(ahead(jobs, most)):

@@ -1,5 +1,6 @@
 """Encoding by the actors of a Ray cluster, each with a copy of the model."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from dap.cluster import RETRIES, ClusterArguments
+from dap.cluster import RETRIES, ClusterArguments, duration
 from dap.encoding.arguments import EncoderArguments
 from dap.encoding.embeddings import Encoder, SentenceError, model_fingerprint, pieces_by_length
 from dap.errors import UserError, one_line
 
+#: Sentences of a text that show the rate of an encoder.
+SAMPLE = 128
 #: Encoders that may be lost at the same sentences, before these are given up.
 LOSSES = 3
 #: Seconds without news before it is asked whether there is a node yet that could bring some.
@@ -67,6 +70,15 @@ class ClusterEncoder:
         actor = ray.remote(num_cpus=self.needs["CPU"], num_gpus=self.needs["GPU"], max_restarts=0)(EncoderActor)
         self._begin = partial(actor.remote, arguments)
         self.actors = [self._begin() for _ in range(count)]
+
+    def plan(self, texts: Sequence[Sequence[str]], token_budget: int) -> str:
+        """What it takes to encode the texts, at the rate that an encoder shows now."""
+        sample = [text[row] for text in texts for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)]
+        started = time.perf_counter()
+        self.encode(sample, token_budget)
+        rate, count = len(sample) / (time.perf_counter() - started), sum(map(len, texts))
+        hours = duration(count / rate / len(self.actors))
+        return f"{count:,} sentences on {len(self.actors)} encoders: {hours} at {rate:,.0f} sentences a second each"
 
     def _room(self) -> tuple[int, str]:
         """How many actors there is room for on the living nodes, and the most that one of these has."""

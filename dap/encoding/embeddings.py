@@ -4,6 +4,9 @@ A shard is `shard-000003-1f….npy`: its number, then a hash of the model's fing
 that name only when it is whole and on disk, so what carries the name can be used again, and what belongs to another
 model or another text is not found. One run at a time may use a folder; the processes of a run share it.
 
+Where the folder is the copy of an address (`dap.addresses`), a shard is sent there once it is whole, and a run that
+lacks it fetches it.
+
 Legend: `N` sentences, `D` dimensions.
 """
 
@@ -22,6 +25,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
+from dap.addresses import fetch_sent, send
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
 from dap.files import disk_full, whole_file
@@ -143,6 +147,7 @@ def embed_to_disk(
                     break
                 continue
             write_vectors(vectors, shard)
+            send(shard)
     if failed := _of_all_processes(failed):
         raise SentenceError(one_line(joined(failed)))
     if rank == 0:
@@ -177,6 +182,8 @@ def _key(fingerprint: str, text: Sequence[str]) -> str:
 
 def _is_whole(shard: Path, rows: int) -> bool:
     """Whether the shard exists and has its rows: a disk may have lost what it had promised to keep."""
+    if not shard.is_file():
+        fetch_sent(shard)
     try:
         return len(np.load(shard, mmap_mode="r")) == rows
     except (OSError, ValueError, EOFError):

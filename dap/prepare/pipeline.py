@@ -85,6 +85,12 @@ def prepare(
     calls = {language: (plan, language, own) for language, own in languages.items()}
     with workers(num_workers, on_cluster) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
+        size, where = (
+            sum(raw.bytes for raw in files) / 2**20,
+            "the cluster" if on_cluster else f"{num_workers} processes",
+        )
+        logger.info("%s files, %s MiB to clean on %s, then %s languages to select and write, a task each",
+                    *(f"{each:,.0f}" for each in (len(files), size)), where, len(languages))  # fmt: skip
         run("clean", clean_file, {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest})
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))

@@ -15,7 +15,7 @@ from dap.search.bucc import (
 from dap.search.cluster import cluster_neighbours, plan_search, product_rate
 from dap.search.hard_negatives import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
 from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, select
-from dap.search.plan import TILES, SearchPlan, duration
+from dap.search.plan import TILES, SearchPlan
 from dap.search.retrieval import group_averages, retrieval_accuracy
 from dap.search.similarity import Array, Neighbours, Search, mutual_neighbours, unit_rows
 from dap.search.texts import Side, Texts, score_splits, write_pairs

@@ -116,15 +116,6 @@ class SearchPlan:
         return {"products": products, "merging": merging, "moving": moving, "search": max(computing, moving)}
 
 
-def duration(seconds: float) -> str:
-    """In hours from a thousand seconds on.
-
-    >>> duration(261.8), duration(9000)
-    ('262 s', '2.5 h')
-    """
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
-
-
 def visited(index: str) -> tuple[int, int]:
     """Lists of a faiss index and how many of them a search visits; 1 and 1 of one without lists.
 
