@@ -137,7 +137,6 @@ def embed_to_disk(
             if number % world_size != rank or _is_whole(shard, len(text)):
                 bar.update(len(text))
                 continue
-            _remove(folder, number)
             try:
                 vectors = _encode(encoder, text, token_budget, bar)  # (n, D)
                 _check_finite(vectors, text, lambda row, start=number * shard_size: where(start + row))
@@ -146,8 +145,7 @@ def embed_to_disk(
                 if len(failed) == SHOWN:
                     break
                 continue
-            write_vectors(vectors, shard)
-            send(shard)
+            _write_shard(vectors, shard)
     if failed := _of_all_processes(failed):
         raise SentenceError(one_line(joined(failed)))
     if rank == 0:
@@ -228,10 +226,12 @@ def write_vectors(vectors: np.ndarray, path: Path) -> None:
         file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
 
 
-def _remove(folder: Path, number: int) -> None:
-    """The leftovers of a shard: another model's or text's, and what a kill has left unfinished."""
-    for path in folder.glob(f"*shard-{number:06d}-*"):
+def _write_shard(vectors: np.ndarray, shard: Path) -> None:
+    """In place of another model's or text's shard of this number, and of what a kill has left unfinished."""
+    for path in shard.parent.glob(f"*{shard.name.rsplit('-', 1)[0]}-*"):
         path.unlink(missing_ok=True)
+    write_vectors(vectors, shard)
+    send(shard)
 
 
 def _remove_others(folder: Path, shards: list[Path]) -> None:
