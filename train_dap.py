@@ -111,8 +111,6 @@ def check_run(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
             "give --validation_data, or --eval_strategy no --load_best_model_at_end false."
         )
-    if data.prefix and model.config.tr_hard_negatives:
-        raise UserError(f"tr_hard_negatives would change the prefix {data.prefix!r}, too: leave one of them out.")
     check_metric(data, training, dev, model)
 
 
@@ -164,7 +162,8 @@ def build_trainer(
     logger.info("%s", describe(model, train, dev, training))
     dataset, sampler = mix_languages(train, data, training)
     share, languages = model.config.tr_hard_negatives, model.config.rtl_languages or sorted(train)
-    changed = HardNegatives(start.tokenizer, data.max_seq_length, share, training.seed_of_text) if share else None
+    drawn = data.max_seq_length, share, training.seed_of_text, data.prefix
+    changed = HardNegatives(start.tokenizer, *drawn) if share else None
     trainer = DAPTrainer(
         model=model,
         args=training,

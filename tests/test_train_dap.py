@@ -577,8 +577,11 @@ def test_a_sentence_transformers_folder_gives_its_settings_and_the_model_keeps_t
     other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
     trainer, record = build_trainer(*parse_arguments([*given, *other]))
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
-    with pytest.raises(UserError, match="tr_hard_negatives would change the prefix 'ka: ', too"):
-        run([*given, "--tr_hard_negatives", "0.5"])
+    trainer, _ = build_trainer(*parse_arguments([*given, "--tr_hard_negatives", "1"]))
+    copies = trainer.data_collator.negatives([trainer.train_dataset[row] for row in range(8)])
+    kept = tokenizer("ka:")["input_ids"][:-1]
+    assert any(copies)
+    assert all(copy[: len(kept)] in (kept, []) for copy in copies)
 
 
 def test_modules_that_cannot_be_trained_are_refused(flags: list[str], tmp_path: Path) -> None:

@@ -47,10 +47,14 @@ class HardNegatives:
         tokenizer, max_seq_length: what the ids of the targets were made with.
         share: of the pairs, drawn one by one, that are to bring a copy.
         seed: of what is drawn.
+        prefix: text before every target, which copies keep.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, share: float, seed: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, share: float, seed: int, prefix: str = ""
+    ) -> None:
         self.starts, self.max_seq_length, self.share, self.seed = word_starts(tokenizer), max_seq_length, share, seed
+        self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """The ids of each row's copy; none for a pair that is not drawn, or whose target has no word to change."""
@@ -62,13 +66,14 @@ class HardNegatives:
         words, others = self._words(ids), self._words(other)
         if not words or not others:
             return []
-        inner = [token for word in edited(words, others, rng) for token in word][: self.max_seq_length - 2]
-        return [ids[0], *inner, ids[-1]] if inner and inner != ids[1:-1] else []
+        changed = [token for word in edited(words, others, rng) for token in word]
+        copy = [*ids[: self.first], *changed][: self.max_seq_length - 1] + ids[-1:]
+        return copy if changed and copy != ids else []
 
     def _words(self, ids: list[int]) -> list[Word]:
-        """The tokens between the first and the last, by word."""
+        """The tokens between the prefix and the last, by word."""
         words: list[Word] = []
-        for token in ids[1:-1]:
+        for token in ids[self.first : -1]:
             if token in self.starts or not words or len(words[-1]) == LONGEST:
                 words.append([])
             words[-1].append(token)

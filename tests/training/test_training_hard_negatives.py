@@ -11,8 +11,8 @@ from dap.training.data import tokenize_pairs
 from dap.training.hard_negatives import LONGEST, HardNegatives, Word, edited, word_starts
 
 
-def rows_of(tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32) -> list[dict]:
-    return tokenize_pairs(targets, targets, "de", tokenizer, length)
+def rows_of(tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32, prefix: str = "") -> list[dict]:
+    return tokenize_pairs(targets, targets, "de", tokenizer, length, prefix)
 
 
 def one_edit_away(words: list[Word], others: list[Word]) -> list[list[Word]]:
@@ -46,16 +46,20 @@ def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: se
     assert word_starts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary))) == starts
 
 
-@pytest.mark.parametrize("length", [6, 32])
-def test_copies_are_a_word_away_from_their_targets(length: int, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 60)], length)
-    copies = HardNegatives(tiny_tokenizer, length, 1.0, 0)(rows)
+@pytest.mark.parametrize(("length", "prefix"), [(6, ""), (32, ""), (12, "misut ka: ")])
+def test_copies_are_a_word_away_from_their_targets(
+    length: int, prefix: str, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 60)], length, prefix)
+    copies = HardNegatives(tiny_tokenizer, length, 1.0, 0, prefix)(rows)
+    kept = rows_of(tiny_tokenizer, [prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
+    assert len(kept) == 1 or prefix
     assert sum(map(bool, copies)) > 50
     for row, copy in zip(rows, copies):
         ids = row["target_input_ids"].tolist()
         if copy:
             assert copy != ids
-            assert (copy[0], copy[-1]) == (ids[0], ids[-1])
+            assert (copy[: len(kept)], copy[-1]) == (kept, ids[-1])
             assert max(3, len(ids) - LONGEST) <= len(copy) <= min(length, len(ids) + LONGEST)
 
 
