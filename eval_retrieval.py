@@ -19,14 +19,14 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.cluster import ClusterArguments
 from dap.commands import claimed, command, guarded
 from dap.encoding import (
@@ -70,31 +70,22 @@ Place = tuple[str, str]  # language code, and "source side", "English side" or "
 class DataArguments:
     """What to evaluate on, and where the numbers go."""
 
-    data_dir: list[str] = field(metadata={"help": "Folder(s) or file(s) of parallel text with English."})
-    languages: list[str] | None = field(
-        default=None, metadata={"help": "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds."}
-    )
-    max_pairs: int | None = field(
-        default=None, metadata={"help": "Only the first pairs of each language, for a quick look. Default: all."}
-    )
-    hard_negatives: bool = field(
-        default=False,
-        metadata={"help": "Also the error where copies of the English sentences with another number, meaning or name "
-                  "are candidates (xsim++)."},
+    data_dir: list[str] = arg(MISSING, "Folder(s) or file(s) of parallel text with English.")
+    languages: list[str] | None = arg(None, "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds.")
+    max_pairs: int | None = arg(None, "Only the first pairs of each language, for a quick look. Default: all.")
+    hard_negatives: bool = arg(
+        False, "Also the error where copies of the English sentences with another number, meaning or name are "
+        "candidates (xsim++)."
     )  # fmt: skip
-    output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write retrieval.json into."})
-    plot: str | None = field(
-        default=None, metadata={"help": "Picture to draw, .svg, .png or .pdf: accuracy by language."}
+    output_file: str | None = arg(None, "JSON file to write.")
+    output_dir: str | None = arg(None, "Folder to write retrieval.json into.")
+    plot: str | None = arg(None, "Picture to draw, .svg, .png or .pdf: accuracy by language.")
+    before: str | None = arg(None, "JSON file of another model, which --plot draws too.")
+    embeddings_dir: str | None = arg(
+        None, "Folder that keeps the vectors; those of the same model and text are not made anew."
     )
-    before: str | None = field(default=None, metadata={"help": "JSON file of another model, which --plot draws too."})
-    embeddings_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder that keeps the vectors; those of the same model and text are not made anew."},
-    )
-    token_budget: int | None = field(
-        default=None,
-        metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
+    token_budget: int | None = arg(
+        None, "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."
     )
 
     def __post_init__(self) -> None:
@@ -117,11 +108,10 @@ class DataArguments:
 class VectorArguments:
     """What is left of a vector before retrieval."""
 
-    truncate_dim: int | None = field(default=None, metadata={"help": "Keep the first dimensions only (Matryoshka)."})
-    precision: str = field(
-        default="float32",
-        metadata={"help": "Retrieve with vectors of a byte or a bit a dimension. The ranges of int8 are those of all "
-                  "vectors of the run.", "choices": list(PRECISIONS)},
+    truncate_dim: int | None = arg(None, "Keep the first dimensions only (Matryoshka).")
+    precision: str = arg(
+        "float32", "Retrieve with vectors of a byte or a bit a dimension. The ranges of int8 are those of all vectors "
+        "of the run.", choices=list(PRECISIONS)
     )  # fmt: skip
 
 

@@ -16,12 +16,12 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.cluster import ClusterArguments, duration
 from dap.commands import command, guarded
 from dap.encoding import (
@@ -80,42 +80,31 @@ The two texts come first, side by side; what is below names the options."""
 class MiningArguments:
     """What to mine, how, and where it goes."""
 
-    output: str | None = field(
-        default=None, metadata={"help": "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv."}
+    output: str | None = arg(None, "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv.")
+    score_only: bool = arg(
+        False, "Score line i of one file with line i of the other, instead of mining. Follows the texts."
     )
-    score_only: bool = field(
-        default=False,
-        metadata={"help": "Score line i of one file with line i of the other, instead of mining. Follows the texts."},
-    )
-    bucc: str | None = field(default=None, metadata={"help": "Folder of BUCC's files; takes the place of two texts."})
-    pair: str | None = field(default=None, metadata={"help": "Languages for --bucc, such as fr-en."})
-    protocol: str | None = field(
-        default=None,
-        metadata={"help": "BUCC's protocol. Default: training-optimal where there is a training split, else sample.",
-                  "choices": list(PROTOCOLS)},
+    bucc: str | None = arg(None, "Folder of BUCC's files; takes the place of two texts.")
+    pair: str | None = arg(None, "Languages for --bucc, such as fr-en.")
+    protocol: str | None = arg(
+        None, "BUCC's protocol. Default: training-optimal where there is a training split, else sample.",
+        choices=list(PROTOCOLS)
     )  # fmt: skip
-    margin: str = field(default="ratio", metadata={"help": "How a pair is scored.", "choices": list(MARGINS)})
-    retrieval: str = field(
-        default="max",
-        metadata={"help": "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.",
-                  "choices": list(RETRIEVALS)},
+    margin: str = arg("ratio", "How a pair is scored.", choices=list(MARGINS))
+    retrieval: str = arg(
+        "max", "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.",
+        choices=list(RETRIEVALS)
     )  # fmt: skip
-    k: int = field(default=4, metadata={"help": "Neighbours of a sentence."})
-    threshold: float | None = field(default=None, metadata={"help": "Lowest score of a pair. Default: none."})
-    top_n: int | None = field(default=None, metadata={"help": "Number of the best pairs to keep. Default: all."})
-    index: str | None = field(
-        default=None,
-        metadata={"help": "Approximate search by a faiss index such as IVF4096,PQ64. Default: exact search."},
+    k: int = arg(4, "Neighbours of a sentence.")
+    threshold: float | None = arg(None, "Lowest score of a pair. Default: none.")
+    top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")
+    index: str | None = arg(None, "Approximate search by a faiss index such as IVF4096,PQ64. Default: exact search.")
+    embeddings_dir: str | None = arg(None, "Folder that keeps the vectors. Default: OUTPUT.embeddings.")
+    shard_size: int = arg(SHARD_SIZE, "Sentences of a shard: a kill loses one a process.")
+    token_budget: int | None = arg(
+        None, "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."
     )
-    embeddings_dir: str | None = field(
-        default=None, metadata={"help": "Folder that keeps the vectors. Default: OUTPUT.embeddings."}
-    )
-    shard_size: int = field(default=SHARD_SIZE, metadata={"help": "Sentences of a shard: a kill loses one a process."})
-    token_budget: int | None = field(
-        default=None,
-        metadata={"help": "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."},
-    )
-    report_file: str | None = field(default=None, metadata={"help": "JSON report. Default: OUTPUT.json."})
+    report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
         for name in ("k", "top_n", "shard_size", "token_budget"):

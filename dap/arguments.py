@@ -20,10 +20,10 @@ READ = ("train_data", "validation_data", "data", "evaluation_data", "data_dir", 
 WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir", "list_leaks")
 
 
-def arg(default: Any, text: str) -> Any:
-    """An argument of a dataclass, with its default, which may be a list, and its help."""
+def arg(default: Any, text: str, **options: Any) -> Any:
+    """An argument of a dataclass, with its default, which may be a list, its help, and options such as `choices`."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return HfArg(**given, help=text)
+    return HfArg(**given, help=text, metadata=options)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

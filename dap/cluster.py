@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from dap.arguments import arg
 from dap.errors import UserError, one_line
 
 #: Times that a task begins again after its worker or its node is lost.
@@ -24,15 +25,12 @@ RETRIES = 10
 class ClusterArguments:
     """Where the work is done."""
 
-    ray: str | None = field(
-        default=None,
-        metadata={"help": "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' for one of "
-                  "this machine's cores."},
+    ray: str | None = arg(
+        None, "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' for one of this "
+        "machine's cores."
     )  # fmt: skip
-    ray_actors: int | None = field(
-        default=None, metadata={"help": "Encoders on the cluster. Default: one a GPU, without GPUs as many as fit."}
-    )
-    ray_cpus_per_actor: int = field(default=1, metadata={"help": "CPU cores and threads of an encoder."})
+    ray_actors: int | None = arg(None, "Encoders on the cluster. Default: one a GPU, without GPUs as many as fit.")
+    ray_cpus_per_actor: int = arg(1, "CPU cores and threads of an encoder.")
 
     def __post_init__(self) -> None:
         for name in ("ray_actors", "ray_cpus_per_actor"):

@@ -1,12 +1,13 @@
 """The arguments by which a command names an encoder, and the encoder that they name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 import torch
 
 from configuration_dap import CHOICES
+from dap.arguments import arg
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.encoding.onnx import OnnxEncoder
 from dap.errors import UserError
@@ -17,29 +18,20 @@ from dap.reports import report, training_record
 class EncoderArguments:
     """Which model, and how it makes a sentence vector."""
 
-    model_name_or_path: str = field(
-        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id, or a "
-                  ".onnx file of ours.", "aliases": ["--model"]},
+    model_name_or_path: str = arg(
+        MISSING, "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id, or a .onnx "
+        "file of ours.", aliases=["--model"]
     )  # fmt: skip
-    pooling: str | None = field(
-        default=None,
-        metadata={"help": "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-                  "choices": list(CHOICES["pooling"])},
+    pooling: str | None = arg(
+        None, "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
+        choices=list(CHOICES["pooling"])
     )  # fmt: skip
-    prefix: str | None = field(
-        default=None,
-        metadata={"help": "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."},
-    )
-    max_seq_length: int | None = field(
-        default=None, metadata={"help": "Tokens a sentence. Default: the sentence-transformers folder's, else 128."}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
-    bf16: bool = field(default=False, metadata={"help": "Encode under bfloat16 autocast: faster on BF16 hardware."})
-
-    layer: int | None = field(
-        default=None, metadata={"help": "Hidden layer to pool, from 0 (embeddings). Default: the last."}
-    )
+    prefix: str | None = arg(None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's.")
+    max_seq_length: int | None = arg(None, "Tokens a sentence. Default: the sentence-transformers folder's, else 128.")
+    revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
+    trust_remote_code: bool = arg(False, "Run the code that the repository carries.")
+    bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
+    layer: int | None = arg(None, "Hidden layer to pool, from 0 (embeddings). Default: the last.")
 
     def load(self) -> SentenceEncoder | LibraryEncoder:
         """The encoder.
