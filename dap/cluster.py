@@ -10,7 +10,7 @@ prepare lies in a folder that all nodes share.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,40 +43,36 @@ class ClusterArguments:
                 f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, or leave --ray out"
             )
 
-    def connect(self) -> AbstractContextManager[None]:
-        """`connected`, where a cluster is asked for."""
-        return connected(self.ray, self.ray_cpus_per_actor) if self.ray else nullcontext()
+    @contextmanager
+    def connect(self) -> Iterator[None]:
+        """The cluster, if one is asked for, as long as the block lasts; "local" starts one, and ends it.
 
+        Nothing is done where this process is connected already.
 
-@contextmanager
-def connected(address: str, threads: int = 1) -> Iterator[None]:
-    """The cluster at an address, as long as the block lasts; "local" starts one, and ends it.
-
-    Nothing is done where this process is connected already.
-
-    Args:
-        threads: of polars and tokenizers in a worker, which else take a node's every core.
-
-    Raises:
-        ValueError: Ray is not installed, nothing answers, or tasks fail for good; in one line.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("--ray needs Ray: pip install --constraint constraints.txt '.[ray]'") from error
-    is_first = not ray.is_initialized()
-    try:
-        if is_first:
-            _join(address, threads)
-        yield
-    except ray.exceptions.RayError as error:
-        raise _plain(error, address) from error
-    finally:
-        if is_first:
-            ray.shutdown()
+        Raises:
+            ValueError: Ray is not installed, nothing answers, or tasks fail for good; in one line.
+        """
+        if not self.ray:
+            yield
+            return
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError("--ray needs Ray: pip install --constraint constraints.txt '.[ray]'") from error
+        is_first = not ray.is_initialized()
+        try:
+            if is_first:
+                _join(self.ray, self.ray_cpus_per_actor)
+            yield
+        except ray.exceptions.RayError as error:
+            raise _plain(error, self.ray) from error
+        finally:
+            if is_first:
+                ray.shutdown()
 
 
 def _join(address: str, threads: int) -> None:
+    """Joins the cluster; polars and tokenizers have so many threads in a worker, and not each of a node's cores."""
     import ray
 
     limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))

@@ -125,7 +125,7 @@ def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_go
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
     model = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--shard_size", "10"]
     command = [str(tmp_path / "de"), str(tmp_path / "en"), *model, "--output", "memory://made/pairs.tsv"]
-    encode, sent, left = embeddings._encode, [], iter([True] * 6 + [False])
+    encode, sent, left = embeddings.encode_pieces, [], iter([True] * 6 + [False])
     put = type(bucket).put_file
 
     def stopped(*arguments: Any) -> Any:
@@ -138,7 +138,7 @@ def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_go
         put(system, local, there, **options)
 
     monkeypatch.setattr(type(bucket), "put_file", counted)
-    monkeypatch.setattr(embeddings, "_encode", stopped)
+    monkeypatch.setattr(embeddings, "encode_pieces", stopped)
     pytest.raises(KeyboardInterrupt, mine_bitext.run, command)
     assert len(bucket.find("/made")) == 6
     monkeypatch.setattr(addresses, "CACHE", tmp_path / "another machine")

@@ -16,7 +16,7 @@ from conftest import synthetic_pairs
 import eval_retrieval
 import mine_bitext
 import prepare_data
-from dap.cluster import ClusterArguments, connected
+from dap.cluster import ClusterArguments
 from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
@@ -39,7 +39,7 @@ def nodes() -> Iterator:
     small = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
     nodes = Cluster(initialize_head=True, head_node_args=small)
     nodes.add_node(num_cpus=1, object_store_memory=2**27)
-    with connected(nodes.address):
+    with ClusterArguments(nodes.address).connect():
         yield nodes
     nodes.shutdown()
 
@@ -202,15 +202,15 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
         def __init__(self, reason: str = "no such model") -> None:
             raise UserError(reason)
 
-    with pytest.raises(UserError, match=r"^keys: row 2$"), connected(nodes.address):
+    with pytest.raises(UserError, match=r"^keys: row 2$"), ClusterArguments(nodes.address).connect():
         ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
     for full in (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):  # in a task, and here
         said = r"^--ray .*: a node's object store is full, and so is the disk .* a larger --object-store-memory, or "
-        with pytest.raises(UserError, match=said), connected(nodes.address):
+        with pytest.raises(UserError, match=said), ClusterArguments(nodes.address).connect():
             ray.get(ray.remote(num_cpus=0)(raising).remote(full("no room")))
-        with pytest.raises(UserError, match=said), connected(nodes.address):
+        with pytest.raises(UserError, match=said), ClusterArguments(nodes.address).connect():
             raising(full("no room"))
-    with pytest.raises(UserError, match=r"^--ray .*: no such model$"), connected(nodes.address):
+    with pytest.raises(UserError, match=r"^--ray .*: no such model$"), ClusterArguments(nodes.address).connect():
         ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
     monkeypatch.setenv("WORLD_SIZE", "2")  # as accelerate launch
     with pytest.raises(UserError, match="^--ray auto in 2 processes: start one, "):

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES, ClusterArguments, duration
 from dap.encoding.arguments import EncoderArguments
-from dap.encoding.embeddings import Encoder, SentenceError, model_fingerprint, pieces_by_length
+from dap.encoding.embeddings import Encoder, SentenceError, encode_pieces, model_fingerprint
 from dap.errors import UserError, one_line
 
 #: Sentences of a text that show the rate of an encoder.
@@ -122,7 +122,9 @@ class ClusterEncoder:
                 losses[number] += 1
                 _require_few(losses[number], outcome, None if number is None else pieces[number])
                 todo.extendleft([] if number is None else [number])
-                jobs |= _beginning([*idle, self._instead_of(actor)])  # the idle ones may be lost with it
+                ray.kill(actor)  # it may be no more than out of reach
+                self.actors[self.actors.index(actor)] = new = self._begin()  # once there is room for it
+                jobs |= _beginning([*idle, new])  # the idle ones may be lost with it
                 idle.clear()
                 continue
             idle.append(actor)
@@ -162,24 +164,12 @@ class ClusterEncoder:
                 f"{self.fingerprint[:12]}): give all nodes the same files, and the same version of Transformers"
             )
 
-    def _instead_of(self, lost: Any) -> Any:
-        """A new actor, which begins once there is room for it."""
-        import ray
-
-        ray.kill(lost)  # it may be no more than out of reach
-        self.actors[self.actors.index(lost)] = new = self._begin()
-        return new
-
     def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
         """The sentences' vectors, (N, D), as the encoder's own `encode`."""
-        pieces, back = pieces_by_length(sentences)
-        bar = tqdm(total=len(sentences), desc="encoding", unit=" sentences", disable=not progress)
-        found = []
-        with bar:
-            for vectors in self.encode_each(pieces, token_budget):
-                found.append(vectors)
-                bar.update(len(vectors))
-        return np.concatenate(found)[back] if found else self.encoder.encode([])
+        if not len(sentences):
+            return self.encoder.encode([])
+        with tqdm(total=len(sentences), desc="encoding", unit=" sentences", disable=not progress) as bar:
+            return encode_pieces(self, sentences, token_budget, bar)
 
 
 def _beginning(actors: Iterable[Any]) -> Jobs:

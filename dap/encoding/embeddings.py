@@ -138,7 +138,7 @@ def embed_to_disk(
                 bar.update(len(text))
                 continue
             try:
-                vectors = _encode(encoder, text, token_budget, bar)  # (n, D)
+                vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
                 _check_finite(vectors, text, lambda row, start=number * shard_size: where(start + row))
             except SentenceError as error:
                 failed.append(error)
@@ -188,22 +188,19 @@ def _is_whole(shard: Path, rows: int) -> bool:
         return False
 
 
-def _encode(encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm) -> np.ndarray:
-    """One shard's vectors (n, D), encoded in pieces, so that the bar moves; those of a cluster at the same time."""
-    pieces, back = pieces_by_length(text)
+def encode_pieces(encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm) -> np.ndarray:
+    """The vectors (n, D) of some text, encoded in pieces of like length, so that the bar moves.
+
+    A cluster encodes the pieces at the same time.
+    """
+    order = sorted(range(len(text)), key=lambda i: -len(text[i]))
+    pieces = [[text[i] for i in order[start : start + PIECE]] for start in range(0, len(order), PIECE)]
     each = getattr(encoder, "encode_each", None)
     found = []
     for vectors in each(pieces, token_budget) if each else (encoder.encode(piece, token_budget) for piece in pieces):
         found.append(vectors)  # (PIECE, D)
         bar.update(len(vectors))
-    return np.concatenate(found)[back].astype(np.float32, copy=False)
-
-
-def pieces_by_length(text: Sequence[str]) -> tuple[list[list[str]], np.ndarray]:
-    """The sentences in pieces of like length, longest first, and the order that puts their rows back."""
-    order = sorted(range(len(text)), key=lambda i: -len(text[i]))
-    pieces = [[text[i] for i in order[start : start + PIECE]] for start in range(0, len(order), PIECE)]
-    return pieces, np.argsort(order)
+    return np.concatenate(found)[np.argsort(order)].astype(np.float32, copy=False)
 
 
 def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str]) -> None:
