@@ -78,12 +78,10 @@ def plot_token_states(
     Returns:
         `cloud_distance` of both panels, which the titles show as well.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     distances = cloud_distance(*before), cloud_distance(*after)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2)
     for axes, states, title, distance in zip(panels, (before, after), titles, distances, strict=True):
         plane = principal_plane(np.concatenate(states))
@@ -123,7 +121,6 @@ def plot_alignment(
     Raises:
         ValueError: no panel, another number of states than of labels, or a label with a character that the font lacks.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
 
@@ -132,7 +129,6 @@ def plot_alignment(
     _require_glyphs(properties, [*source_tokens, *target_tokens])
     width, height = 1.9 + 0.36 * len(target_tokens), 1.5 + 0.3 * len(source_tokens)  # inches of a panel
     figure = Figure(figsize=(len(states) * width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     panels, links = figure.subplots(1, len(states), squeeze=False)[0], {}
     for axes, (title, pair) in zip(panels, states.items(), strict=True):
         links[title] = draw_alignment(axes, pair, source_tokens, target_tokens)

@@ -142,13 +142,9 @@ def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
 
 
 def _training_rows(keys: Array, key_name: str, wanted: int) -> np.ndarray:
-    """At most `wanted` and at most `TRAINING_ROWS` unit rows, evenly spread; read part by part."""
+    """At most `wanted` and at most `TRAINING_ROWS` unit rows, evenly spread."""
     step = -(-len(keys) // min(wanted, TRAINING_ROWS))
-    rows = np.empty((-(-len(keys) // step), keys.shape[1]), np.float32)
-    for start in range(0, len(rows), PART):
-        part = keys[start * step : (start + PART) * step : step]
-        rows[start : start + PART] = unit_rows(part, key_name).cpu().numpy()
-    return rows
+    return unit_rows(keys[::step], key_name).cpu().numpy()
 
 
 def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:

@@ -92,13 +92,12 @@ def default_protocol(folder: str | Path, pair: str) -> str:
 
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
     sides = (*pair.split("-"), "gold")
-    places = [(place, name) for place in (folder, folder / pair) for name in names]
     found = [
         (name, [_existing(place / f"{pair}.{name}.{side}") for side in sides])
-        for place, name in places
-        if place.is_dir()
+        for place in (folder, folder / pair)
+        for name in names
     ]
-    name, paths = max(found, key=lambda each: sum(map(bool, each[1])), default=(names[0], [None] * 3))
+    name, paths = max(found, key=lambda each: sum(map(bool, each[1])))  # of equal ones the first
     missing = [f"{pair}.{name}.{side}" for side, path in zip(sides, paths, strict=True) if path is None]
     if missing:
         there = sorted({path.name for place in (folder, folder / pair) for path in place.glob("*-*.*.*")})

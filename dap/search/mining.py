@@ -117,10 +117,7 @@ class Pairs:
 
 
 def neighbourhoods(
-    source: np.ndarray,
-    target: np.ndarray,
-    k: int = 4,
-    search: Search = mutual_neighbours,
+    source: np.ndarray, target: np.ndarray, k: int = 4, search: Search = mutual_neighbours
 ) -> Neighbours:
     """`mutual_neighbours`, with as many neighbours as there are where a text has fewer than k sentences (a warning).
 
@@ -192,13 +189,9 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") 
     """
     if retrieval not in RETRIEVALS:
         raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
-    source_mean, target_mean = _means(neighbours)
-    forward_scores, forward = _best(
-        neighbours.forward_scores, neighbours.forward_indices, source_mean, target_mean, margin
-    )
-    backward_scores, backward = _best(
-        neighbours.backward_scores, neighbours.backward_indices, target_mean, source_mean, margin
-    )
+    means = _means(neighbours)
+    forward_scores, forward = _best(neighbours.forward_scores, neighbours.forward_indices, *means, margin)
+    backward_scores, backward = _best(neighbours.backward_scores, neighbours.backward_indices, *means[::-1], margin)
     from_source = Pairs(forward_scores, np.arange(len(forward)), forward)
     from_target = Pairs(backward_scores, backward, np.arange(len(backward)))
     if retrieval == "forward":

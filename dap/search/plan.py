@@ -17,16 +17,6 @@ NEIGHBOUR = 12  # bytes of a score and an index
 ROUNDS = 10  # of faiss when it trains an index
 
 
-def tile_rows(kind: str, count: int, rows: int, columns: int) -> int:
-    """Rows of each side in a task, at most, by how many CPUs or GPUs there are and what they search.
-
-    >>> tile_rows("GPU", 8, 10**6, 10**6), tile_rows("GPU", 8, 10**8, 10**8)
-    (131072, 1048576)
-    """
-    few = math.isqrt(rows * columns // (TASKS * count))
-    return TILES[kind] * min(max(few // TILES[kind], 1), WIDEST)
-
-
 @dataclass(frozen=True)
 class SearchPlan:
     """A search of `rows` × `columns` vectors, a task a tile.
@@ -54,8 +44,13 @@ class SearchPlan:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a task, alike in all tasks."""
-        most = tile_rows(self.kind, self.count if self.index is None else 1, self.rows, self.columns)
+        """Rows and columns of a task, alike in all tasks.
+
+        >>> [SearchPlan(size, size, 768, "GPU", 8).tile for size in (10**6, 10**8)]
+        [(125000, 125000), (1041667, 1041667)]
+        """
+        few = math.isqrt(self.rows * self.columns // (TASKS * (self.count if self.index is None else 1)))
+        most = TILES[self.kind] * min(max(few // TILES[self.kind], 1), WIDEST)
         height, width = (-(-side // -(-side // most)) for side in (self.rows, self.columns))
         return height, width
 
