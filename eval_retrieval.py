@@ -31,9 +31,8 @@ from dap.cluster import ClusterArguments
 from dap.commands import claimed, command, guarded
 from dap.encoding import (
     PRECISIONS,
+    Encoder,
     EncoderArguments,
-    LibraryEncoder,
-    SentenceEncoder,
     embed_to_disk,
     encode_shared,
     launched,
@@ -64,6 +63,7 @@ PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, a
 Pairs = dict[str, list[tuple[str, str]]]
 Copies = dict[str, list[Copy]]
 Place = tuple[str, str]  # language code, and "source side", "English side" or "copies"
+Sides = dict[Place, list[str]]
 
 
 @dataclass
@@ -140,9 +140,7 @@ def read_languages(
     return {code: rows[:max_pairs] for code, rows in pairs.items()}
 
 
-def evaluate(
-    encoder: SentenceEncoder | LibraryEncoder, pairs: Pairs, *arguments: Any, **options: Any
-) -> dict[str, tuple[float, float]]:
+def evaluate(encoder: Encoder, pairs: Pairs, *arguments: Any, **options: Any) -> dict[str, tuple[float, float]]:
     """Language code -> accuracy in percent, (xx→en, en→xx), with the vectors of `encode_sides`."""
     return accuracies_of(encode_sides(encoder, sides_of(pairs), *arguments, **options))
 
@@ -152,9 +150,9 @@ def copies_of(pairs: Pairs) -> Copies:
     return {code: hard_negative_copies([english for _, english in rows]) for code, rows in pairs.items()}
 
 
-def sides_of(pairs: Pairs, copies: Copies | None = None) -> dict[Place, list[str]]:
+def sides_of(pairs: Pairs, copies: Copies | None = None) -> Sides:
     """The sentences to encode by their place: both sides of each language, and its hard negatives, if any."""
-    sides: dict[Place, list[str]] = {}
+    sides: Sides = {}
     for code, rows in pairs.items():
         source, english = zip(*rows, strict=True)
         sides |= {(code, "source side"): list(source), (code, "English side"): list(english)}
@@ -164,8 +162,8 @@ def sides_of(pairs: Pairs, copies: Copies | None = None) -> dict[Place, list[str
 
 
 def encode_sides(
-    encoder: SentenceEncoder | LibraryEncoder,
-    sides: dict[Place, list[str]],
+    encoder: Encoder,
+    sides: Sides,
     token_budget: int = 4096,
     progress: bool = False,
     embeddings_dir: str | None = None,
@@ -204,12 +202,7 @@ def encode_sides(
 
 
 def _kept(
-    encoder: SentenceEncoder | LibraryEncoder,
-    sentences: list[str],
-    folder: Path,
-    token_budget: int,
-    progress: bool,
-    sides: dict[Place, list[str]],
+    encoder: Encoder, sentences: list[str], folder: Path, token_budget: int, progress: bool, sides: Sides
 ) -> np.ndarray:
     """`encoder.encode(sentences)` through the folder of this model and text; no sentence comes twice."""
     fingerprint = model_fingerprint(encoder)
@@ -228,7 +221,7 @@ def _kept(
         )
 
 
-def _place(sides: dict[Place, list[str]], number: int) -> str:
+def _place(sides: Sides, number: int) -> str:
     """Where a sentence is, counted over one side after the other.
 
     >>> _place(sides_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]}), 5)
@@ -292,17 +285,11 @@ def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
     return {"xx-en": round(accuracy[0], 4), "en-xx": round(accuracy[1], 4)}
 
 
-def summary(
-    pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool, is_cut: bool = False
-) -> str:
-    """The tables a user sees: languages and averages, beside the paper's for all of Tatoeba.
-
-    What `is_cut` to its first pairs has fewer candidates.
-    """
+def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool) -> str:
+    """The tables a user sees: languages and averages, beside the paper's where this is all of Tatoeba."""
     averages, counts = group_averages(accuracies), {code: len(rows) for code, rows in pairs.items()}
-    is_comparable = is_tatoeba and not is_cut
-    text = tatoeba_table(accuracies, averages, counts, PAPER_MODELS if is_comparable else ())
-    whole_groups = is_comparable and set(averages) & set(TATOEBA_GROUPS)
+    text = tatoeba_table(accuracies, averages, counts, PAPER_MODELS if is_tatoeba else ())
+    whole_groups = is_tatoeba and set(averages) & set(TATOEBA_GROUPS)
     return f"{text}\n\n{paper_table(averages, name)}" if whole_groups else text
 
 
@@ -358,7 +345,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             numbers["hard_negatives"] = hard_negative_results(pairs, copies, vectors)
         content = model_args.report(encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds)
         is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in files)  # such as tatoeba.deu-eng.deu
-        print(summary(pairs, accuracies, Path(name).name, is_tatoeba, data_args.max_pairs is not None))
+        is_whole = data_args.max_pairs is None  # with fewer pairs there are fewer candidates
+        print(summary(pairs, accuracies, Path(name).name, is_tatoeba and is_whole))
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
         write(content, data_args, earlier)

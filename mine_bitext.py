@@ -108,8 +108,7 @@ class MiningArguments:
 
     def __post_init__(self) -> None:
         for name in ("k", "top_n", "shard_size", "token_budget"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name} {value}: at least 1")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise UserError(f"--threshold {self.threshold}: give a finite number")

@@ -75,8 +75,14 @@ def _join(address: str, threads: int) -> None:
     """Joins the cluster; polars and tokenizers have so many threads in a worker, and not each of a node's cores."""
     import ray
 
+    folder = os.getcwd()
+
+    def start() -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+
     limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))
-    workers = {"env_vars": limits, "worker_process_setup_hook": _start_in(os.getcwd())}
+    workers = {"env_vars": limits, "worker_process_setup_hook": start}
     try:
         ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
     except ValueError as error:
@@ -103,14 +109,6 @@ def _plain(error: Exception, address: str) -> Exception:
     elif not getattr(cause, "actor_init_failed", False):
         reason += "; run again to go on"
     return UserError(f"--ray {address}: {reason}")
-
-
-def _start_in(folder: str) -> Callable[[], None]:
-    def start() -> None:
-        if os.path.isdir(folder):
-            os.chdir(folder)
-
-    return start
 
 
 def duration(seconds: float) -> str:

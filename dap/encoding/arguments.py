@@ -8,7 +8,8 @@ import torch
 
 from configuration_dap import CHOICES
 from dap.arguments import arg
-from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.encoding.embeddings import Encoder
+from dap.encoding.encoder import load_encoder
 from dap.encoding.onnx import OnnxEncoder
 from dap.errors import UserError
 from dap.reports import report, training_record
@@ -33,7 +34,7 @@ class EncoderArguments:
     bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
     layer: int | None = arg(None, "Hidden layer to pool, from 0 (embeddings). Default: the last.")
 
-    def load(self) -> SentenceEncoder | LibraryEncoder:
+    def load(self) -> Encoder:
         """The encoder.
 
         Raises:
@@ -41,24 +42,18 @@ class EncoderArguments:
         """
         options = dict(vars(self))
         name = options.pop("model_name_or_path")
-        return self._load_onnx() if name.endswith(".onnx") else load_encoder(name, **options)
-
-    def _load_onnx(self) -> OnnxEncoder:
+        if not name.endswith(".onnx"):
+            return load_encoder(name, **options)
         if self.pooling or self.bf16 or self.layer is not None:
             raise UserError("pooling, layer and number format are fixed in the file: leave pooling, bf16, layer out")
-        return OnnxEncoder(self.model_name_or_path, prefix=self.prefix, max_seq_length=self.max_seq_length)
+        return OnnxEncoder(name, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
     def report(
-        self,
-        encoder: SentenceEncoder | LibraryEncoder,
-        protocol: str,
-        numbers: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        seconds: float,
+        self, encoder: Encoder, protocol: str, numbers: Mapping[str, Any], settings: Mapping[str, Any], seconds: float
     ) -> dict[str, Any]:
         """What `dap.reports.report` says of the loaded encoder: its own settings, seed and recipe are put in."""
-        own = {"pooling": encoder.pooling, "prefix": encoder.prefix, "max_seq_length": encoder.max_seq_length}
-        own |= {"bf16": encoder.bf16} | dict(settings)
+        own = {name: getattr(encoder, name) for name in ("pooling", "prefix", "max_seq_length", "bf16")}
+        own |= settings
         if encoder.layer is not None:
             own["layer"] = encoder.layer
         seed, recipe = training_record(self.model_name_or_path)

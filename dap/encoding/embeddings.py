@@ -53,7 +53,7 @@ def launched() -> PartialState:
     return PartialState(cpu=cpu, timeout=timedelta(days=7))
 
 
-def encode_shared(encoder: "Encoder", sentences: Sequence[str], *arguments: Any) -> np.ndarray:
+def encode_shared(encoder: Encoder, sentences: Sequence[str], *arguments: Any) -> np.ndarray:
     """`encoder.encode(sentences, *arguments)`, (N, D), on every process of a launch; each encodes its share."""
     state = launched()
     share = encoder.encode(sentences[state.process_index :: state.num_processes], *arguments)
@@ -149,7 +149,8 @@ def embed_to_disk(
     if failed := _of_all_processes(failed):
         raise SentenceError(one_line(joined(failed)))
     if rank == 0:
-        _remove_others(folder, shards)
+        for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
+            other.unlink(missing_ok=True)
     return _join(shards, folder) if shards and rank == 0 else encoder.encode([""])[:0]
 
 
@@ -213,11 +214,7 @@ def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Writes a .npy file that appears under its name only when it is whole and on disk.
-
-    Raises:
-        OSError: among others, the disk is full: the message names the path, the bytes needed and the remedy.
-    """
+    """Writes a .npy file as `whole_file` does, whose errors it raises."""
     with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
         file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
@@ -229,11 +226,6 @@ def _write_shard(vectors: np.ndarray, shard: Path) -> None:
         path.unlink(missing_ok=True)
     write_vectors(vectors, shard)
     send(shard)
-
-
-def _remove_others(folder: Path, shards: list[Path]) -> None:
-    for path in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
-        path.unlink(missing_ok=True)
 
 
 def _join(shards: list[Path], folder: Path) -> np.ndarray:

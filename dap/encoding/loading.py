@@ -98,11 +98,8 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
     library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
     mode, prompts = pooling_mode(pooling), library.get("prompts") or {}
     prefix = prompts.get(library.get("default_prompt_name"), "")
-    if (
-        mode not in POOLINGS
-        or transformer.get("do_lower_case")
-        or (prefix and not pooling.get("include_prompt", True))
-    ):
+    changes_text = transformer.get("do_lower_case") or prefix and not pooling.get("include_prompt", True)
+    if mode not in POOLINGS or changes_text:
         raise NeedsSentenceTransformers(f"{name_or_path} pools by {mode!r} or changes its text in a way of its own")
     length = transformer.get("max_seq_length")
     if not isinstance(prefix, str) or not isinstance(length, int | None):

@@ -59,8 +59,7 @@ def _digest(path: Path) -> bytes:
     digest = hashlib.sha256()
     for part in sorted(path.parent.glob(f"{glob.escape(path.name)}*")):
         with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.digest()
 
 

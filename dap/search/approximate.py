@@ -73,15 +73,13 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array, sample: i
     Args:
         sample: rows of each side that are compared exactly, drawn by `seed`.
     """
-    forward = _recall(approximate.forward_indices, source, target, sample, seed)
-    return (forward + _recall(approximate.backward_indices, target, source, sample, seed)) / 2
-
-
-def _recall(found: np.ndarray, queries: Array, keys: Array, sample: int, seed: int) -> float:
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(queries))[:sample])
-    _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (sample, k)
-    hits = (found[chosen][:, :, None] == exact[:, None, :]).any(2)  # (sample, k)
-    return float(hits.mean())
+    directions = (approximate.forward_indices, source, target), (approximate.backward_indices, target, source)
+    shares = []
+    for found, queries, keys in directions:
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(queries))[:sample])
+        _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (sample, k)
+        shares.append(float((found[chosen][:, :, None] == exact[:, None, :]).any(2).mean()))
+    return sum(shares) / 2
 
 
 def _search(

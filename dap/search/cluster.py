@@ -33,10 +33,7 @@ def cluster_neighbours(
     With an `index`, as of `approximate_neighbours`, tasks build one of each tile's source and target rows, to be
     searched by all tiles of the other side; the number of CPUs changes no result. Both sides' vectors and indexes go
     through the cluster's object store, the target's as a whole. A task needs its two tiles and a block of the search;
-    this process needs, beside memory maps, what the result takes.
-
-    Raises:
-        ValueError: as the search.
+    this process needs, beside memory maps, what the result takes. Errors are those of the search.
     """
     import ray
 
@@ -137,6 +134,6 @@ def _search_tile(
 def _merge(best: Found, found: Found, start: int) -> tuple[Found, int]:
     """The best of the best so far and of what a tile from `start` on has, and how many rows they belong to."""
     merged = Best(*best[0].shape, torch.device("cpu"))
-    merged.merge(0, *best)
-    merged.merge(0, found[0], start + found[1])
+    merged.merge(*best)
+    merged.merge(found[0], start + found[1])
     return merged.found(), len(best[0])

@@ -234,11 +234,11 @@ class Best:
         found[which, place], keys[which, place] = scores[better], indices[better]
         self._merge(rows, found, keys)
 
-    def merge(self, row: int, scores: np.ndarray, indices: np.ndarray) -> None:
-        """Takes in the best keys (R, k') found for the queries from `row` on, which are later than those before."""
-        self._merge(torch.arange(row, row + len(scores)), torch.tensor(scores), torch.tensor(indices))
+    def merge(self, scores: np.ndarray, indices: np.ndarray) -> None:
+        """Takes in the best keys (N, k') found for all queries, which are later than those before."""
+        self._merge(slice(None), torch.tensor(scores), torch.tensor(indices))
 
-    def _merge(self, rows: Tensor, scores: Tensor, indices: Tensor) -> None:
+    def _merge(self, rows: Tensor | slice, scores: Tensor, indices: Tensor) -> None:
         """Keeps the k best of what the rows have and of what is new, in this order where scores are equal."""
         scores, indices = torch.cat([self.scores[rows], scores], 1), torch.cat([self.indices[rows], indices], 1)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
