@@ -5,9 +5,9 @@
 `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
 training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
 `--embeddings_dir` a second run of the same model on the same text encodes nothing, and `accelerate launch` shares the
-encoding among processes. A file that
-`dap.publishing.onnx_export` wrote is a model too: `--model_name_or_path out/onnx/model_quantized.onnx`.
-`--hard_negatives` also measures how often a source prefers a changed copy of an English sentence (xsim++).
+encoding among processes. A file that `dap.publishing.onnx_export` wrote is a model too, such as
+`out/onnx/model_quantized.onnx`. `--hard_negatives` also measures how often a source prefers a changed copy of an
+English sentence (xsim++).
 
 Legend: `N` sentences of all sides, `D` hidden size.
 """
@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from dap.encoding import (
     load_on,
     model_fingerprint,
     reduced,
+    require_finite,
     require_reducible,
     tokens_of_a_batch,
 )
@@ -191,10 +193,7 @@ def encode_sides(
     if not launched().is_main_process:
         return {}
     embeds = embeds[[rows[sentence] for sentence in sentences]]  # (N, D)
-    bad = np.flatnonzero(~np.isfinite(embeds).all(1))
-    if len(bad):
-        text = f"NaN or infinity in the vector of {sentences[bad[0]][:60]!r} (one of {len(bad)} such vectors)"
-        raise UserError(f"{_place(sides, int(bad[0]))}: {text}: check the model's weights, or leave bf16 out")
+    require_finite(embeds, sentences, partial(_place, sides))
     if truncate_dim is not None or precision != "float32":
         embeds = reduced(embeds, truncate_dim, precision)  # (N, dim)
     ends = np.cumsum([len(side) for side in sides.values()])

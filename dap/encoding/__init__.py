@@ -10,6 +10,7 @@ from dap.encoding.embeddings import (
     encode_shared,
     launched,
     model_fingerprint,
+    require_finite,
 )
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
 from dap.encoding.loading import (

@@ -13,7 +13,7 @@ Legend: `N` sentences, `D` dimensions.
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain, islice
 from pathlib import Path
@@ -129,8 +129,7 @@ def embed_to_disk(
     shards: list[Path] = []
     failed: list[SentenceError] = []
     folder.mkdir(parents=True, exist_ok=True)
-    total = len(sentences) if isinstance(sentences, Sized) else None
-    with tqdm(total=total, desc=f"encoding {folder.name}", unit=" sentences", disable=not progress) as bar:
+    with tqdm(sentences, desc=f"encoding {folder.name}", unit=" sentences", disable=not progress) as bar:
         for number, text in enumerate(_blocks(sentences, shard_size)):
             shard = folder / f"shard-{number:06d}-{_key(fingerprint, text)}.npy"
             shards.append(shard)
@@ -139,7 +138,8 @@ def embed_to_disk(
                 continue
             try:
                 vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
-                _check_finite(vectors, text, lambda row, start=number * shard_size: where(start + row))
+                first = number * shard_size
+                require_finite(vectors, text, lambda row, first=first: where(first + row), " in its shard")
             except SentenceError as error:
                 failed.append(error)
                 if len(failed) == SHOWN:
@@ -204,12 +204,13 @@ def encode_pieces(encoder: Encoder, text: Sequence[str], token_budget: int, bar:
     return np.concatenate(found)[np.argsort(order)].astype(np.float32, copy=False)
 
 
-def _check_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str]) -> None:
+def require_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str], among: str = "") -> None:
+    """Raises `SentenceError` for NaN or infinity; `where` names the sentence of a row, `among` what all rows are."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
         raise SentenceError(
             f"{where(int(bad[0]))}: NaN or infinity in the vector of {text[bad[0]][:60]!r} (one of {len(bad)} such "
-            f"vectors in its shard): check the model's weights, or leave bf16 out"
+            f"vectors{among}): check the model's weights, or leave bf16 out"
         )
 
 

@@ -4,6 +4,8 @@ The codes are sentence-transformers' own (the extra `st`), of which indexes for 
 Legend: `N` vectors, `D` dimensions.
 """
 
+from importlib.util import find_spec
+
 import numpy as np
 
 from dap.errors import UserError
@@ -23,12 +25,8 @@ def require_reducible(dimensions: int, dim: int | None, precision: str) -> None:
         raise UserError(f"truncate_dim={dim}, but the vectors have {dimensions} dimensions: give 1 to {dimensions}")
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
-    if precision != "float32":
-        try:
-            import sentence_transformers  # noqa: F401
-        except ImportError:
-            remedy = "pip install 'dap-transformers[st]'"
-            raise UserError(f"precision={precision!r} needs sentence-transformers: {remedy}") from None
+    if precision != "float32" and find_spec("sentence_transformers") is None:
+        raise UserError(f"precision={precision!r} needs sentence-transformers: pip install 'dap-transformers[st]'")
 
 
 def reduced(embeddings: np.ndarray, dim: int | None = None, precision: str = "float32") -> np.ndarray:

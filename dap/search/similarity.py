@@ -89,7 +89,7 @@ def mutual_neighbours(
 def nearest_neighbours(
     queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k keys of highest cosine for every query, best first; one direction of `mutual_neighbours`.
+    """The k keys of highest cosine for every query, best first; one direction of `mutual_neighbours`, with its errors.
 
     >>> keys = np.array([[0.0, 1.0], [3.0, 0.0], [1.0, 0.0]])
     >>> scores, indices = nearest_neighbours(np.array([[2.0, 0.0]]), keys, k=2)
@@ -103,9 +103,6 @@ def nearest_neighbours(
 
     Returns:
         scores (N, k) float32 and indices (N, k) int64.
-
-    Raises:
-        ValueError: as `mutual_neighbours`.
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
     return _search(queries, keys, k, False, False, blocks)[0]
@@ -114,11 +111,10 @@ def nearest_neighbours(
 def nearest(queries: Array, keys: Array) -> np.ndarray:
     """The key of highest cosine for every query, (N,) int64: of equal keys the first, which alone is searched.
 
+    Errors are those of `mutual_neighbours`.
+
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
-
-    Raises:
-        ValueError: as `mutual_neighbours`.
     """
     group = unit_rows(keys, "keys").unique(dim=0, return_inverse=True)[1]  # (M,)
     first = np.sort(np.unique(group.cpu(), return_index=True)[1])  # (U,) rows that equal no earlier one
