@@ -113,7 +113,7 @@ class VectorArguments:
     truncate_dim: int | None = arg(None, "Keep the first dimensions only (Matryoshka).")
     precision: str = arg(
         "float32", "Retrieve with vectors of a byte or a bit a dimension. The ranges of int8 are those of all vectors "
-        "of the run.", choices=list(PRECISIONS)
+        "of the run.", choices=PRECISIONS
     )  # fmt: skip
 
 

@@ -88,13 +88,12 @@ class MiningArguments:
     pair: str | None = arg(None, "Languages for --bucc, such as fr-en.")
     protocol: str | None = arg(
         None, "BUCC's protocol. Default: training-optimal where there is a training split, else sample.",
-        choices=list(PROTOCOLS)
+        choices=PROTOCOLS
     )  # fmt: skip
-    margin: str = arg("ratio", "How a pair is scored.", choices=list(MARGINS))
+    margin: str = arg("ratio", "How a pair is scored.", choices=MARGINS)
     retrieval: str = arg(
-        "max", "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.",
-        choices=list(RETRIEVALS)
-    )  # fmt: skip
+        "max", "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.", choices=RETRIEVALS
+    )
     k: int = arg(4, "Neighbours of a sentence.")
     threshold: float | None = arg(None, "Lowest score of a pair. Default: none.")
     top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")

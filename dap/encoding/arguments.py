@@ -25,7 +25,7 @@ class EncoderArguments:
     )  # fmt: skip
     pooling: str | None = arg(
         None, "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-        choices=list(CHOICES["pooling"])
+        choices=CHOICES["pooling"]
     )  # fmt: skip
     prefix: str | None = arg(None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's.")
     max_seq_length: int | None = arg(None, "Tokens a sentence. Default: the sentence-transformers folder's, else 128.")

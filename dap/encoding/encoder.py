@@ -147,12 +147,10 @@ class SentenceEncoder:
         if token_budget < 1:
             raise UserError(f"token_budget={token_budget}: at least 1 token")
         index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
-        unique, parts = list(index), []
+        unique, parts = list(index), [np.empty((0, self.hidden_size), np.float32)]
         with tqdm(total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress) as bar:
             for start in range(0, len(unique), CHUNK):
                 parts.append(self._encode_chunk(unique[start : start + CHUNK], token_budget, bar))
-        if not parts:
-            return np.empty((0, self.hidden_size), np.float32)
         return np.concatenate(parts)[[index[sentence] for sentence in sentences]]
 
     def encode_tokens(self, sentences: Sequence[str], token_budget: int = 4096) -> list[np.ndarray]:

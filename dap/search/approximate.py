@@ -88,18 +88,17 @@ def _search(
     index = _build(keys, key_name, name, bar) if built is None else import_module("faiss").deserialize_index(built)
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
-    short = np.zeros(len(queries), bool)  # rows for which fewer than k were found
     for start in range(0, len(queries), PART):
         block = _unit_block(queries, query_name, start)
         with _refusals(name, keys, key_name):
             found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 where nothing was found
-        short[start : start + PART] = found[:, 0] < 0
         near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
         exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
         order = np.argsort(-exact, axis=1, kind="stable")
         scores[start : start + PART] = np.take_along_axis(exact, order, 1)
         indices[start : start + PART] = np.take_along_axis(found, order, 1)
         bar.update(len(block))
+    short = (indices < 0).any(1)  # rows for which fewer than k were found
     if short.any():
         scores[short], indices[short] = nearest_neighbours(queries[short], keys, k)
     return scores, indices

@@ -166,11 +166,8 @@ def judge(
     width = len(target_copies)
     keys, counts = np.unique(gold_source[reachable] * width + gold_target[reachable], return_counts=True)
     wanted = pairs.source * width + pairs.target
-    correct = np.zeros(len(pairs), np.int64)
-    if len(keys):
-        place = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-        correct = np.where(keys[place] == wanted, counts[place], 0)
-    return extracted, correct
+    place = np.searchsorted(keys, wanted)  # len(keys) where all are less
+    return extracted, np.where(np.append(keys, -1)[place] == wanted, np.append(counts, 0)[place], 0)
 
 
 def best_threshold(scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int) -> float:

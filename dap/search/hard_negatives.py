@@ -10,7 +10,7 @@ Legend: `N` pairs, `C` copies, `D` dimensions.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -153,7 +153,7 @@ def negations(text: str) -> Iterator[str]:
         yield _put(text, found, _cased(_OPPOSITE[found[0].lower()], found[0]))
 
 
-def name_rule(sentences: Iterable[str]) -> Callable[[str], Iterator[str]]:
+def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
     """The rule that puts another name of these sentences, or of `NAMES`, of the same class in a name's place.
 
     Names are capitalised words that the sentences do not have in lower case; the first word of a sentence is one if
@@ -163,7 +163,6 @@ def name_rule(sentences: Iterable[str]) -> Callable[[str], Iterator[str]]:
     >>> list(rule("Bob laughed.")), list(rule("On Monday she laughed."))
     (['Canada laughed.'], ['On Sunday she laughed.'])
     """
-    sentences = list(sentences)
     plain = {word for text in sentences for word in re.findall(r"\b[^\W\d_]+", text) if word.islower()}
     names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
     for text in sentences:

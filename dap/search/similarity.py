@@ -201,10 +201,9 @@ def _search(
                 bar.update(len(block) * len(screen.keys))
             in_float32 += screen.in_float32
             del screen  # before the next one is made
-    certificate = {"pairs": total, "in_float32": in_float32, "computed": looked}
     logger.debug(
         "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, %(computed)d one by one",
-        certificate,
+        {"pairs": total, "in_float32": in_float32, "computed": looked},
     )
     return forward.found(), backward.found()
 
