@@ -10,14 +10,14 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
 from configuration_dap import CHOICES
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
 from dap.errors import UserError, refusals
 from dap.files import disk_full
@@ -31,38 +31,25 @@ logger = logging.getLogger(__name__)
 class PushArguments:
     """What is published, and where."""
 
-    repo_id: str = field(metadata={"help": "Repository of the Hub, such as user/dap-xlmr; made if it is not there."})
-    private: bool = field(default=False, metadata={"help": "The repository is to be private."})
-    dry_run: bool = field(default=False, metadata={"help": "Write the folder and send nothing."})
-    output_dir: str | None = field(
-        default=None,
-        metadata={"help": "Keep the folder here. Default: with --dry_run CHECKPOINT-hub, else it is temporary."},
+    repo_id: str = arg(MISSING, "Repository of the Hub, such as user/dap-xlmr; made if it is not there.")
+    private: bool = arg(False, "The repository is to be private.")
+    dry_run: bool = arg(False, "Write the folder and send nothing.")
+    output_dir: str | None = arg(
+        None, "Keep the folder here. Default: with --dry_run CHECKPOINT-hub, else it is temporary."
     )
-    with_heads: bool = field(default=False, metadata={"help": "Add the whole DAP checkpoint in pretraining/."})
-    layout: str = field(
-        default="plain",
-        metadata={"help": "plain, or dap: the whole DAP checkpoint at the root.", "choices": list(LAYOUTS)},
-    )
-    space: bool = field(default=False, metadata={"help": "Add a Space of the same id: examples/app.py, a search app."})
-    onnx: bool = field(default=False, metadata={"help": "Add ONNX files in onnx/."})
-    pooling: str | None = field(
-        default=None,
-        metadata={"help": "How a plain encoder pools. Default: as it says.", "choices": list(CHOICES["pooling"])},
-    )
-    prefix: str | None = field(default=None, metadata={"help": "Text before every sentence. Default: as it says."})
-    max_seq_length: int | None = field(default=None, metadata={"help": "Tokens a sentence. Default: 128, or its own."})
-    normalize: bool = field(default=False, metadata={"help": "sentence-transformers gives vectors of length 1."})
-    results: list[str] = field(
-        default_factory=list,
-        metadata={"help": "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card."},
-    )
-    dataset_info: str | None = field(
-        default=None,
-        metadata={"help": "Report of prepare_data.py, dataset_info.json or card of the training text."},
-    )
-    license: str | None = field(default=None, metadata={"help": "The model's licence, such as apache-2.0."})
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if CHECKPOINT is a Hub id."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a plain encoder carries."})
+    with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
+    layout: str = arg("plain", "plain, or dap: the whole DAP checkpoint at the root.", choices=LAYOUTS)
+    space: bool = arg(False, "Add a Space of the same id: examples/app.py, a search app.")
+    onnx: bool = arg(False, "Add ONNX files in onnx/.")
+    pooling: str | None = arg(None, "How a plain encoder pools. Default: as it says.", choices=CHOICES["pooling"])
+    prefix: str | None = arg(None, "Text before every sentence. Default: as it says.")
+    max_seq_length: int | None = arg(None, "Tokens a sentence. Default: 128, or its own.")
+    normalize: bool = arg(False, "sentence-transformers gives vectors of length 1.")
+    results: list[str] = arg([], "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card.")
+    dataset_info: str | None = arg(None, "Report of prepare_data.py, dataset_info.json or card of the training text.")
+    license: str | None = arg(None, "The model's licence, such as apache-2.0.")
+    revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
+    trust_remote_code: bool = arg(False, "Run the code that a plain encoder carries.")
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments]:

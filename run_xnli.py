@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
 from configuration_dap import CHOICES
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
 from dap.encoding import SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
@@ -60,35 +60,31 @@ OWN = {
 class ModelArguments:
     """Which encoder; whatever it is, the classifier on it is of one shape and starts from random weights."""
 
-    model_name_or_path: str = field(
-        metadata={"help": "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."}
+    model_name_or_path: str = arg(
+        MISSING, "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."
     )
-    pooling: str | None = field(
-        default=None,
-        metadata={"help": "What the classifier gets, 'cls' as in the paper unless the checkpoint says otherwise.",
-                  "choices": list(CHOICES["pooling"])},
+    pooling: str | None = arg(
+        None, "What the classifier gets, 'cls' as in the paper unless the checkpoint says otherwise.",
+        choices=CHOICES["pooling"]
     )  # fmt: skip
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub repository."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the repository carries."})
+    revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
+    trust_remote_code: bool = arg(False, "Run the code that the repository carries.")
 
 
 @dataclass
 class DataArguments:
     """English pairs to fine-tune on, and dev and test sets by language."""
 
-    data_dir: str = field(
-        default="facebook/xnli", metadata={"help": "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id."}
+    data_dir: str = arg("facebook/xnli", "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id.")
+    train_data: str | None = arg(
+        None, "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir."
     )
-    train_data: str | None = field(
-        default=None,
-        metadata={"help": "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir."},
+    languages: list[str] | None = arg(
+        None, "Languages to test, such as 'en de sw'. Default: all of the 15 in data_dir."
     )
-    languages: list[str] | None = field(
-        default=None, metadata={"help": "Languages to test, such as 'en de sw'. Default: all of the 15 in data_dir."}
-    )
-    max_seq_length: int = field(default=128, metadata={"help": "Tokens a pair is cut to."})
-    max_train_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of the training data."})
-    max_test_pairs: int | None = field(default=None, metadata={"help": "Only the first pairs of each test set."})
+    max_seq_length: int = arg(128, "Tokens a pair is cut to.")
+    max_train_pairs: int | None = arg(None, "Only the first pairs of the training data.")
+    max_test_pairs: int | None = arg(None, "Only the first pairs of each test set.")
 
 
 def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> Task:

@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from configuration_dap import CHOICES
-from dap.arguments import ArgumentParser
+from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
 from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder, longest_input, require_packages
 from dap.errors import UserError
@@ -240,12 +240,10 @@ def _no_preprocessing(record: logging.LogRecord) -> bool:
 class ExportArguments:
     """What is exported."""
 
-    int8: bool = field(default=False, metadata={"help": "Add the graph with int8 weights."})
-    pooling: str | None = field(
-        default=None, metadata={"help": "Default: the checkpoint's.", "choices": list(CHOICES["pooling"])}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit, if CHECKPOINT is a Hub id."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the checkpoint carries."})
+    int8: bool = arg(False, "Add the graph with int8 weights.")
+    pooling: str | None = arg(None, "Default: the checkpoint's.", choices=CHOICES["pooling"])
+    revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
+    trust_remote_code: bool = arg(False, "Run the code that the checkpoint carries.")
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from configuration_dap import DAPConfig
+from dap.arguments import arg
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.files import write_json
@@ -50,32 +51,27 @@ RESULT, WEIGHTS = "result.json", "model*.safetensors*"  # of a finished run, in 
 class XNLITrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's values as defaults (appendix "XNLI Fine-tuning")."""
 
-    total_train_batch_size: int = field(
-        default=256, metadata={"help": "Pairs a step, over all processes and accumulated batches; sets the latter."}
+    total_train_batch_size: int = arg(
+        256, "Pairs a step, over all processes and accumulated batches; sets the latter."
     )
-    seeds: list[int] | None = field(default=None, metadata={"help": "Fine-tune with each; --seed when absent."})
-    search: bool = field(
-        default=False, metadata={"help": "Choose among learning_rates by dev accuracy, with the first seed."}
-    )
-    learning_rates: list[float] = field(
-        default_factory=lambda: [1e-5, 3e-5, 5e-5, 7e-5], metadata={"help": "What --search chooses from."}
-    )
-    selection: str = field(
-        default="english",
-        metadata={"help": "Dev sets that choose: English alone (zero-shot), or the mean over all languages.",
-                  "choices": ["english", "all"]},
+    seeds: list[int] | None = arg(None, "Fine-tune with each; --seed when absent.")
+    search: bool = arg(False, "Choose among learning_rates by dev accuracy, with the first seed.")
+    learning_rates: list[float] = arg([1e-5, 3e-5, 5e-5, 7e-5], "What --search chooses from.")
+    selection: str = arg(
+        "english", "Dev sets that choose: English alone (zero-shot), or the mean over all languages.",
+        choices=("english", "all")
     )  # fmt: skip
-    keep_models: bool = field(default=False, metadata={"help": "Keep the models that --search did not choose, too."})
-    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate of AdamW."})
-    num_train_epochs: float = field(default=2.0, metadata={"help": "Passes over the training pairs."})
-    weight_decay: float = field(default=0.0, metadata={"help": "Weight decay of AdamW."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Pairs a process has in memory at once."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Accuracy does not depend on it."})
-    save_steps: float = field(default=0.2, metadata={"help": "Steps, or share of a run, between checkpoints."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that a run keeps."})
-    logging_steps: float = field(default=0.05, metadata={"help": "Steps, or share of a run, between logs."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A loss that is not finite is an error."})
-    report_to: None | str | list[str] = field(default="none", metadata={"help": "Trackers, such as tensorboard."})
+    keep_models: bool = arg(False, "Keep the models that --search did not choose, too.")
+    learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
+    num_train_epochs: float = arg(2.0, "Passes over the training pairs.")
+    weight_decay: float = arg(0.0, "Weight decay of AdamW.")
+    per_device_train_batch_size: int = arg(32, "Pairs a process has in memory at once.")
+    per_device_eval_batch_size: int = arg(64, "Accuracy does not depend on it.")
+    save_steps: float = arg(0.2, "Steps, or share of a run, between checkpoints.")
+    save_total_limit: int | None = arg(1, "Checkpoints that a run keeps.")
+    logging_steps: float = arg(0.05, "Steps, or share of a run, between logs.")
+    logging_nan_inf_filter: bool = arg(False, "A loss that is not finite is an error.")
+    report_to: None | str | list[str] = arg("none", "Trackers, such as tensorboard.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
