@@ -1,6 +1,6 @@
 """Reports of evaluations on a model card: entries of its `model-index`, and tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult
 
 from dap.errors import UserError
 from dap.languages import NAMES
-from dap.reports import HEAD, is_number, is_spread, markdown_table
+from dap.reports import is_spread, markdown_table, numbers_of
 
 #: Key of a number in a report -> its metric on the Hub, and how the card names it.
 METRICS = {
@@ -28,25 +28,10 @@ TASKS = {
 HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
 NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, or a digest
 
-Place = tuple[str, ...]
 
-
-def numbers_of(report: Mapping[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The numbers of a report by their place in it: ("languages", "de") and {"xx-en": 97.8, "pairs": 1000}.
-
-    A number of several seeds is {"mean": ..., "sd": ...}.
-    """
-    body = {key: value for key, value in report.items() if key not in (*HEAD, "models", "seeds", "n")}
-    yield from sorted(_numbers(body, ()), key=lambda found: found[0][:1] == ("languages",))  # averages first
-
-
-def _numbers(node: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-    numbers = {name: value for name, value in node.items() if is_number(value) or is_spread(value)}
-    if numbers:
-        yield place, numbers
-    for name, value in node.items():
-        if isinstance(value, Mapping) and name not in numbers:
-            yield from _numbers(value, (*place, name))
+def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    """The numbers of a report, those of single languages last."""
+    return sorted(numbers_of(report), key=lambda found: found[0][:1] == ("languages",))
 
 
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
@@ -55,7 +40,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     short = [key for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")]
     cut = f" ({', '.join(f'{key} {settings[key]}' for key in short)})" if short else ""  # not of the whole vectors
     results = []
-    for place, numbers in numbers_of(report):
+    for place, numbers in _averages_first(report):
         task = next((task for key, task in TASKS.items() if key in numbers), None)
         for key in (key for key in numbers if key in METRICS and task):
             result = EvalResult(
@@ -102,7 +87,7 @@ def results_text(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _report_text(report: Mapping[str, Any]) -> str:
-    rows = list(numbers_of(report))
+    rows = _averages_first(report)
     found = dict.fromkeys(name for _, numbers in rows for name in numbers)
     columns = [name for name in METRICS if name in found] + [name for name in found if name not in METRICS]
     header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
@@ -119,7 +104,7 @@ def _report_text(report: Mapping[str, Any]) -> str:
     return f"### {dataset_name(report)}\n\n{text}\n\n{markdown_table(header, cells)}"
 
 
-def _place(place: Place) -> str:
+def _place(place: Sequence[str]) -> str:
     if not place:
         return "all"
     if place[0] == "languages":

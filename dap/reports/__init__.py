@@ -1,6 +1,6 @@
 """JSON records of runs, several seeds merged, and tables beside the paper's."""
 
-from dap.reports.merge import is_number, is_spread, merge_seeds
+from dap.reports.merge import is_number, is_spread, merge_seeds, numbers_of
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,

@@ -36,6 +36,8 @@ PLACES = ("data", "bucc")
 OF_A_PAIR = ("pair", "text")
 SEED_MARK = re.compile(r"seed[-_=]?\d+")
 
+Place = tuple[str, ...]  # keys that lead to a number in a report
+
 
 def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """One report of several that differ in the seed alone: mean and sample standard deviation of every number.
@@ -130,7 +132,7 @@ def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
         seen[run] = file
 
 
-def _merged(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> Any:
+def _merged(values: Mapping[str, Any], place: Place = ()) -> Any:
     """One value of those that each file has at `place` of its report."""
     (first, one), *others = values.items()
     if all(isinstance(value, Mapping) for value in values.values()):
@@ -156,19 +158,26 @@ def is_number(value: Any) -> bool:
 
 def merged_table(merged: Mapping[str, Any]) -> str:
     """Every number of a merged report: a row a place, a column a name, "mean ± sd" in each."""
-    rows = list(_rows(merged, ()))
-    columns = list(dict.fromkeys(name for _, numbers in rows for name in numbers))
-    cells = [[" ".join(place) or "all", *(numbers.get(name) for name in columns)] for place, numbers in rows]
+    rows = [
+        (place, {name: _spread(value) for name, value in numbers.items() if is_spread(value)})
+        for place, numbers in numbers_of(merged)
+    ]
+    columns = list(dict.fromkeys(name for _, spreads in rows for name in spreads))
+    cells = [[" ".join(place) or "all", *map(spreads.get, columns)] for place, spreads in rows if spreads]
     return text_table(["", *columns], cells)
 
 
-def _rows(node: Mapping[str, Any], place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    numbers = {name: _spread(value) for name, value in node.items() if is_spread(value)}
-    if numbers:
+def numbers_of(report: Mapping[str, Any], place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The numbers of a report by their place in it: ("languages", "de") and {"xx-en": 97.8, "pairs": 1000}.
+
+    A number of several seeds is {"mean": ..., "sd": ...}.
+    """
+    body = {name: value for name, value in report.items() if place or name not in (*HEAD, "models", "seeds", "n")}
+    if numbers := {name: value for name, value in body.items() if is_number(value) or is_spread(value)}:
         yield place, numbers
-    for name, value in node.items():
-        if isinstance(value, Mapping) and not is_spread(value) and name not in HEAD:
-            yield from _rows(value, (*place, name))
+    for name, value in body.items():
+        if isinstance(value, Mapping) and name not in numbers:
+            yield from numbers_of(value, (*place, name))
 
 
 def is_spread(value: Any) -> bool:

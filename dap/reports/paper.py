@@ -231,5 +231,4 @@ def _beside_the_paper(
 
 def _mean(numbers: Sequence[float | None]) -> float | None:
     """None as soon as one is missing."""
-    present = [float(number) for number in numbers if number is not None]
-    return sum(present) / len(present) if len(present) == len(numbers) else None
+    return None if None in numbers else sum(numbers) / len(numbers)

@@ -44,7 +44,9 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
     """Draws the panels of `curves`, if there are any, as .svg, .png or .pdf."""
     if not (panels := curves(history)):
         return
-    figure = _figure(4.2 * len(panels), 3.2)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
     for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, points in lines.items():
             axes.plot(*zip(*points, strict=True), label=name.removeprefix("eval_"))
@@ -63,12 +65,14 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
     Raises:
         UserError: no language is in all of them.
     """
+    from matplotlib.figure import Figure
+
     found = {label: report.get("languages", {}) for label, report in reports.items()}
     first = next(iter(found.values()))
     codes = [code for code in first if all(code in languages for languages in found.values())]
     if not codes:
         raise UserError(f"no language is in all reports to draw ({', '.join(found)}): evaluate on the same text")
-    figure = _figure(3 + 0.3 * len(codes), 5.4)
+    figure = Figure(figsize=(3 + 0.3 * len(codes), 5.4), layout="constrained")
     for axes, (direction, title) in zip(figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True):
         for (label, languages), marker in zip(found.items(), "os^D", strict=False):
             axes.plot(codes, [languages[code][direction] for code in codes], marker, label=label)
@@ -76,13 +80,3 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
         axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path)
-
-
-def _figure(width: float, height: float) -> Any:
-    """A figure that no window shows; its size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
