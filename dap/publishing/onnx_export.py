@@ -23,7 +23,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser, arg
@@ -90,8 +89,10 @@ def export(
         _write_graph(encoder, path)
         _require_same_vectors(encoder, path)
         if int8:
-            quantize(path, path.with_name(INT8))
-            print(f"{INT8}: smallest cosine with those vectors {_closeness(path, encoder.tokenizer):.3f}")
+            quantized = path.with_name(INT8)
+            quantize(path, quantized)
+            vectors = [OnnxEncoder(file, encoder.tokenizer).encode(PROBE) for file in (path, quantized)]  # 2 of (N, D)
+            print(f"{INT8}: smallest cosine with those vectors {np.prod(vectors, axis=0).sum(1).min():.3f}")
         _move_all(Path(temporary), folder / "onnx")
     if not is_own:
         save_tokenizer(encoder.tokenizer, encoder.max_seq_length, folder)
@@ -144,7 +145,9 @@ def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
             )  # fmt: skip
     finally:
         encoder.model.train(training)
-    program.model.metadata_props.update(_settings(encoder))
+    settings = {name: getattr(encoder, name) for name in ("pooling", "prefix", "max_seq_length")}
+    settings |= {"positions": longest_input(encoder.model) or "", "hidden_size": encoder.hidden_size}
+    program.model.metadata_props.update({name: str(value) for name, value in settings.items()})
     _save(program.model, path, sum(tensor.nbytes for tensor in encoder.model.state_dict().values()))
 
 
@@ -160,32 +163,16 @@ def _save(graph: Any, path: Path, size: int) -> None:
     onnx_ir.save(graph, path, external_data=f"{path.name}_data" if size > ONE_FILE else None)
 
 
-def _settings(encoder: SentenceEncoder) -> dict[str, str]:
-    """What the file says about itself, as text."""
-    positions = longest_input(encoder.model)
-    return {
-        "pooling": encoder.pooling,
-        "prefix": encoder.prefix,
-        "max_seq_length": str(encoder.max_seq_length),
-        "positions": "" if positions is None else str(positions),
-        "hidden_size": str(encoder.hidden_size),
-    }
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that the graph does not need."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Hides the exporter's remarks on packages that the graph does not need, and advice to prepare it further."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _require_same_vectors(encoder: SentenceEncoder, path: Path) -> None:
@@ -209,12 +196,6 @@ def difference(encoder: SentenceEncoder, path: Path) -> float:
     return worst
 
 
-def _closeness(path: Path, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Smallest cosine of the vectors of a graph and its int8 form, over the probe's sentences."""
-    exact, coarse = (OnnxEncoder(file, tokenizer).encode(PROBE) for file in (path, path.with_name(INT8)))  # (N, D)
-    return float((exact * coarse).sum(1).min())
-
-
 def quantize(path: Path, quantized: Path) -> None:
     """Write the graph with its weights, word embeddings included, as int8; activations follow at run time.
 
@@ -224,16 +205,8 @@ def quantize(path: Path, quantized: Path) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    logging.getLogger().addFilter(_no_preprocessing)
-    try:
+    with _quiet():
         quantize_dynamic(path, quantized, weight_type=QuantType.QInt8, per_channel=True)
-    finally:
-        logging.getLogger().removeFilter(_no_preprocessing)
-
-
-def _no_preprocessing(record: logging.LogRecord) -> bool:
-    """Drops the advice to prepare the graph, which the exporter has done."""
-    return "pre-processing" not in record.getMessage()
 
 
 @dataclass
