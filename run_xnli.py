@@ -172,17 +172,17 @@ def make_report(
     return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision, result["seed"])
 
 
-def write_reports(reports: Mapping[int, Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def write_reports(reports: Mapping[int, dict[str, Any]], folder: Path) -> dict[str, Any]:
     """`xnli.json`: the one report, or the mean and standard deviation of several, which are written beside it."""
     if len(reports) == 1:
         (content,) = reports.values()
     else:
-        paths = {folder / f"xnli-seed-{seed}.json": each for seed, each in reports.items()}
+        paths = {str(folder / f"xnli-seed-{seed}.json"): each for seed, each in reports.items()}
         for path, each in paths.items():
             write_json(each, path)
-        content = merge_seeds({str(path): each for path, each in paths.items()})
+        content = merge_seeds(paths)
     write_json(content, folder / "xnli.json")
-    return dict(content)
+    return content
 
 
 def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Sequence[str], name: str) -> str:
@@ -218,29 +218,24 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     parser = ArgumentParser((ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False)
     model_args, data, training = parser.parse_args_into_dataclasses(args=argv)
-    outputs, is_writer = {"--output_dir": training.output_dir}, training.process_index == 0
-    with guarded(folders=outputs, model=model_args.model_name_or_path, is_writer=is_writer):
-        return _run(model_args, data, training)
-
-
-def _run(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> dict[str, Any]:
-    """Every run that the command asks for, and the report, which is returned."""
-    with (
-        training.main_process_first(desc="reading and tokenising"),
-        disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
-    ):
-        task = build_task(model_args, data, training)
-    keep_record(task, data)
-    rate, tried = search(task)
-    reports = {}
-    for seed in training.all_seeds:
-        measured(task, rate, seed, "dev")
-        reports[seed] = make_report(model_args, data, task, measured(task, rate, seed, "test"), tried)
-    if training.process_index != 0:
-        return reports[training.all_seeds[0]]
-    content = write_reports(reports, Path(training.output_dir))
-    print(summary(content, tried, task.data.missing, Path(model_args.model_name_or_path).name))
-    print(f"written to {Path(training.output_dir) / 'xnli.json'}")
+    is_main, folders = training.process_index == 0, {"--output_dir": training.output_dir}
+    with guarded(folders=folders, model=model_args.model_name_or_path, is_writer=is_main):
+        with (
+            training.main_process_first(desc="reading and tokenising"),
+            disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
+        ):
+            task = build_task(model_args, data, training)
+        keep_record(task, data)
+        rate, tried = search(task)
+        reports = {}
+        for seed in training.all_seeds:
+            measured(task, rate, seed, "dev")
+            reports[seed] = make_report(model_args, data, task, measured(task, rate, seed, "test"), tried)
+        if not is_main:
+            return reports[training.all_seeds[0]]
+        content = write_reports(reports, Path(training.output_dir))
+        print(summary(content, tried, task.data.missing, Path(model_args.model_name_or_path).name))
+        print(f"written to {Path(training.output_dir) / 'xnli.json'}")
     return content
 
 

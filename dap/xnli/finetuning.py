@@ -1,7 +1,6 @@
 """Fine-tuning an encoder on pairs of texts with a label: arguments, classifier, trainer, and runs that go on."""
 
 import copy
-import json
 import logging
 import math
 import shutil
@@ -33,7 +32,7 @@ from configuration_dap import DAPConfig
 from dap.arguments import arg
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
-from dap.files import write_json
+from dap.files import read_json, write_json
 from dap.tokenizers import forget_calls
 from dap.training import EpochOfSampler, check_values, find_resumable, train_to_end
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
@@ -270,7 +269,7 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
     folder, args = task.run_folder(learning_rate, seed), copy.copy(task.training)
     done = (folder / RESULT).exists()
     if done and (any(folder.glob(WEIGHTS)) or not needs_weights):
-        return json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return read_json(folder / RESULT)
     if done and args.process_index == 0:
         (folder / RESULT).unlink()  # weights that are being written again are not yet those of a finished run
     args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
