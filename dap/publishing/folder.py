@@ -120,10 +120,7 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
 def _whole_or_nothing(folder: Path) -> Iterator[Path]:
     """A place to write within a folder, whose content moves up when the block ends without an error, and else goes.
 
-    What a kill has left there goes first.
-
-    Raises:
-        UserError: the folder holds anything else.
+    What a kill has left there goes first; raises `UserError` where the folder holds anything else.
     """
     new = folder / UNFINISHED
     if folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {new}):
@@ -249,11 +246,7 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
 
 
 def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
-    """Save the DAP checkpoint with its heads, the whole `auto_map` and the code that it names.
-
-    Raises:
-        ValueError: heads are missing.
-    """
+    """Save the DAP checkpoint, the whole `auto_map` and its code; raises `ValueError` where heads are missing."""
     model = load_complete(checkpoint, DAPForPreTraining)
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
     model.save_pretrained(folder)

@@ -111,24 +111,24 @@ def explained(repo_id: str, token: str | None = None, outcome: str = "was not pu
 
 def explain(error: BaseException, repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> str:
     """One line on why a push failed and what to do; the token is blotted out should an error hold it."""
-    text, response = one_line(error), None
-    for link in _chain(error):
+    text, status, link = "", 0, error
+    while link is not None:
         if isinstance(link, OfflineModeIsEnabled):
             return f"{repo_id} {outcome}: HF_HUB_OFFLINE is set; unset it."
         if isinstance(link, HfHubHTTPError) and link.response is not None:
-            response = link.response
-            text = f"{response.status_code} {one_line(link.server_message or response.reason_phrase)}"
+            status = link.response.status_code
+            text = f"{status} {one_line(link.server_message or link.response.reason_phrase)}"
             break
         text = f"{type(link).__name__}: {one_line(link)}"  # the first cause says most
-    full = re.search(r"quota|storage limit", text.replace(repo_id, ""), re.IGNORECASE)
-    status = 507 if full else getattr(response, "status_code", None)
+        link = link.__cause__
+    if re.search(r"quota|storage limit", text.replace(repo_id, ""), re.IGNORECASE):
+        status = 507
     retry = "push again; what has arrived is not sent twice"
-    advice = ADVICE.get(status, "the Hub has a problem: " + retry if status and status >= 500 else None)
-    if advice is None:
-        advice = retry if not isinstance(error, ValueError) else ""
-    return f"{repo_id} {outcome}: {without_token(text, token)}" + (
-        f" ({advice.format(repo=repo_id)})" if advice else ""
-    )
+    advice = "" if isinstance(error, ValueError) else retry
+    if status >= 500:
+        advice = f"the Hub has a problem: {retry}"
+    advice = ADVICE.get(status, advice).format(repo=repo_id)
+    return f"{repo_id} {outcome}: {without_token(text, token)}" + (f" ({advice})" if advice else "")
 
 
 def without_token(text: str, token: str | None = None) -> str:
@@ -136,9 +136,3 @@ def without_token(text: str, token: str | None = None) -> str:
     for secret in {token, get_token()} - {None, ""}:
         text = text.replace(secret, "***")
     return text
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__

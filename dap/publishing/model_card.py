@@ -126,15 +126,13 @@ def _read(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
-    if path.suffix != ".json":
-        text = path.read_text(encoding="utf-8")
-        return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip()
-    return read_object(path)
+    if path.suffix == ".json":
+        return read_object(path)
+    return re.sub(r"\A---\n.*?\n---\n", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).strip()
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
-    """The card: metadata with a `model-index` of what was measured, and the text of `model_card.md`; only what is
-    known."""
+    """The card: metadata, with a `model-index` of what was measured, and the text of `model_card.md`."""
     results = [result for report in sources.reports for result in eval_results(report)]
     data = ModelCardData(
         language=languages(sources) or None,
@@ -212,23 +210,22 @@ def _dataset(info: Mapping[str, Any] | str | None) -> str:
 
 
 def _recipe(sources: Sources) -> str:
-    known = {**{key: value for key, value in sources.config.items() if key in RECIPE}, **sources.run}
+    known = {**sources.config, **sources.run}
+    if known.get("language_mix") != "temperature":
+        known["mix_alpha"] = None
     rows = []
     if base := sources.run.get("model_name_or_path"):
         kind = "" if is_hub_id(base) else "a local folder, "
         rows.append(["started from", base_model(sources.run) or f"{kind}`{Path(base).name}`"])
     if shape := sources.run.get("config_name"):
-        rows.append(
-            ["started from", f"random weights, configuration `{shape if is_hub_id(shape) else Path(shape).name}`"]
-        )
+        name = shape if is_hub_id(shape) else Path(shape).name
+        rows.append(["started from", f"random weights, configuration `{name}`"])
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
     for name in RECIPE:
         needed = next((part for start, part in OF_OBJECTIVE.items() if name.startswith(start)), None)
         if known.get(name) is not None and (needed is None or needed in known.get("objective", "").split("+")):
             rows.append([name.replace("_", " "), known[name]])
-    if "mix_alpha" in known and known.get("language_mix") != "temperature":
-        rows = [row for row in rows if row[0] != "mix alpha"]
     return markdown_table(["", ""], rows)
 
 
@@ -241,13 +238,10 @@ def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
     columns = [name for name in CURVE if any(name in values for values in steps.values())]
     if not any(name.endswith("loss") for name in columns):
         return ""
-    numbers = sorted(steps)
-    last = len(numbers) - 1
-    evaluated = [i for i, number in enumerate(numbers) if CURVE[-1] in steps[number]]
-    kept = {round(i * last / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)}
-    kept = sorted(kept | set(evaluated if len(evaluated) <= CURVE_ROWS else []))
-    rows = [
-        [numbers[i], *(f"{steps[numbers[i]][c]:.3f}" if c in steps[numbers[i]] else "" for c in columns)] for i in kept
-    ]
+    numbers, evaluated = sorted(steps), {step for step in steps if CURVE[-1] in steps[step]}
+    kept = {numbers[round(i * (len(numbers) - 1) / (CURVE_ROWS - 1))] for i in range(CURVE_ROWS)}
+    if len(evaluated) <= CURVE_ROWS:
+        kept |= evaluated
+    rows = [[step, *(f"{steps[step][c]:.3f}" if c in steps[step] else "" for c in columns)] for step in sorted(kept)]
     header = ["step", *(name.removeprefix("eval_").replace("_", " ") for name in columns)]
     return markdown_table(header, rows)
