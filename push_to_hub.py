@@ -9,7 +9,7 @@ import dap.commands  # noqa: F401  # isort: skip
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from huggingface_hub.utils import validate_repo_id
 from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
+from dap.encoding import require_packages
 from dap.errors import UserError, refusals
 from dap.files import disk_full
 from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write, write_space
+from dap.publishing.onnx_export import export
 from dap.reports import read_report
 
 logger = logging.getLogger(__name__)
@@ -94,7 +96,11 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
     space = folder.with_name(f"{folder.name}-space") if args.space else None
     if space is not None:
         write_space(args.repo_id, space)
-    export = find_onnx_export() if args.onnx else None
+    if args.onnx:
+        try:
+            require_packages()
+        except UserError as error:
+            raise UserError(f"--onnx: {error}, or leave it out.") from error
     local = fetch(checkpoint, args.revision)
     reports = {path: read_report(path, merged=True) for path in args.results}
     for path, report in reports.items():
@@ -106,7 +112,7 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
     sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
     options = Options(**{name: value for name, value in vars(args).items() if name in Options.__dataclass_fields__})
     write(local, folder, args.repo_id, options, sources)
-    if export is not None:
+    if args.onnx:
         export(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
@@ -120,18 +126,6 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
     if space is not None:
         print(f"Space {args.repo_id}, commit {upload(space, args.repo_id, args.private, space=True)}")
     return written | {"repo_id": args.repo_id, "commit": commit}
-
-
-def find_onnx_export() -> Callable[[Path], Any]:
-    """What exports a published folder's encoder into its `onnx/`; raises `ValueError` where that is not installed."""
-    try:
-        from dap.encoding import require_packages
-        from dap.publishing.onnx_export import export
-
-        require_packages()
-    except (ImportError, ValueError) as error:
-        raise UserError(f"--onnx: {error}, or leave it out.") from error
-    return export
 
 
 @command

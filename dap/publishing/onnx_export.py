@@ -10,7 +10,6 @@ Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 """
 
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -93,7 +92,11 @@ def export(
             quantize(path, quantized)
             vectors = [OnnxEncoder(file, encoder.tokenizer).encode(PROBE) for file in (path, quantized)]  # 2 of (N, D)
             print(f"{INT8}: smallest cosine with those vectors {np.prod(vectors, axis=0).sum(1).min():.3f}")
-        _move_all(Path(temporary), folder / "onnx")
+        (folder / "onnx").mkdir(exist_ok=True)
+        for stale in (folder / "onnx").glob("model*.onnx*"):  # of an earlier export
+            stale.unlink()
+        for file in Path(temporary).iterdir():
+            file.replace(folder / "onnx" / file.name)
     if not is_own:
         save_tokenizer(encoder.tokenizer, encoder.max_seq_length, folder)
         encoder.backbone.config.save_pretrained(folder)
@@ -118,15 +121,6 @@ def _encoder(
     return SentenceEncoder.from_pretrained(
         str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
     )
-
-
-def _move_all(source: Path, folder: Path) -> None:
-    """Puts finished files into `onnx/`, in place of those of an earlier export."""
-    folder.mkdir(exist_ok=True)
-    for stale in folder.glob("model*.onnx*"):
-        stale.unlink()
-    for file in source.iterdir():
-        os.replace(file, folder / file.name)
 
 
 def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
