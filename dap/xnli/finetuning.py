@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +37,6 @@ from dap.tokenizers import forget_calls
 from dap.training import EpochOfSampler, check_values, find_resumable, train_to_end
 from dap.xnli.data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
-
-if TYPE_CHECKING:
-    import evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -170,15 +167,11 @@ def mean_over_step(
 
 
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """`compute_metrics` of a `Trainer`: accuracy, 0 to 1, of logits (N, C) against labels (N,)."""
-    classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
-    return accuracy_metric().compute(predictions=classes, references=prediction.label_ids)
+    """`compute_metrics` of a `Trainer`: accuracy, 0 to 1, of logits (N, C) against labels (N,).
 
+    The metric is `evaluate.load("accuracy")` without the download.
 
-def accuracy_metric() -> "evaluate.Metric":
-    """`evaluate.load("accuracy")` without the download.
-
-    >>> accuracy_metric().compute(predictions=[0, 1, 2, 2], references=[0, 1, 1, 2])
+    >>> compute_accuracy(EvalPrediction(np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 1, 2])))
     {'accuracy': 0.75}
     """
     import evaluate  # takes a second, which `--help` need not wait
@@ -192,7 +185,8 @@ def accuracy_metric() -> "evaluate.Metric":
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
             return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
 
-    return Accuracy(keep_in_memory=True)
+    classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
+    return Accuracy(keep_in_memory=True).compute(predictions=classes, references=prediction.label_ids)
 
 
 @dataclass
