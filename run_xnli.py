@@ -193,9 +193,8 @@ def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Se
         tables.append(text_table(["learning rate", "dev accuracy"], rows))
     spread = {code: as_spread(each["accuracy"]) for code, each in content["languages"].items()}
     rows = [[f"{code}  {NAMES[code]}", content["languages"][code]["pairs"], *spread[code]] for code in spread]
-    rows.append(
-        [f"mean of {len(spread)} of {len(XNLI_LANGUAGES)} languages", "", *as_spread(content["mean"]["accuracy"])]
-    )
+    label = f"mean of {len(spread)} of {len(XNLI_LANGUAGES)} languages"
+    rows.append([label, "", *as_spread(content["mean"]["accuracy"])])
     tables.append(text_table(["language", "pairs", "accuracy", "sd"], rows))
     if missing:
         tables.append(f"not tested, as there is no test set or it was not asked for: {' '.join(missing)}")

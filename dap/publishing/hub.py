@@ -74,9 +74,9 @@ def upload(
             wanted, or files are missing after the commit. The message never holds the token.
     """
     api, kind = HfApi(token=token), "space" if space else "model"
-    sdk = {"space_sdk": "gradio"} if space else {}
     with explained(repo_id, token):
-        api.create_repo(repo_id, private=private or None, repo_type=kind, exist_ok=True, **sdk)
+        sdk = "gradio" if space else None
+        api.create_repo(repo_id, private=private or None, repo_type=kind, exist_ok=True, space_sdk=sdk)
         found = api.repo_info(repo_id, repo_type=kind)
     if private and not found.private:
         raise UserError(f"{repo_id} is there and is public: make it private first, or leave --private out.")

@@ -78,9 +78,9 @@ def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     by_pair: dict[str | None, dict[str, Mapping[str, Any]]] = {}
     for file, each in reports.items():
         by_pair.setdefault(each.get("settings", {}).get("pair"), {})[file] = each
+    if len(by_pair) < 2:
+        return merge_seeds(reports)
     merged = [merge_seeds(group) for group in by_pair.values()]
-    if len(merged) < 2:
-        return merged[0] if merged else merge_seeds({})
     (first, one), *others = ((next(iter(group)), part) for group, part in zip(by_pair.values(), merged))
     for file, other in others:
         _same_question(first, _of_any_pair(one), file, _of_any_pair(other))

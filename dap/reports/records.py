@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,10 +62,8 @@ def versions() -> dict[str, str]:
     """Version of Python and of each of `LIBRARIES` that is installed."""
     found = {"python": platform.python_version()}
     for library in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             found[library] = version(library)
-        except PackageNotFoundError:
-            continue
     return found
 
 
