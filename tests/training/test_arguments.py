@@ -22,6 +22,7 @@ from dap.training.arguments import (
     share_of_batch,
 )
 from dap.training.resuming import changes_weights
+from experiments.recipes import read_recipe
 
 
 @pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
@@ -37,12 +38,18 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
 
 
-def test_the_best_recipe_trains_dap_with_heads_that_learned_before(tmp_path: Path) -> None:
-    recipe = str(REPOSITORY / "configs" / "best.yaml")
-    model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
-    config = DAPConfig(**given_fields(model))
-    assert (config.objective, config.pooling, model.init_heads_from) == ("tr+rtl", "mean", "heads")
-    assert (data.language_mix, training.learning_rate, training.head_learning_rate) == ("uniform", 5e-5, 3e-4)
+def test_the_best_recipe_trains_what_the_study_shows(tmp_path: Path) -> None:
+    parts = parse_arguments([str(REPOSITORY / "configs" / "best.yaml"), "--output_dir", str(tmp_path)])
+    given = vars(DAPConfig(**given_fields(parts[0])))
+    for part in parts:
+        given |= vars(part)
+    places = dict.fromkeys(("encoder", "data", "bow_heads", "longer_bow_heads"), "there")
+    shown = read_recipe(REPOSITORY / "experiments" / "recipes" / "edits.yaml", places).runs["best-long-slow"].arguments
+    names = {name for name, value in shown.items() if "there" not in str(value)}
+    names -= {"bf16", "use_cpu", "report_to", "eval_strategy"}
+    assert {name: given[name] for name in names} == {name: shown[name] for name in names}
+    assert len(names) > 10
+    assert parts[0].init_heads_from
 
 
 def test_the_recipe_from_scratch_is_complete(tmp_path: Path) -> None:
