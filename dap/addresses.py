@@ -89,9 +89,11 @@ def _fetch_file(system: fsspec.AbstractFileSystem, file: str, size: int | None, 
 
 def fetch_sent(path: Path) -> None:
     """Fetches what was sent from a path, if anything was; raises as `fetch`."""
-    address = _address(path)
-    if address and fsspec.core.url_to_fs(address)[0].exists(address):
-        fetch(address)
+    if address := _address(path):
+        with _refusals(address, "cannot be reached"):
+            is_there = fsspec.core.url_to_fs(address)[0].exists(address)
+        if is_there:
+            fetch(address)
 
 
 def send(path: str | Path, name: str = "") -> str | None:

@@ -118,7 +118,10 @@ def search_data(studies: Sequence[Study]) -> dict[str, Any]:
 def comparison_data(study: Study) -> dict[str, Any]:
     """Measure -> "same pairs" or "same time" -> label -> the seeds' numbers."""
     main = study.main_runs()
-    same_time = {label: name for label, name in study.same_time_runs().items() if name not in main.values()}
+    same_time: dict[str, str] = {}
+    for runs in study.same_time_runs().values():
+        others = {label: name for label, name in runs.items() if name not in main.values()}
+        same_time |= {name if label in same_time else label: name for label, name in others.items()}
     found: dict[str, Any] = {}
     for measure in headline(study).values():
         for title, runs in {"same pairs": main, "same time": same_time}.items():

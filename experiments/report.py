@@ -138,12 +138,10 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
     if others:
         measured = [row for row in rows if any(study.spread(name, row) for name in others.values())]
         parts += ["**Controls and variants.**", comparison(study, others, measured, _training(study, others))]
-    if runs := study.same_time_runs():
+    for whose, runs in study.same_time_runs().items():
         shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
-        timed = {study.recipe.runs[name].same_time_as for name in runs.values()}
-        whose = ", ".join(label for label, name in runs.items() if name in timed)
-        same_time = f"**The same time as {whose}**, by CPU time a step."
-        parts += [same_time, comparison(study, runs, shared, _training(study, runs))]
+        parts.append(f"**The same time as `{whose}`**, by CPU time a step.")
+        parts.append(comparison(study, runs, shared, _training(study, runs)))
     names = [f"{kind}-{study.name}.svg" for kind in ("comparison", "loss")]
     return "\n\n".join(parts + [images[name] for name in names if name in images])
 

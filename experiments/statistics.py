@@ -201,10 +201,11 @@ class Study:
         """Label -> run, of those that see the same number of pairs: the encoder as it is, TR, TR+TLM, DAP."""
         return self._labelled([name for name, run in self.recipe.runs.items() if run.same_time_as is None])
 
-    def same_time_runs(self) -> dict[str, str]:
-        """Label -> run, of those that take the same time and the one whose time it is."""
-        measured = {name: run.same_time_as for name, run in self.recipe.runs.items() if run.same_time_as is not None}
-        return self._labelled(dict.fromkeys([*measured, *measured.values()]))
+    def same_time_runs(self) -> dict[str, dict[str, str]]:
+        """A run -> label -> run, of those that take its time and itself."""
+        whose = dict.fromkeys(run.same_time_as for run in self.recipe.runs.values() if run.same_time_as is not None)
+        same = {one: [name for name, run in self.recipe.runs.items() if run.same_time_as == one] for one in whose}
+        return {one: self._labelled([*names, one]) for one, names in same.items()}
 
     def _labelled(self, names: Iterable[str]) -> dict[str, str]:
         found: dict[str, str] = {}

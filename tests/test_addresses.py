@@ -12,6 +12,7 @@ import fsspec
 import pytest
 from conftest import synthetic_pairs
 
+import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap import addresses
@@ -149,3 +150,24 @@ def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_go
     monkeypatch.undo()
     mine_bitext.run([*command[:-1], str(tmp_path / "here.tsv")])
     assert bucket.cat("/made/pairs.tsv") == (tmp_path / "here.tsv").read_bytes()
+
+
+def test_vectors_that_could_not_be_sent_are_sent_by_the_same_command(
+    bucket: fsspec.AbstractFileSystem, tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = synthetic_pairs("de", 20)
+    (tmp_path / "de-en.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    command = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(tmp_path / "de-en.tsv")]
+    command += ["--embeddings_dir", "memory://kept"]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bucket), "put_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
+        with pytest.raises(UserError, match="cannot be written .*read-only.*, and the same command sends it"):
+            eval_retrieval.run(command)
+    eval_retrieval.run(command)
+    (kept,) = (tmp_path / "cache/memory/kept").rglob("*.npy")
+    assert bucket.cat(f"/kept/{kept.parent.name}/{kept.name}") == kept.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bucket), "exists", lambda *_: (_ for _ in ()).throw(PermissionError("no")))
+        kept.unlink()
+        with pytest.raises(UserError, match=r"memory://kept/.* cannot be reached \(PermissionError: no\)"):
+            eval_retrieval.run(command)

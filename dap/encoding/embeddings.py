@@ -151,6 +151,7 @@ def embed_to_disk(
     if rank == 0:
         for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
             other.unlink(missing_ok=True)
+        send(folder)  # shards that an earlier run could not send
     return _join(shards, folder) if shards and rank == 0 else encoder.encode([""])[:0]
 
 

@@ -85,12 +85,8 @@ def prepare(
     calls = {language: (plan, language, own) for language, own in languages.items()}
     with workers(num_workers, on_cluster) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
-        size, where = (
-            sum(raw.bytes for raw in files) / 2**20,
-            "the cluster" if on_cluster else f"{num_workers} processes",
-        )
-        logger.info("%s files, %s MiB to clean on %s, then %s languages to select and write, a task each",
-                    *(f"{each:,.0f}" for each in (len(files), size)), where, len(languages))  # fmt: skip
+        size = f"{sum(raw.bytes for raw in files) / 2**20:,.0f} MiB"
+        logger.info("clean: %d files of %s; then select and write: %d languages", len(files), size, len(languages))
         run("clean", clean_file, {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest})
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
