@@ -156,3 +156,9 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny batches, too, run in several groups of like length."""
+    monkeypatch.setattr("encoder_dap.TOKENS_PER_GROUP", 8)

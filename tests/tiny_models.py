@@ -8,6 +8,8 @@ from torch import Tensor
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
 
+#: The head of the released code.
+RELEASED = {"rtl_tied": False, "rtl_reembed": True}
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 ALL = "+".join(OBJECTIVES)
 #: Every objective by itself, the paper's two, and all together: a new one is tested by being registered.
