@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,17 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 
 
 def comparison(
-    study: Study, runs: Mapping[str, str], rows: Sequence[Measure], heads: Mapping[str, list[Cell]] | None = None
+    study: Study,
+    runs: Mapping[str, str],
+    rows: Sequence[Measure],
+    heads: Mapping[str, list[Cell]] | None = None,
+    against_tr: Collection[str] = AGAINST_TR,
 ) -> str:
-    """A row a measure, a column a run, and those of `AGAINST_TR` minus TR: mean, by seed, 95% of draws.
+    """A row a measure, a column a run, and those of `against_tr` minus TR: mean, by seed, 95% of draws.
 
     `heads` are rows above them.
     """
-    against = [label for label in AGAINST_TR if {label, "TR"} <= set(runs)]
+    against = [label for label in runs if label in against_tr and label != "TR" and "TR" in runs]
     paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
     lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
     for measure in rows:
@@ -141,7 +145,7 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
     for whose, runs in study.same_time_runs().items():
         shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
         parts.append(f"**The same time as `{whose}`**, by CPU time a step.")
-        parts.append(comparison(study, runs, shared, _training(study, runs)))
+        parts.append(comparison(study, runs, shared, _training(study, runs), runs))
     names = [f"{kind}-{study.name}.svg" for kind in ("comparison", "loss")]
     return "\n\n".join(parts + [images[name] for name in names if name in images])
 

@@ -111,6 +111,8 @@ class Workspace:
 
     def relative_cost(self, run: Run) -> float:
         """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
+        if run.same_time_as == run.like:
+            return 1.0
         steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
         if lacking := {run.same_time_as, run.like} - set(steps):
             raise UserError(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")

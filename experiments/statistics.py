@@ -205,7 +205,7 @@ class Study:
         """A run -> label -> run, of those that take its time and itself."""
         whose = dict.fromkeys(run.same_time_as for run in self.recipe.runs.values() if run.same_time_as is not None)
         same = {one: [name for name, run in self.recipe.runs.items() if run.same_time_as == one] for one in whose}
-        return {one: self._labelled([*names, one]) for one, names in same.items()}
+        return {one: self._labelled([one, *names]) for one, names in same.items()}
 
     def _labelled(self, names: Iterable[str]) -> dict[str, str]:
         found: dict[str, str] = {}

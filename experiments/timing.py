@@ -41,7 +41,7 @@ def compared(workspace: Workspace) -> dict[str, Run]:
     """The runs whose steps are counted in each other's."""
     wanted = {}
     for run in workspace.recipe.runs.values():
-        if run.same_time_as is not None:
+        if run.same_time_as not in (None, run.like):
             for name in (run.same_time_as, run.like):
                 wanted[name] = workspace.recipe.runs[name]
     return wanted

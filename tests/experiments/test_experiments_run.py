@@ -169,6 +169,13 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(study: Callab
     assert job.run.command == "own.py"
 
 
+def test_what_is_like_the_run_whose_time_it_takes_has_as_many_steps(study: Callable[..., Workspace]) -> None:
+    train = {"learning_rate": 0.5, "max_steps": 100, "objective": "tr"}
+    workspace = study(train=train, runs={"tr": None, "same": {"like": "tr", "same_time_as": "tr", "weight_decay": 0.1}})
+    assert workspace.arguments(Job(workspace.recipe.runs["same"], 0, 0.5, ()))["max_steps"] == 100
+    assert timing.compared(workspace) == {}
+
+
 def test_a_run_of_the_past_is_read_and_not_trained(study: Callable[..., Workspace]) -> None:
     workspace = study(runs={"tr": None, "old": {"past": True, "an_argument_that_is_gone": 3, "learning_rate": 0.5}})
     assert workspace.recipe.runs["old"].arguments["an_argument_that_is_gone"] == 3
@@ -367,7 +374,7 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_path: Path) -> None:
-    names = "encoder encoder_without_head data links heads bow_heads longer_bow_heads both_heads"
+    names = "encoder encoder_without_head data links heads bow_heads longer_bow_heads longest_bow_heads both_heads"
     places = dict.fromkeys(names.split(), str(tmp_path))
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
