@@ -171,7 +171,9 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(study: Callab
 
 def test_what_is_like_the_run_whose_time_it_takes_has_as_many_steps(study: Callable[..., Workspace]) -> None:
     train = {"learning_rate": 0.5, "max_steps": 100, "objective": "tr"}
-    workspace = study(train=train, runs={"tr": None, "same": {"like": "tr", "same_time_as": "tr", "weight_decay": 0.1}})
+    workspace = study(
+        train=train, runs={"tr": None, "same": {"like": "tr", "same_time_as": "tr", "weight_decay": 0.1}}
+    )
     assert workspace.arguments(Job(workspace.recipe.runs["same"], 0, 0.5, ()))["max_steps"] == 100
     assert timing.compared(workspace) == {}
 
