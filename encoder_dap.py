@@ -187,20 +187,20 @@ def packed_states(
     encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], wanted: Tensor | None = None
 ) -> Tensor:
     """`last_states` by one long row without padding; a last layer like BERT's computes only what is wanted."""
-    packing = pack(mask)
+    reads_all = wanted is None or not computes_some(encoder)
+    packing, *queries = pack(mask) if reads_all else pack(mask, wanted)
     packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
     packed |= {key: packing.take(value) for key, value in inputs.items()}  # (1, T, ...)
     arguments = attention_arguments(encoder, packing)
-    if wanted is None or not computes_some(encoder):
+    if reads_all:
         return packing.put_back(encoder(**packed, **arguments).last_hidden_state)  # of (1, T, D)
-    queries = pack(wanted, packing.rows)
     _, layers = layer_stack(encoder)
     states = encoder.embeddings(**packed)  # (1, T, D)
     for layer in layers[:-1]:
         states = layer(states, **arguments)
-    places = packing.take(wanted)[0].argsort(stable=True, descending=True)[: sum(queries.lengths)]
-    states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, packing, queries))
-    return queries.put_back(states)
+    places = packing.take(wanted)[0].argsort(stable=True, descending=True)[: sum(queries[0].lengths)]
+    states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, packing, *queries))
+    return queries[0].put_back(states)
 
 
 def computes_some(encoder: PreTrainedModel) -> bool:
@@ -322,8 +322,7 @@ class Packing(NamedTuple):
 
     index: Tensor  # (T,) places in the flattened batch
     columns: Tensor  # (1, T) how many real tokens of its row come before a token
-    rows: list[int]  # (B,) row numbers in their packed order: the shortest first, as far as this packing has the say
-    lengths: list[int]  # (B,) real tokens of these rows
+    lengths: list[int]  # (B,) how many tokens its rows have, in their packed order
     shape: torch.Size  # (B, S)
 
     def take(self, values: Tensor) -> Tensor:
@@ -337,21 +336,27 @@ class Packing(NamedTuple):
 
 
 @torch.compiler.disable
-def pack(mask: Tensor, rows: list[int] | None = None) -> Packing:
-    """The packing of the tokens where a mask (B, S) is 1, wherever they stand, in the order of `rows` if given.
+def pack(*masks: Tensor) -> list[Packing]:
+    """The packing of the tokens where each mask (B, S) is 1, wherever they stand; the first one's shortest rows first.
 
-    >>> packing = pack(torch.tensor([[0, 1, 1], [1, 0, 0]]))
-    >>> packing.index, packing.columns, packing.rows, packing.lengths
-    (tensor([3, 1, 2]), tensor([[0, 0, 1]]), [1, 0], [1, 2])
+    All are read back from a GPU at once.
+
+    >>> (packing,) = pack(torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    >>> packing.index, packing.columns, packing.lengths
+    (tensor([3, 1, 2]), tensor([[0, 0, 1]]), [1, 2])
     """
-    counts = mask.sum(1).tolist()
-    rows = sorted(range(len(counts)), key=counts.__getitem__) if rows is None else rows
-    order = torch.tensor(rows, device=mask.device)  # (B,)
+    counts = torch.stack([mask.sum(1) for mask in masks]).tolist()
+    rows = sorted(range(len(counts[0])), key=counts[0].__getitem__)
+    order = torch.tensor(rows, device=masks[0].device)  # (B,)
+    return [_pack_in_order(mask, order, [own[row] for row in rows]) for mask, own in zip(masks, counts)]
+
+
+def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
     real = mask.bool()[order].flatten()  # (B·S,)
-    places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(counts)]  # (T,)
+    places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(lengths)]  # (T,)
     index = torch.arange(mask.numel(), device=mask.device).view(mask.shape)[order].flatten()[places]  # (T,)
     columns = (mask.cumsum(1) - 1).flatten()[index]  # (T,)
-    return Packing(index, columns.unsqueeze(0), rows, [counts[row] for row in rows], mask.shape)
+    return Packing(index, columns.unsqueeze(0), lengths, mask.shape)
 
 
 @torch.compiler.disable

@@ -131,7 +131,7 @@ def translation_ranking_loss(
     """
     logits = similarity_matrix(queries, candidates, similarity)  # (B, N)
     rows = torch.arange(logits.shape[0], device=logits.device)  # (B,)
-    own = F.one_hot(rows + first, logits.shape[1]).bool()  # (B, N)
+    own = columns_of(logits) == (rows + first).unsqueeze(1)  # (B, N)
     logits = (logits - margin * own) / temperature
     if excluded is not None:
         logits = logits.masked_fill(excluded & ~own, float("-inf"))
@@ -346,5 +346,5 @@ def at_least_float32(value: Tensor) -> Tensor:
 
 
 def columns_of(ids: Tensor) -> Tensor:
-    """Column numbers (B, S) of token ids (B, S)."""
+    """Column numbers (B, S) of values (B, S)."""
     return torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)

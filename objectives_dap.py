@@ -228,7 +228,8 @@ class RepresentationTranslation(Objective):
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
             queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
         states = model.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
-        sums = [model.prediction_head.rtl_loss_sum(states[part], ids[part], batch.words) for part in labels]
+        places = [part.nonzero(as_tuple=True) for part in labels]  # a GPU is waited for once a group
+        sums = [model.prediction_head.rtl_loss_sum(states[own], ids[own], batch.words) for own in places]
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
     def chosen(self, answer: Side) -> Tensor:
@@ -272,7 +273,7 @@ class _MaskedText(Objective):
         return batch.text.chosen.unsqueeze(0)  # (1, R, S)
 
     def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        text, chosen = batch.text, labels[0]
+        text, chosen = batch.text, labels[0].nonzero(as_tuple=True)
         total = model.prediction_head.loss_sum(text.states[chosen], text.labels[chosen], batch.words.table)
         return total.unsqueeze(0), {}
 

@@ -61,10 +61,19 @@ def test_states_are_those_of_each_row_alone(
 def test_tokens_come_back_to_where_they_stood() -> None:
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
     values = torch.randn(3, 5, 2)
-    packing = pack(mask)
-    assert packing.lengths == [1, 2, 3]
-    assert torch.equal(packing.take(values)[0], torch.cat([values[row][mask[row].bool()] for row in packing.rows]))
-    assert torch.equal(packing.put_back(packing.take(values)), values * mask.unsqueeze(-1))
+    asked = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
+    for packing, own, lengths in zip(pack(mask, asked), (mask, asked), ([1, 2, 3], [0, 2, 1])):
+        assert packing.lengths == lengths
+        assert torch.equal(packing.take(values)[0], torch.cat([values[row][own[row].bool()] for row in (1, 2, 0)]))
+        assert torch.equal(packing.put_back(packing.take(values)), values * own.unsqueeze(-1))
+
+
+def test_lengths_are_read_back_once_for_all_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "tolist", lambda self: read.append(self) or self.numpy().tolist())
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    pack(mask, mask == 0)
+    assert [own.tolist() for own in map(Tensor.numpy, read)] == [[[2, 3], [1, 0]]]
 
 
 def states_of(lengths: list[int]) -> tuple[Tensor, Tensor]:
@@ -112,7 +121,7 @@ def test_padded_rows_are_computed_as_by_sdpa() -> None:
 def test_flash_attention_is_told_by_its_own_arguments() -> None:
     encoder = build_encoder(tiny_config("bert"))
     encoder.config._attn_implementation = "flash_attention_2"
-    arguments = attention_arguments(encoder, pack(torch.tensor([[1, 1, 1], [1, 0, 0]])))
+    arguments = attention_arguments(encoder, *pack(torch.tensor([[1, 1, 1], [1, 0, 0]])))
     assert set(arguments) == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
     assert arguments["cu_seq_lens_k"].tolist() == [0, 1, 4]
     assert arguments["cu_seq_lens_k"].dtype == torch.int32
@@ -122,8 +131,7 @@ def test_flash_attention_is_told_by_its_own_arguments() -> None:
 def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> None:
     encoder = build_encoder(tiny_config("bert"))
     use_packing(encoder)
-    packing = pack(torch.ones(2, 3, dtype=torch.long))
-    mask = attention_arguments(encoder, packing)["attention_mask"]
+    mask = attention_arguments(encoder, *pack(torch.ones(2, 3, dtype=torch.long)))["attention_mask"]
     states = torch.randn(1, 4, 6, 8)
     with pytest.raises(RuntimeError):
         packed_attention(encoder, states, states, states, mask)

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tiny_models import (
 )
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, Trainer, TrainingArguments
 
 import encoder_dap
@@ -231,6 +233,33 @@ def test_a_direction_without_labels_does_not_halve_the_loss() -> None:
     one = {key: value[:1] for key, value in make_batch().items()}
     loss = both(**one, language_ids=torch.tensor([0])).rtl_loss.item()
     assert loss == pytest.approx(forward(**one).rtl_loss.item(), rel=1e-5)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a CPU would wait for of a GPU: a scalar read, the number of places found by a mask."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        places = args[1] if args[1:] and isinstance(args[1], (list, tuple)) else ()
+        by_mask = any(isinstance(own, Tensor) and own.dtype == torch.bool for own in places)
+        self.count += by_mask or function.name() in ("aten::_local_scalar_dense", "aten::nonzero")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize(("objective", "expected"), [("tr", 2), ("tr+bow", 2), ("tr+rtl", 4), ("tr+tlm", 4)])
+def test_a_step_waits_for_a_gpu_as_often_as_the_docs_say(
+    objective: str, expected: int, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = []
+    monkeypatch.setattr(Tensor, "tolist", lambda self: lists.append(self) or self.numpy().tolist())
+    one_kernel = lambda query, key, value, *_: query * value.sum()  # noqa: E731  (its CPU twin reads lengths)
+    monkeypatch.setattr(encoder_dap, "attention_by_length", one_kernel)
+    model = tiny_model(objective=objective, pooling=pooling)
+    with Waits() as waits:
+        model(**make_batch()).loss.backward()
+    assert waits.count + len(lists) == expected
 
 
 def test_models_refuse_what_was_set_after_the_config_was_checked() -> None:
