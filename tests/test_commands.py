@@ -302,11 +302,7 @@ REFUSED = [
     ("eval_retrieval", "--data_dir in --model model --output_dir {}", "in/de-en.tsv"),
     ("train_dap", "--train_data in --model_name_or_path model --use_cpu --output_dir {}", "model linked in/a.de"),
     ("train_dap", "--train_data in --config_name model --use_cpu --output_dir {}", "model linked"),
-    (
-        "train_dap",
-        "--train_data in --config_name user/a --tokenizer_name model --use_cpu --output_dir {}",
-        "model",
-    ),
+    ("train_dap", "--train_data in --config_name user/a --tokenizer_name model --use_cpu --output_dir {}", "model"),
     ("run_xnli", "--model_name_or_path model --data_dir in --use_cpu --output_dir {}", "model linked in/a.de"),
     ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
     ("dap.publishing.onnx_export", "model {}", "in/a.de in"),

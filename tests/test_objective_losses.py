@@ -7,17 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from tiny_models import (
-    ENCODERS,
-    MASK,
-    PAD,
-    RELEASED,
-    gradients,
-    make_batch,
-    tiny_model,
-    tokens_of,
-    with_negatives,
-)
+from tiny_models import ENCODERS, MASK, PAD, RELEASED, gradients, make_batch, tiny_model, tokens_of, with_negatives
 from torch import Tensor
 
 from encoder_dap import position_offset

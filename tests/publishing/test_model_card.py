@@ -17,15 +17,7 @@ from transformers import BertModel, PreTrainedTokenizerFast
 from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
 from dap.publishing.folder import Options, write
-from dap.publishing.model_card import (
-    POOLER_SCALE,
-    Published,
-    Sources,
-    languages,
-    loss_curve,
-    model_card,
-    read_sources,
-)
+from dap.publishing.model_card import POOLER_SCALE, Published, Sources, languages, loss_curve, model_card, read_sources
 from dap.reports.merge import merge_seeds
 from dap.reports.records import report
 

@@ -35,11 +35,7 @@ def test_copies_are_all_that_is_one_edit_away_and_nothing_else(words: list[Word]
 
 @pytest.mark.parametrize(
     ("pieces", "starts"),
-    [
-        (["<s>", "▁a", "b", "▁c"], {1, 3}),
-        (["<s>", "Ġa", "b", "Ġc"], {1, 3}),
-        (["[CLS]", "a", "##b", "c"], {0, 1, 3}),
-    ],
+    [(["<s>", "▁a", "b", "▁c"], {1, 3}), (["<s>", "Ġa", "b", "Ġc"], {1, 3}), (["[CLS]", "a", "##b", "c"], {0, 1, 3})],
 )
 def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: set[int]) -> None:
     vocabulary = models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=pieces[0])
