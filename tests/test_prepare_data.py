@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import sys
 import threading
 import zipfile
@@ -19,6 +18,7 @@ from datasets import load_dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+from written import full_disk
 
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile
@@ -272,14 +272,10 @@ def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(raw: Path, 
     given = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "leaks.jsonl"}
     run(arguments(raw, tmp_path / "clean", **given))
     full = rf"^error: {tmp_path}/out/\S+: the disk is full \(.*; make room, then run again"
-    before, hard = contents(tmp_path / "clean"), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    before = contents(tmp_path / "clean")
     for size in (600, 1200, 2500):  # bytes that a file may have
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        try:
-            with pytest.raises(SystemExit, match=full):
-                main(arguments(raw, tmp_path / "out", **given))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        with full_disk(size), pytest.raises(SystemExit, match=full):
+            main(arguments(raw, tmp_path / "out", **given))
         assert contents(tmp_path / "out").items() <= before.items()  # whole shards
         assert not list((tmp_path / "out").rglob("*.tmp"))
     run(arguments(raw, tmp_path / "out", **given))

@@ -3,7 +3,10 @@
 import gzip
 import json
 import lzma
+import resource
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +36,17 @@ def write(path: Path, data: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
     return path
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can have more bytes than `size` meanwhile, as on a disk that is nearly full."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def zip_of(path: Path, members: dict[str, bytes]) -> Path:
