@@ -10,7 +10,7 @@ import random
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -93,13 +93,18 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     return transformers.AutoConfig.for_model(model_type, **shape, **quiet)
 
 
+def save(folder: Path, *parts: Any) -> Path:
+    """Writes models and tokenizers into one folder."""
+    for part in parts:
+        part.save_pretrained(folder)
+    return folder
+
+
 def save_bert(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     """Writes a BERT of random weights with its tokenizer, as most encoders on the Hub are."""
     from transformers import BertModel
 
-    BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False), tokenizer)
 
 
 @pytest.fixture(scope="session")

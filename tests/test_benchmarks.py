@@ -161,19 +161,8 @@ def test_quality_times_trainings_that_give_the_same_weights(
     clocks, clock = [], quality.Clock
     monkeypatch.setattr(quality, "Clock", lambda *args: clocks.append(clock(*args)) or clocks[-1])
     options = ["--model", str(tiny_bert_dir), "--heads", str(tmp_path / "heads"), "--train_data", str(bitext_dir)]
-    options += [
-        "--data_dir",
-        str(bitext_dir),
-        "--languages",
-        "sw",
-        "--steps",
-        "4",
-        "--every",
-        "2",
-        "--batch_size",
-        "6",
-    ]
-    quality.main([*options, "--json", str(tmp_path / "a.json")])
+    options += ["--data_dir", str(bitext_dir), "--languages", "sw", "--steps", "4", "--every", "2"]
+    quality.main([*options, "--batch_size", "6", "--json", str(tmp_path / "a.json")])
     points = read(tmp_path / "a.json")["points"]
     assert list(points) == ["TR", "DAP", quality.MNRL, quality.CACHED]
     assert all([step for step, *_ in part] == [0, 2, 4] for part in points.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, synthetic_pairs
+from conftest import REPOSITORY, save, synthetic_pairs
 from forked import run_python
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
@@ -287,8 +287,7 @@ def test_the_report_names_the_seed_of_the_training_and_those_of_two_are_merged(
 def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
     tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    for part in (DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"), tiny_tokenizer):
-        part.save_pretrained(tmp_path / "dap")
+    save(tmp_path / "dap", DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"), tiny_tokenizer)
     (tmp_path / "de-en.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in synthetic_pairs("de", 5)))
     script = shutil.which("eval-retrieval", path=str(Path(sys.executable).parent))
     same = ["-c", "import sys; from eval_retrieval import main; sys.exit(main())"]

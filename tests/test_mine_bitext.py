@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import written
-from conftest import free_port, synthetic_pairs
+from conftest import free_port, save, synthetic_pairs
 from forked import run_two
 from written import full_disk
 
@@ -256,8 +256,7 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
     token = encoder.tokenizer("q", add_special_tokens=False)["input_ids"][-1]
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
-    encoder.model.save_pretrained(tmp_path / "model")
-    encoder.tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", encoder.model, encoder.tokenizer)
     files = [write(tmp_path / name, lines) for name, lines in (("a.de", ["ban", "q"]), ("a.en", ["q", "ban"]))]
     with pytest.raises(UserError, match="^2 fail: .*/a.de, line 2: NaN .*; .*/a.en, line 1: NaN "):
         run([*files, "--model", str(tmp_path / "model"), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")])

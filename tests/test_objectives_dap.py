@@ -14,14 +14,8 @@ from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES, maskable
 
-WEIGHTS = {
-    "tr_weight": 0.7,
-    "rtl_weight": 0.5,
-    "tlm_weight": 0.3,
-    "mlm_weight": 0.2,
-    "xum_weight": 0.4,
-    "bow_weight": 0.6,
-}
+WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
+WEIGHTS |= {"mlm_weight": 0.2, "xum_weight": 0.4, "bow_weight": 0.6}
 OPTIONS = {"tlm_probability": 0.5, "mlm_probability": 0.5, "target_vocab_size": 140, "rtl_ratio": 0.8, **WEIGHTS}
 
 

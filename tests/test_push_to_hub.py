@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, synthetic_pairs
+from conftest import REPOSITORY, save, synthetic_pairs
 from hub_server import Fault, HubServer, Repo, serve
 from huggingface_hub import ModelCard, SpaceCard
 from tiny_models import tiny_model
@@ -209,8 +209,7 @@ class Played:
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     torch.manual_seed(0)
-    tiny_model().save_pretrained(folder / "dap")
-    tiny_tokenizer.save_pretrained(folder / "dap")
+    save(folder / "dap", tiny_model(), tiny_tokenizer)
     text = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs("de", 60))
     (folder / "de-en.tsv").write_text(text)
     languages = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import save, tiny_config
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -56,9 +56,7 @@ def dap_dir(
     tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     folder = tmp_path_factory.mktemp("dap")
-    DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean").save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean"), tiny_tokenizer)
 
 
 def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
@@ -160,19 +158,8 @@ def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
 
 
 def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
-    more = (
-        "--search",
-        "--selection",
-        "all",
-        "--languages",
-        "de",
-        "en",
-        "--max_steps",
-        "1",
-        "--learning_rates",
-        "1e-5",
-    )
-    made = run(arguments(dap_dir, nli_dir, tmp_path, *more))
+    more = "--search --selection all --languages de en --max_steps 1 --learning_rates 1e-5"
+    made = run(arguments(dap_dir, nli_dir, tmp_path, *more.split()))
     assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
     found = [each["accuracy"] for each in made["dev"].values()]
     assert made["settings"]["search"] == [{"learning_rate": 1e-5, "dev_accuracy": sum(found) / 2}]
@@ -320,15 +307,13 @@ def test_a_rate_that_diverges_is_left_out_of_the_search_and_evaluation_in_traini
 
 def test_an_encoder_decoder_is_refused(tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path) -> None:
     config = T5Config(vocab_size=len(tiny_tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    for part in (T5EncoderModel(config), tiny_tokenizer):
-        part.save_pretrained(tmp_path / "t5")
+    save(tmp_path / "t5", T5EncoderModel(config), tiny_tokenizer)
     with pytest.raises(ValueError, match="t5 lacks 15 weights of its encoder"):
         run(arguments(tmp_path / "t5", nli_dir, tmp_path / "out", "--pooling", "mean"))
 
 
 def test_a_pooler_of_the_checkpoint_is_left_out(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    for part in (BertModel(tiny_config("bert", len(tiny_tokenizer))), tiny_tokenizer):
-        part.save_pretrained(tmp_path)
+    save(tmp_path, BertModel(tiny_config("bert", len(tiny_tokenizer))), tiny_tokenizer)
     encoder = SentenceEncoder.from_pretrained(str(tmp_path), "cls")
     model = build_classifier(encoder)
     assert not [name for name in model.state_dict() if "pooler" in name]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import free_port, synthetic_pairs
+from conftest import free_port, save, synthetic_pairs
 from forked import processes, run_two
 from transformers import AutoModel, AutoTokenizer, BertModel
 
@@ -140,8 +140,7 @@ def one_of_two(rank: int, port: int, folder: Path) -> None:
 
 
 def test_what_one_process_cannot_encode_all_name_when_they_are_done(spoilt: SentenceEncoder, tmp_path: Path) -> None:
-    spoilt.model.save_pretrained(tmp_path / "model")
-    spoilt.tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", spoilt.model, spoilt.tokenizer)
     run_two(one_of_two, free_port(), tmp_path)
     assert all((tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2))
     assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import LANGUAGES, save_bert, synthetic_pairs, tiny_config
+from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModel,
@@ -207,8 +207,7 @@ def test_dap_checkpoint_brings_its_pooling_and_gives_its_pooler_output(
     tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     config = DAPConfig(encoder_config=tiny_config("bert", len(tiny_tokenizer)).to_dict(), pooling="mean")
-    DAPModel(config).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, DAPModel(config), tiny_tokenizer)
     encoder = SentenceEncoder.from_pretrained(str(tmp_path))
     assert isinstance(encoder.model, DAPModel)
     assert encoder.pooling == "mean"
@@ -219,8 +218,11 @@ def test_dap_checkpoint_brings_its_pooling_and_gives_its_pooler_output(
 
 
 def test_pretraining_checkpoint_loads_as_its_encoder(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr").save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(tmp_path)
+    save(
+        tmp_path,
+        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"),
+        AutoTokenizer.from_pretrained(tiny_bert_dir),
+    )
     expected = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls").encode(SENTENCES[:5])
     np.testing.assert_allclose(
         SentenceEncoder.from_pretrained(str(tmp_path)).encode(SENTENCES[:5]), expected, atol=1e-6

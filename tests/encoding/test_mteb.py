@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import synthetic_pairs
+from conftest import save, synthetic_pairs
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -23,8 +23,7 @@ def dap_dir(
     tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     folder = tmp_path_factory.mktemp("checkpoint") / "dap"
-    DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr", pooling="mean").save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
+    save(folder, DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr", pooling="mean"), tiny_tokenizer)
     return str(folder)
 
 
@@ -82,8 +81,7 @@ def test_mteb_keeps_results_apart_by_weights_and_options(
     trained = DAPForPreTraining.from_pretrained(dap_dir)
     with torch.no_grad():
         next(trained.parameters()).add_(0.1)
-    for part in (trained, tiny_tokenizer):
-        part.save_pretrained(tmp_path / "dap")
+    save(tmp_path / "dap", trained, tiny_tokenizer)
     one, same, other, prefixed = (
         MTEBEncoder(folder, **options).mteb_model_meta
         for folder, options in ((dap_dir, {}), (dap_dir, {}), (str(tmp_path / "dap"), {}), (dap_dir, {"prefix": "a"}))

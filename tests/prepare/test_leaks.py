@@ -99,15 +99,8 @@ def test_equals_comparing_all_with_all(threshold: float | None) -> None:
 
 def test_equal_and_near_texts_of_each_kind() -> None:
     sentences = ["Look both ways before you cross the road.", "他们在火车站等了八个小时才上车。", "Why?"]
-    texts = [
-        "LOOK both ways; before you cross the road",
-        "Look both ways before you cross a road",
-        "Look both ways",
-        "他们在火车站等了八个小时才下车",
-        "火车",
-        "why",
-        "Why not?",
-    ]
+    texts = ["LOOK both ways; before you cross the road", "Look both ways before you cross a road", "Look both ways"]
+    texts += ["他们在火车站等了八个小时才下车", "火车", "why", "Why not?"]
     found = find(LeakIndex(sentences), texts)
     assert found["row"].to_list() == [0, 1, 3, 5]
     assert found["equal"].to_list() == [True, False, False, True]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_config
+from conftest import save, tiny_config
 from forked import run_python
 from tiny_models import COMBINATIONS, ENCODERS, MASK, make_batch, tiny_model
 from transformers import (
@@ -46,8 +46,7 @@ def test_from_encoder_takes_last_layers_and_masked_lm_head(
     plain = AutoModelForMaskedLM.from_config(tiny_config(model_type, len(tiny_tokenizer)))
     for parameter in plain.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    plain.eval().save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, plain.eval(), tiny_tokenizer)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective).eval()
     assert model.config.mask_token_id == MASK
     ids = make_batch()["source_input_ids"]

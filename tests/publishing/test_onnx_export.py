@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, synthetic_pairs, tiny_config
+from conftest import REPOSITORY, save, synthetic_pairs, tiny_config
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
@@ -32,11 +32,9 @@ def checkpoint(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest
     plain = AutoModel.from_config(config)
     for parameter in plain.parameters():  # an untrained encoder gives all sentences nearly the same vector
         torch.nn.init.normal_(parameter, std=0.3)
-    plain.save_pretrained(folder / "plain")
-    tiny_tokenizer.save_pretrained(folder / "plain")
+    save(folder / "plain", plain, tiny_tokenizer)
     options = {"objective": "tr", "pooling": "mean", "mask_token_id": 4}
-    DAPForPreTraining.from_encoder(str(folder / "plain"), **options).save_pretrained(folder / "dap")
-    tiny_tokenizer.save_pretrained(folder / "dap")
+    save(folder / "dap", DAPForPreTraining.from_encoder(str(folder / "plain"), **options), tiny_tokenizer)
     return folder / "dap"
 
 

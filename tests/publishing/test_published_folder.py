@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import synthetic_pairs, tiny_config
+from conftest import save, synthetic_pairs, tiny_config
 from safetensors import safe_open
 from tiny_models import make_batch, tiny_model
 from transformers import (
@@ -43,9 +43,7 @@ def dap_checkpoint(
     model = tiny_model(model_type, **config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, model, tokenizer)
 
 
 def library_vectors(folder: Path, **options: object) -> np.ndarray:
@@ -68,6 +66,9 @@ def test_every_library_gives_the_checkpoints_vectors(
     np.testing.assert_allclose(library_vectors(tmp_path / "out"), expected, atol=1e-5)
     np.testing.assert_allclose(SentenceEncoder.from_pretrained(str(tmp_path / "out")).encode(SENTENCES), expected)
     plain = AutoModel.from_pretrained(tmp_path / "out")
+    assert published.has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
+    assert published.has_pooler == (model_type in ("bert", "xlm-roberta"))
+    assert published.pools_itself == (model_type == "bert")  # the others have no pooler, or not the first token's
     assert plain.config.model_type == model_type
     assert type(plain).__module__.startswith("transformers.")
     assert "auto_map" not in (tmp_path / "out/config.json").read_text()
@@ -78,8 +79,7 @@ def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_trainin
 ) -> None:
     torch.manual_seed(1)
     plain = BertModel(tiny_config("bert", len(tiny_tokenizer)))
-    plain.save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
+    save(tmp_path / "encoder", plain, tiny_tokenizer)
     model = DAPForPreTraining.from_encoder(str(tmp_path / "encoder"), objective="tr")
     model.save_pretrained(tmp_path / "dap")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
@@ -128,22 +128,14 @@ def test_module_files_have_the_names_that_servers_know(
 def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
     config_class: type, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    shape = tiny_config("bert", len(tiny_tokenizer)).to_dict()
-    kept = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "pad_token_id",
-    )
+    shape = {"vocab_size": len(tiny_tokenizer), "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape |= {"intermediate_size": 48, "pad_token_id": 1}
     extra = {"attention_type": "original_full", "emb_size": 32, "embedding_size": 32}
     more = {name: value for name, value in extra.items() if hasattr(config_class(), name)}
-    model = AutoModel.from_config(config_class(**{name: shape[name] for name in kept}, **more))
+    model = AutoModel.from_config(config_class(**shape, **more))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(0.1)
-    for part in (model, tiny_tokenizer):
-        part.save_pretrained(tmp_path / "plain")
+    save(tmp_path / "plain", model, tiny_tokenizer)
     for pooling in ("cls", "mean"):
         out = tmp_path / pooling
         published = build(tmp_path / "plain", out, Options(pooling=pooling))
@@ -162,21 +154,11 @@ def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
         torch.testing.assert_close(pooled, POOLER_SCALE * expected, rtol=1e-3, atol=1e-6)
 
 
-def test_a_class_without_pooler_is_said_to_have_none(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, "distilbert", objective="tr")
-    published = build(checkpoint, tmp_path / "out")
-    assert not published.has_pooler
-    assert not published.pools_itself
-    ids = tiny_tokenizer(["kaban"], return_tensors="pt")["input_ids"]
-    assert "pooler_output" not in AutoModel.from_pretrained(tmp_path / "out")(ids)
-
-
 def test_modules_make_a_checkpoint_a_model_of_the_library(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     checkpoint = tmp_path / "dap"
-    for part in (tiny_model(tr_similarity="dot"), tiny_tokenizer):
-        part.save_pretrained(checkpoint)
+    save(checkpoint, tiny_model(tr_similarity="dot"), tiny_tokenizer)
     encoder = SentenceEncoder.from_pretrained(str(checkpoint))
     np.testing.assert_allclose(library_vectors(checkpoint), encoder.encode(SENTENCES), atol=1e-5)
     encoder = SentenceEncoder.from_pretrained(str(checkpoint), max_seq_length=9)
@@ -222,8 +204,7 @@ def test_prefix_length_and_normalisation_of_a_library_folder_stay(
 def test_heads_load_from_the_subfolder_and_train_on(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     model = tiny_model(target_vocab_size=100)
     model.set_target_vocabulary(list(range(50, 150)))
-    model.save_pretrained(tmp_path / "dap")
-    tiny_tokenizer.save_pretrained(tmp_path / "dap")
+    save(tmp_path / "dap", model, tiny_tokenizer)
     build(tmp_path / "dap", tmp_path / "out", Options(with_heads=True))
     again = AutoModelForPreTraining.from_pretrained(tmp_path / "out", subfolder="pretraining").train()
     assert isinstance(again, DAPForPreTraining)
@@ -262,8 +243,7 @@ def test_pickles_are_not_read_and_the_remedy_works(
 ) -> None:
     folder = tmp_path / "old"
     model = XLMRobertaModel(tiny_config("xlm-roberta", len(tiny_tokenizer)))
-    model.config.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
+    save(folder, model.config, tiny_tokenizer)
     with pytest.raises(ValueError, match="holds no weights"):
         build(folder, tmp_path / "out", Options(pooling="cls"))
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -297,23 +277,20 @@ def test_options_that_a_plain_encoder_does_not_fit_are_named(
 
 @pytest.mark.parametrize(
     ("model_class", "message"),
-    [(DAPForSequenceClassification, "is a classifier"), (DAPModel, r"lacks \d+ weights of its heads")],
+    [
+        (DAPForSequenceClassification, "is a classifier"),
+        (DAPModel, r"lacks \d+ weights of its heads"),
+        (DAPForPreTraining, "the tokenizer of .* cannot be loaded"),
+    ],
 )
-def test_checkpoints_of_other_heads_are_refused_and_leave_nothing(
+def test_checkpoints_of_other_heads_or_without_tokenizer_are_refused_and_leave_nothing(
     model_class: type, message: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    for part in (model_class(tiny_model().config), tiny_tokenizer):
-        part.save_pretrained(tmp_path / "dap")
+    tokenizers = [] if model_class is DAPForPreTraining else [tiny_tokenizer]
+    save(tmp_path / "dap", model_class(tiny_model().config), *tokenizers)
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "dap", tmp_path / "out", Options(with_heads=True))
     assert not (tmp_path / "out").exists()  # although its root may have been written
-
-
-def test_a_checkpoint_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path / "dap")
-    with pytest.raises(ValueError, match="the tokenizer of .* cannot be loaded"):
-        build(tmp_path / "dap", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_something_is_left_alone_but_what_a_kill_left_goes(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import synthetic_pairs, tiny_config
+from conftest import save, synthetic_pairs, tiny_config
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoModel, BertModel, PreTrainedTokenizerFast, XLMRobertaModel
@@ -27,8 +27,7 @@ def released(folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str, 
     model = CLASSES[model_type](tiny_config(model_type, len(tokenizer)), add_pooling_layer=form == "pooler").eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    model.config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, model.config, tokenizer)
     state = model.state_dict()
     if form == "training":
         base = {"bert": "bert.", "xlm-roberta": "roberta."}[model_type]

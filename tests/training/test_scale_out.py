@@ -15,7 +15,7 @@ from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from conftest import REPOSITORY, free_port, tiny_config
+from conftest import REPOSITORY, free_port, save, tiny_config
 from forked import run_two
 from safetensors.torch import load_file
 from transformers import BertModel, PreTrainedTokenizerFast
@@ -38,8 +38,7 @@ def encoder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.Te
     config = tiny_config("bert", len(tiny_tokenizer))
     config.num_hidden_layers = 2
     torch.manual_seed(0)
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
+    save(folder, BertModel(config, add_pooling_layer=False), tiny_tokenizer)
     return folder
 
 
