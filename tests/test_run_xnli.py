@@ -166,16 +166,18 @@ def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path
     assert made["settings"]["selection"] == "all"
 
 
-@pytest.mark.parametrize(("name", "value"), [("--num_train_epochs", "6"), ("--max_train_pairs", "100")])
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (["--num_train_epochs", "6"], "num_train_epochs=5.0, now 6.0"),
+        (["--max_train_pairs", "100"], "training text='120 pairs, .*now '100 pairs"),
+    ],
+)
 def test_another_run_in_the_same_folder_is_refused(
-    name: str, value: str, searched: tuple[list[str], Path, dict]
+    more: list[str], what: str, searched: tuple[list[str], Path, dict]
 ) -> None:
-    argv, output, _ = searched
-    what = {"--max_train_pairs": "training text='120 pairs, .*now '100 pairs"}.get(
-        name, "num_train_epochs=5.0, now 6.0"
-    )
     with pytest.raises(ValueError, match=f"holds runs with .*{what}.*another --output_dir"):
-        run([*argv, name, value])
+        run([*searched[0], *more])
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(

@@ -189,11 +189,8 @@ def test_heads_that_do_not_fit_are_refused(
     file, small, run_of = tmp_path / "ids.json", tmp_path / "small", f"--init_heads_from {trained_heads}: "
     size = len(AutoTokenizer.from_pretrained(tiny_bert_dir))
     file.write_text(json.dumps({"tokenizer": "tiny", "vocab_size": size, "target_token_ids": [2, 7, 9]}))
-    save(
-        small,
-        BertModel(BertConfig(**{**tiny_config("bert", size).to_dict(), "intermediate_size": 20})),
-        AutoTokenizer.from_pretrained(tiny_bert_dir),
-    )
+    shape = tiny_config("bert", size).to_dict() | {"intermediate_size": 20}
+    save(small, BertModel(BertConfig(**shape)), AutoTokenizer.from_pretrained(tiny_bert_dir))
     theirs = len(load_file(trained_heads / "model.safetensors")["prediction_head.token_ids"])
     for more, message in (
         (["--rtl_layers", "1"], run_of + "rtl_layers=2 there, but 1 here: give --rtl_layers 2"),
@@ -484,10 +481,27 @@ def test_the_log_says_what_the_run_is(flags: list[str], tmp_path: Path, caplog: 
         assert named in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--freeze_encoder --objective tr", "--freeze_encoder is for heads, but objective 'tr' has none: leave it"),
+        ("--per_device_train_batch_size 1024", "540 training pairs do not fill one batch of 1024"),
+        ("--per_device_train_batch_size 1", "a batch of 1 pair has no negatives"),
+        ("--dev_pairs 0 --eval_strategy steps", "eval_strategy='steps', but there are no dev pairs"),
+        ("--early_stopping_patience 2", "early_stopping_patience=2 needs evaluations"),
+        ("--max_seq_length 90 --train_data nowhere", "max_seq_length=90 is above the encoder's 80 positions"),
+        ("--train_data nowhere", "nowhere"),
+        ("--model_name_or_path nowhere", "^the configuration of nowhere cannot be loaded "),
+        ("--model_name_or_path dense", "of the modules Transformer, Pooling, Dense, which cannot be trained"),
+        ("--tokenizer_name nowhere", "^the tokenizer of nowhere cannot be loaded "),
+    ],
+)
 def test_what_cannot_be_trained_is_refused_by_name(
     more: str, message: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules = [{"path": kind, "type": f"library.models.{kind}"} for kind in ("Transformer", "Pooling", "Dense")]
+    modules = [
+        {"path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in ("Transformer", "Pooling", "Dense")
+    ]
     (tmp_path / "dense").mkdir()
     (tmp_path / "dense" / "modules.json").write_text(json.dumps(modules))
     monkeypatch.chdir(tmp_path)
@@ -508,10 +522,7 @@ def test_metrics_that_cannot_choose_the_best_model_are_refused(flags: list[str],
     flags = [*flags, *best, "--save_steps", "1", "--eval_steps", "1", "--output_dir", str(tmp_path / "out")]
     metric = "--metric_for_best_model"
     for more, message in (
-        (
-            [metric, "nope"],
-            "metric_for_best_model='nope' is in no evaluation: give eval_mean_accuracy, eval_rtl_loss, ",
-        ),
+        ([metric, "nope"], "='nope' is in no evaluation: give eval_mean_accuracy, eval_rtl_loss, "),
         ([metric, "eval_rtl_loss", "--objective", "tr"], "metric_for_best_model='eval_rtl_loss' is in no evaluation"),
         (["--freeze_encoder"], "'eval_mean_accuracy' stays as it is under --freeze_encoder: give eval_rtl_loss"),
     ):

@@ -34,19 +34,16 @@ SENTENCES += ["", "a", SENTENCES[3], " ".join(SENTENCES[:30])]  # empty, short, 
 
 
 def write_modules(folder: Path, prefix: str, pooling: dict, more: tuple[str, ...] = (), **transformer: object) -> None:
-    """The sentence-transformers files of a folder; `prefix` is what the type names begin with."""
-    types = {"legacy": {kind: f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", *more)}}
-    types["new"] = {
-        kind: f"sentence_transformers.base.modules.{kind.lower()}.{kind}" for kind in ("Transformer", *more)
-    }
-    types["new"]["Pooling"] = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
-    paths = {"Transformer": ""} | {kind: f"{i}_{kind}" for i, kind in enumerate(("Pooling", *more), 1)}
-    modules = [
-        {"idx": i, "name": str(i), "path": paths[each], "type": types[prefix][each]} for i, each in enumerate(paths)
-    ]
+    """The sentence-transformers files of a folder; `prefix` tells what the type names begin with."""
+    kinds = ("Transformer", "Pooling", *more)
+    types = {kind: f"sentence_transformers.models.{kind}" for kind in kinds}
+    if prefix == "new":
+        types = {kind: f"sentence_transformers.base.modules.{kind.lower()}.{kind}" for kind in kinds}
+        types["Pooling"] = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
+    modules = [{"path": f"{i}_{kind}" if i else "", "type": types[kind]} for i, kind in enumerate(kinds)]
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "modules.json").write_text(json.dumps([{"idx": i, "name": str(i)} | m for i, m in enumerate(modules)]))
     (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
 
 
@@ -203,30 +200,20 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(tiny_bert_dir:
     assert len(states[0]) >= 2
 
 
+@pytest.mark.parametrize("model_class", [DAPModel, DAPForPreTraining])
 def test_dap_checkpoint_brings_its_pooling_and_gives_its_pooler_output(
-    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    model_class: type, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    config = DAPConfig(encoder_config=tiny_config("bert", len(tiny_tokenizer)).to_dict(), pooling="mean")
-    save(tmp_path, DAPModel(config), tiny_tokenizer)
-    encoder = SentenceEncoder.from_pretrained(str(tmp_path))
+    config = DAPConfig(tiny_config("bert", len(tiny_tokenizer)), objective="tr", pooling="mean")
+    saved = model_class(config).eval()
+    encoder = SentenceEncoder.from_pretrained(str(save(tmp_path, saved, tiny_tokenizer)))
     assert isinstance(encoder.model, DAPModel)
     assert encoder.pooling == "mean"
-    expected = encoder.model(**tiny_tokenizer(["kaban loder"], return_tensors="pt")).pooler_output
+    batch = tiny_tokenizer(["kaban loder"], return_tensors="pt")
+    expected = getattr(saved, "dap", saved)(batch["input_ids"], batch["attention_mask"]).pooler_output
     np.testing.assert_allclose(encoder.encode(["kaban loder"]), expected.detach().numpy(), atol=1e-6)
     assert SentenceEncoder.from_pretrained(str(tmp_path), pooling="cls").pooling == "cls"
     assert SentenceEncoder(encoder.model, tiny_tokenizer).pooling == "mean"
-
-
-def test_pretraining_checkpoint_loads_as_its_encoder(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    save(
-        tmp_path,
-        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"),
-        AutoTokenizer.from_pretrained(tiny_bert_dir),
-    )
-    expected = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls").encode(SENTENCES[:5])
-    np.testing.assert_allclose(
-        SentenceEncoder.from_pretrained(str(tmp_path)).encode(SENTENCES[:5]), expected, atol=1e-6
-    )
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -273,12 +260,7 @@ def test_folders_of_earlier_sentence_transformers(
     library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path), device="cpu")
     expected = library.encode(SENTENCES, normalize_embeddings=True)
     np.testing.assert_allclose(unit(encoder.encode(SENTENCES)), expected, atol=1e-5)
-
-
-def test_a_folders_length_above_the_position_table_is_capped(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    write_modules(save_bert(tmp_path, tiny_tokenizer), "new", NEW_POOLING, max_seq_length=82)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 82}')  # above the table of positions
     assert SentenceEncoder.from_pretrained(str(tmp_path)).max_seq_length == 80
 
 
@@ -348,8 +330,7 @@ def test_missing_encoder_weights_are_an_error(tmp_path: Path, tiny_tokenizer: Pr
         ({"pooling": "max"}, "pooling='max': choose one of cls, mean"),
         ({"max_seq_length": 2}, "max_seq_length=2 leaves no token of the text: give 3"),
         ({"max_seq_length": 81}, "max_seq_length=81 is above the model's 80 positions"),
-        ({"layer": -1}, r"layer=-1: choose one from 0 \(the embeddings\) to 3 \(the model's"),
-        ({"layer": 4}, r"layer=4: choose one from 0 \(the embeddings\) to 3 \(the model's"),
+        *(({"layer": n}, rf"layer={n}: choose one from 0 \(the embeddings\) to 3 \(the model's") for n in (-1, 4)),
     ],
 )
 def test_arguments_that_do_not_fit(tiny_bert_dir: Path, arguments: dict[str, Any], message: str) -> None:

@@ -1,7 +1,6 @@
 """BUCC's files, the best threshold against all thresholds, and repeated sentences."""
 
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +57,7 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
     ("files", "message"),
     [
         ({"gold": "fr-1\ten-2\nfr-9\ten-1\n"}, r"fr-en\.training\.gold, line 2: fr-9 is no id of .*training\.fr"),
-        (
-            {"gold": "fr-1\ten-2\nfr-3\ten-9\n"},
-            r"gold, line 2: en-9 is no id of .*training\.en, nor of the other side",
-        ),
+        ({"gold": "fr-1\ten-2\nfr-3\ten-9\n"}, r"gold, line 2: en-9 is no id of .*\.en, nor of the other side"),
         ({"gold": "en-2\tfr-1\n"}, "line 1: en-2 is no id of .*: are the languages swapped"),
         ({"gold": "fr-1 en-2\n"}, "gold, line 1: 'fr-1 en-2' is not two ids"),
         ({"gold": "fr-1\ten-2\nfr-3\ten-0\nfr-1\ten-2\n"}, "gold, line 3: .* is on line 1, too"),
@@ -78,15 +74,14 @@ def test_faults_in_the_files_are_named_by_line(files: dict[str, str], message: s
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     write_split(tmp_path)
-    (tmp_path / "fr-en.training.gold").unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"has no fr-en\.training\.gold; fr-en\.training\.en fr-en\.training\.fr"
+    for pair, protocol, message in (
+        ("fr-en", "training-threshold-on-test", r"has no fr-en\.test\.fr"),
+        ("fr-en", "training-optimal", r"has no fr-en\.training\.gold; fr-en\.training\.en fr-en\.training\.fr"),
+        ("de-en", "training-optimal", r"has no de-en\.training\.de, de-en\.training\.en"),
     ):
-        find_splits(tmp_path, "fr-en", "training-optimal")
-    with pytest.raises(FileNotFoundError, match=r"has no de-en\.training\.de, de-en\.training\.en"):
-        find_splits(tmp_path, "de-en", "training-optimal")
-    with pytest.raises(FileNotFoundError, match=r"has no fr-en\.test\.fr"):
-        find_splits(write_split(tmp_path), "fr-en", "training-threshold-on-test")
+        with pytest.raises(FileNotFoundError, match=message):
+            find_splits(tmp_path, pair, protocol)
+        (tmp_path / "fr-en.training.gold").unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError, match="no such files are there"):
         find_splits(tmp_path / "absent", "fr-en", "sample")
 
@@ -196,7 +191,7 @@ def test_judging_agrees_with_sets_of_ids() -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared with BUCC's sample is absent")
-def test_the_real_sample_is_read_whole(tmp_path: Path) -> None:
+def test_the_real_sample_is_read_whole() -> None:
     source, target, gold = read(SHARED, "sample", "zh-en")
     assert (len(source), len(target), len(gold)) == (8624, 13589, 257)
     texts = DistinctSentences(source), DistinctSentences(target)
@@ -205,10 +200,3 @@ def test_the_real_sample_is_read_whole(tmp_path: Path) -> None:
     extracted, correct = judge(Pairs(scores, *rows), np.array(gold), texts[0].rows, texts[1].rows)
     best = score_at(best_threshold(scores, extracted, correct, 257), scores, extracted, correct, 257)
     assert (best.precision, best.recall, best.gold) == (100, 100, 257)
-    for file in SHARED.iterdir():
-        shutil.copy(file, tmp_path)
-    swapped = "".join("\t".join(line.split()[::-1]) + "\n" for line in (tmp_path / "zh-en.dev.gold").open())
-    (tmp_path / "zh-en.dev.gold").chmod(0o644)
-    (tmp_path / "zh-en.dev.gold").write_text(swapped)
-    with pytest.raises(ValueError, match="line 1: en-000008530 is no id of .*are the languages swapped"):
-        read(tmp_path, "sample", "zh-en")

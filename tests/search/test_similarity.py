@@ -61,11 +61,15 @@ def test_equals_the_naive_loop(k: int, blocks: tuple[int, int]) -> None:
     assert indices.dtype == np.int64
 
 
-@pytest.mark.parametrize(("k", "key_block"), [(1, 3), (8, 3), (3, 4), (8, 4), (1, 100), (3, 100)])
-def test_ties_go_to_the_lowest_index(k: int, key_block: int) -> None:
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], size=(40, 4))  # products of halves: exact in float32
-    scores, indices = nearest_neighbours(signs[:9], signs, k, (4, key_block))
-    expected_scores, expected_indices = naive_neighbours(signs[:9], signs, k)
+@pytest.mark.parametrize(("k", "blocks"), [(1, (4, 3)), (8, (4, 3)), (3, (4, 4)), (8, (1, 1)), (3, (1024, 16384))])
+@pytest.mark.parametrize("dimensions", [4, 64])
+def test_ties_go_to_the_lowest_index(k: int, blocks: tuple[int, int], dimensions: int) -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.choice([-1.0, 1.0], size=(9, dimensions))  # products of halves or eighths: exact in float32
+    rows[5] = 0  # whose cosine with everything is 0
+    keys = rows[rng.integers(0, 9, size=41)]
+    scores, indices = nearest_neighbours(rows, keys, k, blocks)
+    expected_scores, expected_indices = naive_neighbours(rows, keys, k)
     np.testing.assert_array_equal(indices, expected_indices)
     np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
 
@@ -78,22 +82,6 @@ def test_repeated_rows_of_real_numbers_go_to_the_lowest_index() -> None:
     keys[:50] = -keys[:50]
     keys[100, :] = keys[50, :] = 0
     assert nearest(np.zeros((1, 64)), keys).tolist() == [0]  # a zero row ties with everything
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_repeated_keys_are_listed_by_index_whatever_the_blocks(k: int) -> None:
-    rng = np.random.default_rng(4)
-    rows = rng.choice([-1.0, 1.0], size=(9, 64))  # products of eighths: exact in float32
-    keys = rows[rng.integers(0, 9, size=41)]
-    _, expected = naive_neighbours(rows, keys, k)
-    for blocks in [(1024, 16384), (3, 7), (1, 1)]:
-        np.testing.assert_array_equal(nearest_neighbours(rows, keys, k, blocks)[1], expected)
-
-
-def test_zero_rows_have_cosine_zero() -> None:
-    scores, indices = nearest_neighbours(np.zeros((1, 3)), np.array([[-1.0, 0, 0], [0, 0, 0], [5.0, 0, 0]]), k=3)
-    np.testing.assert_array_equal(scores, np.zeros((1, 3)))
-    np.testing.assert_array_equal(indices, [[0, 1, 2]])
 
 
 @pytest.mark.parametrize(("huge", "tiny"), [(np.float32(1e38), np.float32(1e-30)), (1e300, 1e-60)])
@@ -124,21 +112,26 @@ def test_a_row_that_is_not_finite_is_named(value: float, side: str) -> None:
     arrays[side][3, 1] = value
     with pytest.raises(ValueError, match=f"{side}: row 3 "):
         nearest_neighbours(**arrays)
+    with pytest.raises(ValueError, match=f"{'source' if side == 'queries' else 'target'}: row 3 "):
+        mutual_neighbours(*arrays.values(), 1)
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "k", "message"),
+    ("search", "rows", "columns", "k", "message"),
     [
-        (np.ones((2, 3)), np.ones((2, 4)), 1, "3 dimensions, keys 4"),
-        (np.ones((2, 3)), np.ones((2, 3)), 3, "k=3 with 2 queries and 2 keys"),
-        (np.ones((2, 3)), np.ones((2, 3)), 0, "k=0"),
-        (np.ones((2, 3)), np.ones((0, 3)), 1, "k=1 with 2 queries and 0 keys"),
-        (np.ones(3), np.ones((2, 3)), 1, r"queries has shape \(3,\)"),
+        (nearest_neighbours, (2, 3), (2, 4), 1, "3 dimensions, keys 4"),
+        (nearest_neighbours, (2, 3), (2, 3), 3, "k=3 with 2 queries and 2 keys"),
+        (nearest_neighbours, (2, 3), (2, 3), 0, "k=0"),
+        (nearest_neighbours, (2, 3), (0, 3), 1, "k=1 with 2 queries and 0 keys"),
+        (nearest_neighbours, (3,), (2, 3), 1, r"queries has shape \(3,\)"),
+        (mutual_neighbours, (5, 3), (2, 3), 3, "k=3 with 5 source and 2 target rows: choose 1 to 2"),
     ],
 )
-def test_wrong_arguments(queries: np.ndarray, keys: np.ndarray, k: int, message: str) -> None:
+def test_wrong_arguments(
+    search: Callable, rows: tuple[int, ...], columns: tuple[int, ...], k: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        nearest_neighbours(queries, keys, k)
+        search(np.ones(rows), np.ones(columns), k)
 
 
 def both_directions(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
@@ -227,15 +220,6 @@ def test_memory_maps_are_read_as_they_are(tmp_path: Path) -> None:
     target = rng.normal(size=(70, 8)).astype(np.float32)
     found = mutual_neighbours(mapped, target, 3, blocks=(32, 32))
     assert_equal_neighbours(found, both_directions(np.array(mapped), target, 3))
-
-
-def test_mutual_neighbours_name_what_does_not_fit() -> None:
-    rows = np.ones((5, 3))
-    with pytest.raises(ValueError, match="k=3 with 5 source and 2 target rows: choose 1 to 2"):
-        mutual_neighbours(rows, rows[:2], 3)
-    rows[4, 0] = np.nan
-    with pytest.raises(ValueError, match="target: row 4 "):
-        mutual_neighbours(np.ones((5, 3)), rows, 1)
 
 
 def test_memory_beyond_the_inputs_is_a_few_blocks() -> None:
