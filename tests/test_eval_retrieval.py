@@ -22,7 +22,7 @@ from dap.reports import plot_accuracies
 from dap.reports.merge import run as merge_reports
 from dap.search.hard_negatives import COPY_KINDS, hard_negative_copies, hard_negative_errors
 from dap.search.retrieval import retrieval_accuracy
-from eval_retrieval import evaluate, main, read_languages, run
+from eval_retrieval import main, read_languages, run
 from modeling_dap import DAPForPreTraining
 
 
@@ -343,15 +343,3 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(
     with pytest.raises(OSError, match="no space left"):
         run([*argv, "--output_dir", str(tmp_path)])
     assert "German" in capsys.readouterr().out
-
-
-def test_a_perfect_encoder_scores_100() -> None:
-    class Perfect(SentenceEncoder):
-        def __init__(self) -> None:
-            """Needs no model: the vector is the sentence's number."""
-
-        def encode(self, sentences: list[str], token_budget: int = 0, progress: bool = False) -> np.ndarray:
-            return np.eye(8)[[int(sentence[1:]) for sentence in sentences]]
-
-    pairs = {"de": [(f"s{i}", f"t{i}") for i in range(8)], "fr": [("s1", "t1"), ("s2", "t3"), ("s3", "t2")]}
-    assert evaluate(Perfect(), pairs) == {"de": (100.0, 100.0), "fr": pytest.approx((100 / 3, 100 / 3))}

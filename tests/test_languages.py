@@ -55,12 +55,6 @@ def test_unknown_code_is_named_with_the_known_ones(code: str) -> None:
         to_iso1(code)
 
 
-@pytest.mark.skipif(not TATOEBA_DIR.is_dir(), reason="../shared with the Tatoeba test set is absent")
-def test_every_code_has_its_tatoeba_file() -> None:
-    for code in TATOEBA_36:
-        assert (TATOEBA_DIR / f"tatoeba.{ISO3[code]}-eng.{ISO3[code]}").is_file(), code
-
-
 def test_every_language_has_scripts_that_unicode_knows() -> None:
     assert SCRIPTS.keys() == NAMES.keys()
     letters = pl.Series(["a"])

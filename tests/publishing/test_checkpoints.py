@@ -5,30 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from conftest import save, tiny_config
 from forked import run_python
 from tiny_models import COMBINATIONS, ENCODERS, MASK, make_batch, tiny_model
 from transformers import (
-    AlbertConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
-    BertConfig,
-    BertForMaskedLM,
     BertModel,
-    BigBirdConfig,
-    ElectraConfig,
-    EuroBertConfig,
-    FNetConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LongformerConfig,
-    PreTrainedConfig,
     PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-    XLMConfig,
 )
 
 import modeling_dap
@@ -81,22 +68,14 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
 def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = tiny_config("bert")
     config.tie_word_embeddings = False
-    BertForMaskedLM(config).save_pretrained(tmp_path)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     modeling_dap.logger.addHandler(caplog.handler)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm", mask_token_id=MASK)
     assert "none that ends in its word embeddings: the prediction head starts from random weights" in caplog.text
     assert not torch.equal(
         model.prediction_head.dense.weight,
-        BertForMaskedLM.from_pretrained(tmp_path).cls.predictions.transform.dense.weight,
+        transformers.BertForMaskedLM.from_pretrained(tmp_path).cls.predictions.transform.dense.weight,
     )
-
-
-@pytest.mark.parametrize("config_class", [BigBirdConfig, EuroBertConfig])  # a pooler; no part called embeddings
-def test_encoders_of_unusual_parts_train_with_tr(config_class: type, tmp_path: Path) -> None:
-    shape = {"attention_type": "original_full"} if config_class is BigBirdConfig else {"num_key_value_heads": 4}
-    AutoModelForMaskedLM.from_config(config_class(**SHAPE, **shape)).save_pretrained(tmp_path)
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
-    assert torch.isfinite(model(**make_batch()).loss)
 
 
 def test_ids_and_counts_that_no_head_takes_are_refused() -> None:
@@ -122,9 +101,9 @@ def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> 
 
 def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
     shape = {"vocab_size": 250, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
-    T5ForConditionalGeneration(
-        T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
+    transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
     ).save_pretrained(tmp_path / "t5")
     tiny_model().save_pretrained(tmp_path / "dap")
     for name, reason in (
@@ -138,28 +117,33 @@ def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
 
 SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
+UNUSUAL = [
+    transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
+    transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
+]
 UNFIT = [
-    XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
-    ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
-    AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
-    LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
+    transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
+    transformers.ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
+    transformers.AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
+    transformers.LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
 ]
 
 
-@pytest.mark.parametrize("config", UNFIT, ids=lambda config: config.model_type)
-def test_encoders_that_rtl_cannot_be_built_on_are_named_and_train_with_tr(
-    config: PreTrainedConfig, tmp_path: Path
+@pytest.mark.parametrize("config", [*UNUSUAL, *UNFIT], ids=lambda config: config.model_type)
+def test_encoders_that_rtl_cannot_be_built_on_are_named_and_unusual_ones_train_with_tr(
+    config: transformers.PreTrainedConfig, tmp_path: Path
 ) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    message = f"{tmp_path}: objective 'tr\\+rtl' does not work with .*'{config.model_type}'.*use objective='tr'"
-    with pytest.raises(ValueError, match=message):
-        DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
+    if config in UNFIT:
+        message = f"{tmp_path}: objective 'tr\\+rtl' does not work with .*'{config.model_type}'.*use objective='tr'"
+        with pytest.raises(ValueError, match=message):
+            DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
     assert torch.isfinite(model(**make_batch()).loss)
 
 
 def test_an_encoder_that_ignores_padding_is_named(tmp_path: Path) -> None:
-    config = FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48)
+    config = transformers.FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48)
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"objective 'tr' does not work with .*'fnet'.*give another encoder"):
         DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
@@ -182,11 +166,11 @@ def test_plain_checkpoints_and_decoders_are_no_dap_models(tiny_bert_dir: Path) -
         with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
             model_class.from_pretrained(tiny_bert_dir)
     with pytest.raises(ValueError, match="encoder_config is not a bidirectional encoder"):
-        DAPModel(DAPConfig(GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4), objective="tr"))
+        DAPModel(DAPConfig(transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4), objective="tr"))
 
 
 def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
-    config = type("NewConfig", (BertConfig,), {"__module__": "transformers_modules.new.configuration"})()
+    config = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new.configuration"})()
     with pytest.raises(ValueError, match="some/encoder .* runs code of its own"):
         require_encoder(config, "some/encoder")
 
@@ -232,37 +216,25 @@ def test_saved_model_loads_the_same_through_every_auto_class(objective: str, tmp
     torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, torch.tensor([0, 1, 2, 0, 1, 2])))
 
 
-def test_checkpoint_loads_where_this_project_cannot_be_imported(tmp_path: Path) -> None:
-    model, batch = tiny_model("bert"), make_batch()
-    model.save_pretrained(tmp_path / "checkpoint")
-    expected = model(**batch).source_embeds
+def test_checkpoints_load_where_this_project_cannot_be_imported_each_with_its_own_code(tmp_path: Path) -> None:
+    batch, expected = make_batch(), {}
+    for name, pooling in (("first", "cls"), ("second", "mean")):
+        model = tiny_model("bert", pooling=pooling)
+        model.save_pretrained(tmp_path / name)
+        expected[name] = model(**batch).source_embeds
+        for module, owner in (("configuration_dap", "DAPConfig"), ("modeling_dap", "DAPModel")):
+            with (tmp_path / name / f"{module}.py").open("a") as file:
+                file.write(f"\n{owner}.version = {name!r}\n")
     torch.save((batch["source_input_ids"], batch["source_attention_mask"], expected), tmp_path / "expected.pt")
     script = """
 import sys, torch
 from transformers import AutoModel, AutoModelForPreTraining
 assert not any(name.endswith("modeling_dap") for name in sys.modules)
 ids, mask, expected = torch.load("expected.pt")
-model = AutoModel.from_pretrained("checkpoint", trust_remote_code=True)
-torch.testing.assert_close(model(ids, mask).pooler_output, expected)
-assert AutoModelForPreTraining.from_pretrained("checkpoint", trust_remote_code=True).rtl_head is not None
-print("loaded", type(model).__name__)
-"""
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
-    done = run_python(["-c", script], environment, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "loaded DAPModel" in done.stdout
-
-
-def test_every_checkpoint_runs_its_own_code_in_one_process(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        tiny_model("bert", objective="tr").save_pretrained(tmp_path / name)
-        for module, owner in (("configuration_dap", "DAPConfig"), ("modeling_dap", "DAPModel")):
-            with (tmp_path / name / f"{module}.py").open("a") as file:
-                file.write(f"\n{owner}.version = {name!r}\n")
-    script = """
-from transformers import AutoModel
 for name in ("first", "second", "first"):
     model = AutoModel.from_pretrained(name, trust_remote_code=True)
+    torch.testing.assert_close(model(ids, mask).pooler_output, expected[name])
+    assert AutoModelForPreTraining.from_pretrained(name, trust_remote_code=True).rtl_head is not None
     print(name, type(model).version, type(model.config).version)
 """
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}

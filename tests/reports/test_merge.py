@@ -2,15 +2,12 @@
 
 import json
 import statistics
-import subprocess
-import sys
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
 
 from dap.files import write_json
 from dap.reports.merge import merge_seeds, run
@@ -239,13 +236,6 @@ def test_a_report_that_is_given_twice_or_absent_is_named(three: list[str]) -> No
         run([*three, three[0]])
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
         run(["absent.json"])
-
-
-def test_the_folder_is_run_as_a_command_without_a_warning(three: list[str]) -> None:
-    command = [sys.executable, "-W", "error", "-m", "dap.reports", *three]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "mean ± sample standard deviation, n=3" in done.stdout
 
 
 def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_it(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from dap.search.mining import (
     score_pairs,
     select,
 )
-from dap.search.similarity import Neighbours
 
 
 def vectors(source: int, target: int, seed: int = 0, dimensions: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -83,14 +82,6 @@ def test_each_retrieval_finds_its_own_pairs() -> None:
     assert counts["intersection"] < counts["max"] <= 30
 
 
-def test_translations_are_found_among_other_sentences() -> None:
-    a, b = vectors(60, 80, dimensions=24)
-    b[:40] = a[:40] + 0.1 * b[:40]
-    order = np.random.default_rng(1).permutation(80)  # row j of the shuffled target was row order[j]
-    pairs = select(mine(neighbourhoods(a, b[order])), top_n=40)
-    assert {(i, int(order[j])) for i, j in as_dict(pairs)} == {(i, i) for i in range(40)}
-
-
 def test_equal_scores_come_in_the_order_of_the_rows() -> None:
     pairs = mine(neighbourhoods(np.eye(6, dtype=np.float32), np.eye(6, dtype=np.float32)[::-1], 2))
     assert pairs.source.tolist() == [0, 1, 2, 3, 4, 5]
@@ -130,18 +121,6 @@ def test_more_neighbours_than_sentences_are_as_many_as_there_are(caplog: pytest.
     assert "only 3 distinct sentences: k=3 is used" in caplog.text
     assert found.forward_scores.shape == (3, 3)
     assert as_dict(mine(found)) == pytest.approx(naive_mine(a, b, 3, "ratio", "max"), abs=1e-5)
-
-
-def test_the_search_can_be_another_one() -> None:
-    a, b = vectors(9, 9)
-    seen = []
-
-    def search(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
-        seen.append((len(source), len(target), k))
-        return neighbourhoods(source, target, k)
-
-    assert len(mine(neighbourhoods(a, b, 2, search))) > 0
-    assert seen == [(9, 9, 2)]
 
 
 @pytest.mark.parametrize(

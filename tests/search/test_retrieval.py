@@ -1,14 +1,12 @@
-"""Retrieval accuracy against a naive loop, sentence-transformers and MTEB; averages over the paper's groups."""
+"""Retrieval accuracy against a naive loop and sentence-transformers; averages over the paper's groups."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import TranslationEvaluator
 
-from dap.encoding.mteb import MTEBEncoder
 from dap.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
 from dap.search.retrieval import group_averages, retrieval_accuracy
 
@@ -49,32 +47,6 @@ def test_equals_the_translation_evaluator_of_sentence_transformers() -> None:
     metrics = GivenEmbeddings(*names, write_csv=False)(None)
     expected = metrics["src2trg_accuracy"] * 100, metrics["trg2src_accuracy"] * 100
     assert retrieval_accuracy(source, target) == pytest.approx(expected)
-
-
-def test_equals_the_accuracy_of_mtebs_own_tatoeba_task() -> None:
-    mteb = pytest.importorskip("mteb", reason="MTEB (the extra mteb) is not installed")
-    source, target = noisy_pairs()
-    vectors = {f"{side}{i}": row for side, rows in (("s", source), ("t", target)) for i, row in enumerate(rows)}
-
-    class GivenEmbeddings(MTEBEncoder):
-        def __init__(self) -> None:
-            """Needs no model: each sentence is the name of a row."""
-
-        def encode(self, inputs: Iterable[dict[str, list[str]]], **_: object) -> np.ndarray:
-            return np.stack([vectors[name] for batch in inputs for name in batch["text"]])
-
-        mteb_model_meta = None
-
-    task = mteb.get_task("Tatoeba", languages=["deu"])
-    names = {side: [f"{side}{i}" for i in range(len(source))] for side in "st"}
-    accuracies = []
-    for queries, keys in ("st", "ts"):
-        columns = Dataset.from_dict({"sentence1": names[queries], "sentence2": names[keys]})
-        task.dataset, task.data_loaded = {"deu-eng": {"test": columns}}, True
-        scores = task.evaluate(GivenEmbeddings(), "test", encode_kwargs={"batch_size": 7})["deu-eng"]
-        assert scores["main_score"] == scores["f1"] < scores["accuracy"]  # MTEB's headline is not the accuracy
-        accuracies.append(100 * scores["accuracy"])
-    assert retrieval_accuracy(source, target) == pytest.approx(tuple(accuracies))
 
 
 def test_an_equal_sentence_on_another_line_is_a_miss() -> None:

@@ -12,7 +12,7 @@ import pytest
 import written
 from conftest import REPOSITORY
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import EvalPrediction, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from dap.xnli.data import (
     COLUMNS,
@@ -30,7 +30,6 @@ from dap.xnli.data import (
     tokenize_nli,
     training_source,
 )
-from dap.xnli.finetuning import compute_accuracy
 
 XNLI = REPOSITORY.parent / "shared" / "data" / "xnli"
 ROWS = [
@@ -238,14 +237,6 @@ def test_steps_are_drawn_at_random_and_sorted_within() -> None:
         return sum(len(part) * lengths[part].max() for part in (order[i : i + 8] for i in range(0, len(order), 8)))
 
     assert padded(first) < 1.2 * lengths.sum() < padded(drawn.tolist())
-
-
-def test_accuracy_is_that_of_scikit_learn() -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
-    rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=(500, 3)), rng.integers(0, 3, 500)
-    expected = metrics.accuracy_score(labels, logits.argmax(1))
-    assert compute_accuracy(EvalPrediction(logits, labels)) == {"accuracy": pytest.approx(expected, abs=1e-12)}
 
 
 @pytest.mark.skipif(not XNLI.is_dir(), reason="../shared with XNLI is absent")
