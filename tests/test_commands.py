@@ -212,6 +212,8 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     own, _, inherited = text.partition("arguments of Transformers' Trainer:")
     assert ("--adam_beta1 " in inherited) == (name in ("train_dap", "run_xnli"))
     assert "--adam_beta1 " not in own
+    assert "--output-dir" not in text  # each name once
+    assert name != "train_dap" or "share of the tokens that mlm masks. (default: 0.15)" in own
 
 
 #: Command, its arguments, bytes that a file may have, which are too few for torch, safetensors or Arrow, and where.

@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import save, tiny_config
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-)
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
@@ -308,14 +301,14 @@ def test_a_rate_that_diverges_is_left_out_of_the_search_and_evaluation_in_traini
 
 
 def test_an_encoder_decoder_is_refused(tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path) -> None:
-    config = T5Config(vocab_size=len(tiny_tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    save(tmp_path / "t5", T5EncoderModel(config), tiny_tokenizer)
+    shape = {"vocab_size": len(tiny_tokenizer), "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    save(tmp_path / "t5", transformers.T5EncoderModel(transformers.T5Config(**shape)), tiny_tokenizer)
     with pytest.raises(ValueError, match="t5 lacks 15 weights of its encoder"):
         run(arguments(tmp_path / "t5", nli_dir, tmp_path / "out", "--pooling", "mean"))
 
 
 def test_a_pooler_of_the_checkpoint_is_left_out(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    save(tmp_path, BertModel(tiny_config("bert", len(tiny_tokenizer))), tiny_tokenizer)
+    save(tmp_path, transformers.BertModel(tiny_config("bert", len(tiny_tokenizer))), tiny_tokenizer)
     encoder = SentenceEncoder.from_pretrained(str(tmp_path), "cls")
     model = build_classifier(encoder)
     assert not [name for name in model.state_dict() if "pooler" in name]

@@ -11,18 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    BertModel,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    T5Config,
-    XLNetConfig,
-)
+from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap.encoding import NeedsSentenceTransformers
@@ -70,7 +62,7 @@ def library_folder(
 
 
 def naive_encode(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pooling: str, prefix: str = ""
+    model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase, pooling: str, prefix: str = ""
 ) -> np.ndarray:
     """Vectors of `SENTENCES`, one at a time in float64, without padding."""
     model, rows = copy.deepcopy(model).double().eval(), []
@@ -137,7 +129,7 @@ def test_any_hidden_layer_is_pooled(tiny_tokenizer: PreTrainedTokenizerFast, mod
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_encoder_of_an_encoder_decoder(tiny_tokenizer: PreTrainedTokenizerFast, pooling: str) -> None:
     shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
-    model = AutoModel.from_config(T5Config(vocab_size=len(tiny_tokenizer), **shape)).eval()
+    model = AutoModel.from_config(transformers.T5Config(vocab_size=len(tiny_tokenizer), **shape)).eval()
     expected = naive_encode(model, tiny_tokenizer, pooling)
     vectors = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(SENTENCES)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
@@ -236,7 +228,9 @@ def test_a_folder_saved_by_sentence_transformers(
 def test_length_of_a_folder_whose_tokenizer_has_no_limit(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, model_type: str, expected: int
 ) -> None:
-    xlnet = XLNetConfig(vocab_size=len(tiny_tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=48, pad_token_id=1)
+    xlnet = transformers.XLNetConfig(
+        vocab_size=len(tiny_tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=48, pad_token_id=1
+    )
     config = xlnet if model_type == "xlnet" else tiny_config(model_type, len(tiny_tokenizer))
     library = library_folder(tmp_path, AutoModel.from_config(config), tiny_tokenizer, VERY_LARGE_INTEGER)
     encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))

@@ -83,10 +83,8 @@ def test_one_report_has_no_deviation(three: list[str], capsys: pytest.CaptureFix
 
 
 def test_xnli_reports_stand_beside_the_papers_xnli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    accuracies = [
-        {"languages": {"de": {"pairs": 8, "accuracy": 60.0 + seed}}, "dev": {"accuracy": 70.0}} for seed in (0, 1)
-    ]
-    run(written(tmp_path, [report("mbert", "XNLI", each, {}, 1.0, seed=seed) for seed, each in enumerate(accuracies)]))
+    made = [{"languages": {"de": {"pairs": 8, "accuracy": 60.0 + seed}}, "dev": {"accuracy": 70.0}} for seed in (0, 1)]
+    run(written(tmp_path, [report("mbert", "XNLI", each, {}, 1.0, seed=seed) for seed, each in enumerate(made)]))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["mbert", "(n=2)", "-", "-", "-", "60.5", *"-" * 12] in lines
     assert ["languages", "de", "60.50", "±", "0.71"] in lines
@@ -101,10 +99,8 @@ def mining_report(pair: str, seed: int, f1: float, protocol: str = "training-opt
 def test_mining_reports_of_all_pairs_and_seeds_give_the_papers_average(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reports = [
-        mining_report(pair, seed, 84.0 + 2 * i + seed) for i, pair in enumerate(BUCC_PAIRS) for seed in range(2)
-    ]
-    merged = run(written(tmp_path, reports))
+    runs = [(pair, seed, 84.0 + 2 * i + seed) for i, pair in enumerate(BUCC_PAIRS) for seed in range(2)]
+    merged = run(written(tmp_path, [mining_report(*each) for each in runs]))
     assert merged["pairs"]["zh-en"]["f1"] == {"mean": 90.5, "sd": pytest.approx(0.5**0.5)}
     assert merged["pairs"]["zh-en"]["gold"] == 12
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -169,9 +165,7 @@ def test_one_run_is_not_taken_for_two_seeds(three: list[str], of_recipe: dict[st
     for path, copy_of in zip(three, ("seed0", "seed0", "seed2"), strict=True):
         name = {"model": "runs/dap-seed0" if not of_recipe else path, "seed": int(copy_of[-1])}
         write_json(retrieval_report(0, 90.0) | name | {"settings": SETTINGS | of_recipe}, path)
-    with pytest.raises(
-        ValueError, match="0.json and .*1.json are of the same model .* and seed 0; give each run once"
-    ):
+    with pytest.raises(ValueError, match="0.json and .*1.json are of the same model .* and seed 0; give each run on"):
         run(three)
 
 
@@ -179,11 +173,7 @@ def test_one_run_is_not_taken_for_two_seeds(three: list[str], of_recipe: dict[st
     ("own", "key", "found"),
     [
         ([{"seed": 42}] * 3, "seeds", [42, 42, 42]),  # several models may have been fine-tuned with one seed
-        (
-            [{}, {"settings": SETTINGS | {"data": ["elsewhere/tatoeba"]}}, {}],
-            "n",
-            3,
-        ),  # the same text may lie elsewhere
+        ([{}, {"settings": SETTINGS | {"data": ["elsewhere"]}}, {}], "n", 3),  # the same text may lie elsewhere
         # models of one recipe may have any name
         ([{"model": name, "settings": SETTINGS | {"recipe": "1e8d"}} for name in "abc"], "models", ["a", "b", "c"]),
     ],
@@ -195,11 +185,10 @@ def test_what_may_differ(tmp_path: Path, own: list[dict[str, Any]], key: str, fo
 
 @pytest.mark.parametrize("bucc", ["bucc2018", "elsewhere/bucc2018"])
 def test_mining_reports_of_one_text_may_come_from_several_folders(tmp_path: Path, bucc: str) -> None:
-    reports = [
-        mining_report("zh-en", seed, 84.0 + seed) | {"seconds_by_part": {"encoding": 1.0 + seed}} for seed in (0, 1)
-    ]
+    reports = [mining_report("zh-en", seed, 84.0 + seed) for seed in (0, 1)]
     for made, folder in zip(reports, ("bucc2018", bucc), strict=True):
         made["settings"] |= {"bucc": folder, "text": "5f2c"}
+        made["seconds_by_part"] = {"encoding": float(len(folder))}
     merged = run(written(tmp_path, reports))
     assert merged["n"] == 2
     assert "seconds_by_part" not in merged  # a time, no number of the evaluation

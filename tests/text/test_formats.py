@@ -167,9 +167,12 @@ def test_parquet_that_lacks_text(tmp_path: Path, names: list[str], values: list[
         read(path, 1.0)
 
 
-def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+def test_what_is_no_parquet_or_holds_a_side_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"de-en\.parquet: damaged or no Parquet file"):
         read(write(tmp_path / "de-en.parquet", b"no parquet"))
+    pq.write_table(pa.table({"source": ["a", None], "target": ["b", "c"]}), tmp_path / "de-en.parquet")
+    with pytest.raises(ValueError, match="line 2: source side is None"):
+        read(tmp_path / "de-en.parquet")
 
 
 @pytest.mark.parametrize("name", ["de-en.tsv", "de-en.jsonl", "de-en.txt.zip"])
@@ -214,6 +217,8 @@ BAD = [
     ("de-en.jsonl", b'{"source": "a", "target": ""}', "empty target side"),
     ("de-en.jsonl", b'{"source": "\\ud800", "target": "b"}', "'utf-8' codec can't encode character '\\ud800'"),
     ("de-en.jsonl", b'{"source": "\xff", "target": "b"}', "invalid UTF-8: byte 0xff at offset 12"),
+    ("a.XX", b"caf\xe9", "invalid UTF-8: byte 0xe9 at offset 3"),
+    ("a.XX", b"x\ry", "carriage return at offset 1"),
 ]
 
 
@@ -221,15 +226,16 @@ BAD = [
 def test_a_bad_line_is_skipped_and_logged_or_stops(
     tmp_path: Path, name: str, line: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = Path(write_format(tmp_path, name, many(199)).paths[0])
-    lines = path.read_bytes().split(b"\n")
-    path.write_bytes(b"\n".join([*lines[:6], line, *lines[6:]]))
-    assert read(path, 0.01) == many(199)
-    assert f"{path}, line 7 skipped: {reason}" in caplog.text
+    file = write_format(tmp_path, name, many(199))
+    for path, own in zip(map(Path, file.paths), (b"x", line)[-len(file.paths) :]):  # of two sides the second is bad
+        lines = path.read_bytes().split(b"\n")
+        path.write_bytes(b"\n".join([*lines[:6], own, *lines[6:]]))
+    assert read(file, 0.01) == many(199)
+    assert f"{file}, line 7 skipped: {reason}" in caplog.text
     assert "1 of 200 lines skipped" in caplog.text
     with pytest.raises(ValueError, match="1 of the first 200 lines are bad, more than max_bad_lines=0.001") as error:
-        read(path)
-    assert f"{path}: " in str(error.value)
+        read(file)
+    assert f"{file}: " in str(error.value)
     assert f"line 7: {reason}" in str(error.value)
     assert "raise max_bad_lines" in str(error.value)
 
@@ -246,20 +252,6 @@ def test_every_format_quotes_the_first_bad_lines_and_counts_all(
     with pytest.raises(ValueError, match="7 of the first 399 lines are bad") as error:
         read(file)
     assert "line 250: empty source side\n  …" in str(error.value)
-
-
-def test_bad_sides_of_parquet_and_moses(tmp_path: Path) -> None:
-    write(tmp_path / "a.de", b"x\n" * 7)
-    for target, message in (
-        (b"x\n" * 6 + b"caf\xe9\n", "line 7: invalid UTF-8: byte 0xe9 at offset 3"),
-        (b"x\ry\n" + b"x\n" * 6, "line 1: carriage return at offset 1"),
-    ):
-        write(tmp_path / "a.en", target)
-        with pytest.raises(ValueError, match=message):
-            read(tmp_path / "a.de")
-    pq.write_table(pa.table({"source": ["a", None], "target": ["b", "c"]}), tmp_path / "de-en.parquet")
-    with pytest.raises(ValueError, match="line 2: source side is None"):
-        read(tmp_path / "de-en.parquet")
 
 
 @pytest.mark.parametrize(

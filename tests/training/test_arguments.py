@@ -98,18 +98,6 @@ def test_every_field_that_a_user_chooses_is_an_argument(tmp_path: Path) -> None:
     assert not {name for name in ("mini_batch_size", "save_steps", "report_to") if changes_weights(name)}
 
 
-def test_help_begins_with_our_own_arguments(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        parse_arguments(["--help"])
-    text = " ".join(capsys.readouterr().out.split()).partition("model and objective:")[2]
-    names = ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder", "Transformers'")
-    places = [text.index(f" {name} ") for name in (*names, "--weight_decay")]
-    assert places == sorted(places)
-    assert "share of the tokens that mlm masks. (default: 0.15)" in text
-    assert "(default: None)" not in text[: places[-2]]
-    assert "--output-dir" not in text
-
-
 def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
         parse_arguments([str(tmp_path / "absent.yaml")])
