@@ -1,16 +1,14 @@
 """Text at addresses of fsspec: what is fetched and sent, once and whole, and what is refused."""
 
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from conftest import synthetic_pairs
+from written import serve_folder, text_of
 
 import eval_retrieval
 import mine_bitext
@@ -37,7 +35,7 @@ def bucket() -> Iterator[fsspec.AbstractFileSystem]:
 
 def test_text_of_a_bucket_is_prepared_into_a_bucket(bucket: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
     pairs = [pair for pair in synthetic_pairs("de", 160) if len(pair[1].split()) > 3]
-    text = "".join(f"{source}\t{target}\n" for source, target in pairs).encode()
+    text = text_of(pairs)
     bucket.pipe("/raw/de-en.tsv", text)
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/de-en.tsv").write_bytes(text)
@@ -78,14 +76,10 @@ def test_a_copy_is_fetched_again_where_its_file_has_another_size_or_time(
 def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(tmp_path: Path) -> None:
     text = b"eins\tone\n" * 1_300_000  # which fsspec would read in parts, and this server knows none
     (tmp_path / "de-en.tsv").write_bytes(text)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        home = f"http://127.0.0.1:{server.server_address[1]}"
+    with serve_folder(tmp_path) as home:
         assert Path(addresses.fetch(f"{home}/de-en.tsv")).read_bytes() == text
         with pytest.raises(UserError, match=r"fr-en.tsv cannot be fetched \(FileNotFoundError"):
             addresses.fetch(f"{home}/fr-en.tsv")
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

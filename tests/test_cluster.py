@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import synthetic_pairs
+from written import text_of
 
 import eval_retrieval
 import mine_bitext
@@ -76,7 +77,7 @@ def test_commands_give_the_files_of_one_process(
 ) -> None:
     monkeypatch.setattr("dap.encoding.embeddings.PIECE", 16)  # several pieces a shard
     model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
-    (tmp_path / "de-en.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    (tmp_path / "de-en.tsv").write_bytes(text_of(PAIRS))
 
     def outcome(name: str, *more: str) -> tuple[bytes, list[str], dict]:
         out = tmp_path / f"{name}.tsv"
@@ -123,8 +124,7 @@ def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_anoth
     raw, languages = tmp_path / "raw", ("de", "fi", "sw")
     raw.mkdir()
     for language in languages:
-        pairs = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs(language, 30))
-        (raw / f"{language}-en.tsv").write_text(pairs)
+        (raw / f"{language}-en.tsv").write_bytes(text_of(synthetic_pairs(language, 30)))
     (tmp_path / "test.en").write_text(f"{PAIRS[5][1]}\n")
     given = ["--data", str(raw), "--evaluation_data", str(tmp_path / "test.en"), "--max_shared", "2"]
 

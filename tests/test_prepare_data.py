@@ -3,11 +3,7 @@
 import json
 import os
 import sys
-import threading
-import zipfile
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from datasets import load_dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
-from written import full_disk
+from written import full_disk, serve_folder, text_of, zip_of
 
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile
@@ -39,18 +35,14 @@ def raw(tmp_path: Path) -> Path:
     folder = tmp_path / "raw"
     folder.mkdir()
     for language in ("de", "fr"):
-        pairs = long_pairs(language, 80)
-        (folder / f"{language}-en.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+        (folder / f"{language}-en.tsv").write_bytes(text_of(long_pairs(language, 80)))
     return folder
 
 
 def arguments(raw: Path, output: Path, **options: Any) -> list[str]:
     given = {"data": raw, "output_dir": output, "dev_pairs": 5, "max_shared": 2, **options}
-    return [
-        part
-        for name, value in given.items()
-        for part in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
-    ]
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    return [part for name, values in lists.items() for part in (f"--{name}", *map(str, values))]
 
 
 def test_the_output_is_what_the_trainer_and_datasets_read(
@@ -60,19 +52,12 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
     report = run(arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})))
     assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json"}
     assert json.loads((out / "report.json").read_text()) == report
-    for split in ("train", "dev"):
+    of_all, french = (load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in (None, "fr-en"))
+    for split, name in (("train", "train"), ("dev", "validation")):  # as the card's YAML calls them
         loaded = load_bitext(out / split, cache_dir=tmp_path / "cache")
-        assert {code: len(part) for code, part in loaded.items()} == {
-            code: report["languages"][code][split] for code in ("de", "fr")
-        }
-    dataset, of_all = (
-        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in ("fr-en", None)
-    )  # by the card's YAML
-    for found, codes in ((dataset, ["fr"]), (of_all, ["de", "fr"])):
-        assert {split: len(part) for split, part in found.items()} == {
-            split: sum(report["languages"][code][name] for code in codes)
-            for split, name in (("train", "train"), ("validation", "dev"))
-        }
+        sizes = {code: report["languages"][code][split] for code in ("de", "fr")}
+        assert {code: len(part) for code, part in loaded.items()} == sizes
+        assert (len(of_all[name]), len(french[name])) == (sum(sizes.values()), sizes["fr"])
     assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {"de", "fr"}  # as `--train_data out`: out/train
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
@@ -92,17 +77,13 @@ def write(path: Path, content: Any) -> Path:
 def test_the_vocabulary_is_the_trainers(raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     out = tmp_path / "out"
-    run(
-        arguments(raw, out, target_vocabulary=tmp_path / "tokenizer", tokenizer=tmp_path / "tokenizer", max_tokens=500)
-    )
+    same = {"target_vocabulary": tmp_path / "tokenizer", "tokenizer": tmp_path / "tokenizer"}
+    run(arguments(raw, out, **same, max_tokens=500))
     found = json.loads((out / "target_vocabulary.json").read_text())
     train = load_bitext(out / "train", cache_dir=tmp_path / "cache")
     expected = target_vocabulary(tokenize_bitext(train, tiny_tokenizer, 64), tiny_tokenizer)
-    assert found == {
-        "tokenizer": str(tmp_path / "tokenizer"),
-        "vocab_size": len(tiny_tokenizer),
-        "target_token_ids": expected,
-    }
+    of_tokenizer = {"tokenizer": str(tmp_path / "tokenizer"), "vocab_size": len(tiny_tokenizer)}
+    assert found == of_tokenizer | {"target_token_ids": expected}
     assert len(expected) > 20
 
 
@@ -115,10 +96,8 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
     leaks = [json.loads(line) for line in (tmp_path / "new/leaks.jsonl").read_text().splitlines()]
     assert report["evaluation_sentences"] == 3
     assert report["languages"]["de"]["leak"] == 1
-    assert {(leak["side"], leak["equal"]) for leak in leaks if leak["line"] == 8 and leak["language"] == "de"} == {
-        ("source", True),
-        ("target", True),
-    }
+    listed = {(leak["side"], leak["equal"]) for leak in leaks if leak["line"] == 8 and leak["language"] == "de"}
+    assert listed == {("source", True), ("target", True)}
     texts = {normalise(row["target"]) for row in load_bitext(out / "train", cache_dir=tmp_path / "cache")["de"]}
     assert normalise(target) not in texts
     assert f"compared with the evaluation sets {tmp_path}/test.txt" in (out / "README.md").read_text()
@@ -126,10 +105,8 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
 
 def identify(texts: list[str]) -> list[str]:
     """What `--language_identifier test_prepare_data:identify` names."""
-    return [
-        "en" if text.isascii() and not text.split()[0].endswith(("de", "fr")) else text.split()[0][-2:]
-        for text in texts
-    ]
+    ends = [text.split()[0][-2:] for text in texts]
+    return [end if end in ("de", "fr") or not text.isascii() else "en" for end, text in zip(ends, texts)]
 
 
 def test_the_identifier_is_asked(raw: Path, tmp_path: Path) -> None:
@@ -197,7 +174,7 @@ def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch:
 
     def beside(*_: Any) -> None:
         with pytest.raises(
-            ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end, or give"
+            ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end, or"
         ):
             run(arguments(raw, out))
         _interrupt()
@@ -313,13 +290,11 @@ def test_a_wrong_file_of_licences_is_named(text: str, raw: Path, tmp_path: Path)
         run(arguments(raw, tmp_path / "out", licences=tmp_path / "licences.json"))
 
 
-def test_a_foreign_report_and_a_file_for_the_folder_are_named(raw: Path, tmp_path: Path) -> None:
+def test_a_foreign_report_is_named(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    report = write(tmp_path / "mine/report.json", {"a": 1})
+    write(tmp_path / "mine/report.json", {"a": 1})
     with pytest.raises(ValueError, match="report.json: not written by this command"):
         run(arguments(raw, tmp_path / "mine"))
-    with pytest.raises(ValueError, match="--output_dir .*/report.json is a file"):
-        run(arguments(raw, report))
 
 
 def test_ids_beyond_the_vocabulary_are_refused(raw: Path, tmp_path: Path) -> None:
@@ -364,24 +339,15 @@ def test_without_text_it_says_what_to_give(tmp_path: Path) -> None:
         run(["--output_dir", str(tmp_path)])
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-
 @pytest.fixture
 def opus(tmp_path: Path) -> Iterator[str]:
     """A copy of OPUS' file store on loopback, with one small corpus."""
-    folder = tmp_path / "store/OPUS-WikiMatrix/v1/moses"
-    folder.mkdir(parents=True)
-    with zipfile.ZipFile(folder / "en-sw.txt.zip", "w") as archive:
-        for side, texts in zip(("sw", "en"), zip(*long_pairs("sw", 40))):
-            archive.writestr(f"WikiMatrix.en-sw.{side}", "".join(f"{text}\n" for text in texts))
-        archive.writestr("README", "about it")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "store")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
+    sides = zip(("sw", "en"), zip(*long_pairs("sw", 40)))
+    files = {f"WikiMatrix.en-sw.{side}": "".join(f"{text}\n" for text in texts) for side, texts in sides}
+    (tmp_path / "store/OPUS-WikiMatrix/v1/moses").mkdir(parents=True)
+    zip_of(tmp_path / "store/OPUS-WikiMatrix/v1/moses/en-sw.txt.zip", files | {"README": "about it"})
+    with serve_folder(tmp_path / "store") as address:
+        yield address
 
 
 def test_opus_is_fetched_named_and_mixed_with_other_text(raw: Path, opus: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hub_server import Fault, HubServer, Repo, serve
 from huggingface_hub import ModelCard, SpaceCard
 from tiny_models import tiny_model
 from transformers import PreTrainedTokenizerFast
+from written import text_of
 
 import push_to_hub
 from dap.encoding.encoder import SentenceEncoder
@@ -210,8 +211,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedT
     folder = tmp_path_factory.mktemp("hub")
     torch.manual_seed(0)
     save(folder / "dap", tiny_model(), tiny_tokenizer)
-    text = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs("de", 60))
-    (folder / "de-en.tsv").write_text(text)
+    (folder / "de-en.tsv").write_bytes(text_of(synthetic_pairs("de", 60)))
     languages = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}
     settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
     write_json(report(str(folder / "dap"), "retrieval", languages, settings, 1.0), folder / "results.json")
@@ -223,14 +223,9 @@ def test_the_hub(folder: Path) -> None:
     with serve(TOKEN) as server:
         server.faults = FAULTS | FAULT_OF_RUN
         server.repos["user/public"] = Repo()
-        left = {
-            "NOTES.md": b"mine",
-            "pretraining/model.safetensors": b"old",
-            "special_tokens_map.json": b"old",
-            "pytorch_model.bin": b"old",
-            "model-00001-of-00002.safetensors": b"old",
-        }
-        server.repos["user/again"] = Repo(files=left)
+        left = ("pretraining/model.safetensors", "special_tokens_map.json", "pytorch_model.bin")
+        left = dict.fromkeys((*left, "model-00001-of-00002.safetensors"), b"old")
+        server.repos["user/again"] = Repo(files=left | {"NOTES.md": b"mine"})
         played = Played(folder, folder / "dap", server)
         script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n" + PUSHER
         arguments = [str(folder / "dap"), str(folder / "results.json"), json.dumps(SENTENCES), *FAULTS]
@@ -385,12 +380,10 @@ def test_merged_results_and_a_folder_without_a_name(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "dap", folder / "named")
-    one = json.loads((folder / "results.json").read_text()) | {"model": str(folder / "named")}
-    two = one | {"model": str(folder / "named-seed2"), "seed": 2}
-    two["settings"] = one["settings"] | {"recipe": "same"}
-    one = one | {"seed": 1, "settings": two["settings"]}
-    merged = merge_seeds({"1.json": one, "2.json": two})
-    write_json(merged, folder / "merged.json")
+    made = json.loads((folder / "results.json").read_text())
+    made["settings"]["recipe"] = "same"
+    seeds = [made | {"model": str(folder / name), "seed": seed} for seed, name in ((1, "named"), (2, "named-seed2"))]
+    write_json(merge_seeds(dict(zip(("1.json", "2.json"), seeds))), folder / "merged.json")
     monkeypatch.chdir(folder / "named")
     written = push_to_hub.run([".", "--repo_id", "user/dot", "--dry_run", "--results", str(folder / "merged.json")])
     assert written["folder"] == f"{folder / 'named'}-hub"

@@ -181,6 +181,9 @@ def test_both_directions_have_the_languages_of_the_data_or_of_the_heads(
     config = json.loads((tmp_path / "heads" / "config.json").read_text())
     assert config["rtl_languages"] == trainer.model.config.rtl_languages == ["de", "fr", "sw"]
     assert trainer.data_collator.languages == ["de", "fr", "sw"]
+    run([*both[:3], str(bitext_dir / "de-en.tsv"), *both[4:], "--output_dir", str(tmp_path / "german")])
+    with pytest.raises(ValueError, match="rtl_direction='both' on de, the text has fr sw too"):
+        built([*both, "--model_name_or_path", str(tmp_path / "german"), "--output_dir", str(tmp_path / "next")])
 
 
 def test_heads_that_do_not_fit_are_refused(
@@ -340,6 +343,15 @@ def scratch(
     return folder, flags
 
 
+def changed_tokenizer(scratch: tuple[Path, list[str]], folder: Path, **tokens: str | None) -> PreTrainedTokenizerFast:
+    """The tokenizer of that encoder with other special tokens, written into a folder."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
+    for name, token in tokens.items():
+        setattr(tokenizer, name, token)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
 def without(flags: list[str], *names: str) -> list[str]:
     """The flags but for some that have a value."""
     places = {flags.index(name) + step for name in names for step in (0, 1)}
@@ -389,9 +401,7 @@ def test_masked_language_modelling_goes_on(scratch: tuple[Path, list[str]], tmp_
 
 def test_masks_are_of_the_tokenizer_that_reads_the_text(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, flags = scratch
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
-    tokenizer.mask_token = "a"
-    tokenizer.save_pretrained(tmp_path / "other")
+    tokenizer = changed_tokenizer(scratch, tmp_path / "other", mask_token="a")
     flags = [*without(flags, "--config_name", "--tokenizer_name"), "--model_name_or_path", str(folder / "mlm")]
     flags += ["--tokenizer_name", str(tmp_path / "other"), "--output_dir", str(tmp_path / "out")]
     trainer = built([*flags, "--objective", "tr+rtl", "--pooling", "mean"])
@@ -403,9 +413,7 @@ def test_masks_are_of_the_tokenizer_that_reads_the_text(scratch: tuple[Path, lis
 def test_the_token_that_ends_a_sentence_is_not_counted_for_masks(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
-    tokenizer.sep_token = None
-    tokenizer.save_pretrained(tmp_path / "other")
+    changed_tokenizer(scratch, tmp_path / "other", sep_token=None)
     flags = [*scratch[1], "--objective", "mlm", "--prediction_bias", "frequencies", "--output_dir", str(tmp_path)]
     with_sep, without_sep = (
         built([*flags, "--tokenizer_name", str(name)]).model.prediction_head.bias
@@ -450,22 +458,22 @@ def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     flags = [*without(scratch[1], "--config_name", "--tokenizer_name"), "--output_dir", str(tmp_path / "out")]
-    tiny_config("bert", vocab_size=99).save_pretrained(tmp_path / "small")
-    small, shape = ["--config_name", str(tmp_path / "small")], ["--config_name", str(scratch[0] / "shape")]
-    with pytest.raises(ValueError, match="small has vocab_size=99, its tokenizer has ids up to 246"):
-        built([*flags, *small, "--tokenizer_name", str(scratch[0] / "tokenizer")])
-    with pytest.raises(ValueError, match="shape holds no tokenizer: add its files, or to train give --tokenizer_name"):
-        built([*flags, *shape])
-    bare = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
+    small, shape, whole = (
+        str(folder) for folder in (tmp_path / "small", scratch[0] / "shape", scratch[0] / "tokenizer")
+    )
+    tiny_config("bert", vocab_size=99).save_pretrained(small)
+    bare = changed_tokenizer(scratch, tmp_path / "maskless", mask_token=None)
     bare.backend_tokenizer.post_processor = processors.Sequence([])
     bare.save_pretrained(tmp_path / "bare")
-    with pytest.raises(ValueError, match=r"bare makes \[.*\] of 'a', but .* a special token before and after"):
-        built([*flags, *shape, "--tokenizer_name", str(tmp_path / "bare")])
-    maskless = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
-    maskless.mask_token = None
-    maskless.save_pretrained(tmp_path / "maskless")
-    with pytest.raises(ValueError, match="no mask token"):
-        built([*flags, *shape, "--tokenizer_name", str(tmp_path / "maskless")])
+    for config, tokenizer, message in (
+        (small, whole, "small has vocab_size=99, its tokenizer has ids up to 246"),
+        (shape, None, "shape holds no tokenizer: add its files, or to train give --tokenizer_name"),
+        (shape, "bare", r"bare makes \[.*\] of 'a', but .* a special token before and after"),
+        (shape, "maskless", "no mask token"),
+    ):
+        given = ["--tokenizer_name", str(tmp_path / tokenizer)] if tokenizer else []
+        with pytest.raises(ValueError, match=message):
+            built([*flags, "--config_name", config, *given])
 
 
 # ----------------------------------------------------------------------------------------- bad input
@@ -507,14 +515,6 @@ def test_what_cannot_be_trained_is_refused_by_name(
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UserError, FileNotFoundError), match=message):
         run([*flags, *more.split(), "--output_dir", "out"])
-
-
-def test_languages_that_a_checkpoint_does_not_know_are_refused(flags: list[str], tmp_path: Path) -> None:
-    both = [*flags[:3], str(Path(flags[3]) / "de-en.tsv"), *flags[4:], "--rtl_direction", "both", "--max_steps", "1"]
-    run([*both, "--output_dir", str(tmp_path / "first")])
-    flags[1] = str(tmp_path / "first")
-    with pytest.raises(ValueError, match="rtl_direction='both' on de, the text has fr sw too"):
-        run([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "second")])
 
 
 def test_metrics_that_cannot_choose_the_best_model_are_refused(flags: list[str], tmp_path: Path) -> None:

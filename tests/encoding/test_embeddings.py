@@ -3,8 +3,8 @@
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from conftest import free_port, save, synthetic_pairs
 from forked import processes, run_two
 from transformers import AutoModel, AutoTokenizer, BertModel
+from written import full_disk
 
 import dap.encoding.embeddings
 from dap.encoding.embeddings import embed_to_disk, model_fingerprint
@@ -146,21 +147,18 @@ def test_what_one_process_cannot_encode_all_name_when_they_are_done(spoilt: Sent
     assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, whose writes fail as on a full disk")
 def test_a_full_disk_leaves_whole_shards_only(
     encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, real = [], tempfile.mkstemp
+    write, made = dap.encoding.embeddings.write_vectors, []
 
-    def third_is_full(**options: str) -> tuple[int, str]:
-        made.append(real(**options))
-        if len(made) < 3:
-            return made[-1]
-        os.close(made[-1][0])
-        return os.open("/dev/full", os.O_WRONLY), made[-1][1]
+    def third_is_full(vectors: np.ndarray, path: Path) -> None:
+        made.append(path)
+        with full_disk(600) if len(made) == 3 else nullcontext():
+            write(vectors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "mkstemp", third_is_full)
+        patch.setattr(dap.encoding.embeddings, "write_vectors", third_is_full)
         message = r"shard-000002-\w+\.npy: the disk is full \(1,280 bytes to write, .* free\); "
         with pytest.raises(OSError, match=message):
             embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)

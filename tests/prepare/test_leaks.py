@@ -4,13 +4,13 @@ import json
 import lzma
 import random
 import unicodedata
-import zipfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import polars as pl
 import pytest
+from written import zip_of
 
 from dap.files import write_json
 from dap.prepare.deduplication import normalise_all, text_keys
@@ -160,9 +160,7 @@ def test_evaluation_sentences_are_composed_as_training_text_is(text: str, tmp_pa
 
 
 def test_an_archive_in_a_folder_of_evaluation_sets_is_read_once(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "de-en.txt.zip", "w") as archive:
-        archive.writestr("x.de-en.de", "eins\n")
-        archive.writestr("x.de-en.en", "one\n")
+    zip_of(tmp_path / "de-en.txt.zip", {"x.de-en.de": "eins\n", "x.de-en.en": "one\n"})
     assert sorted(read_evaluation([tmp_path])) == ["eins", "one"]
 
 

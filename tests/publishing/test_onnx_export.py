@@ -137,12 +137,15 @@ def test_the_folder_holds_what_a_server_needs_and_no_more(exported: Path) -> Non
     assert AutoConfig.from_pretrained(exported).model_type == "xlm-roberta"
 
 
-def test_a_graph_that_differs_is_not_written(
-    checkpoint: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        onnx_export, "_write_graph", lambda encoder, path: shutil.copy(exported / "onnx" / path.name, path)
-    )
+@pytest.fixture
+def same_graph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is exported, the graph is that of the checkpoint."""
+    copy = lambda encoder, path: shutil.copy(exported / "onnx" / path.name, path)  # noqa: E731
+    monkeypatch.setattr(onnx_export, "_write_graph", copy)
+
+
+@pytest.mark.usefixtures("same_graph")
+def test_a_graph_that_differs_is_not_written(checkpoint: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(str(checkpoint))
     assert export(encoder, tmp_path / "same").is_file()
     with torch.no_grad():
@@ -152,12 +155,8 @@ def test_a_graph_that_differs_is_not_written(
     assert not list((tmp_path / "other").rglob("*"))
 
 
-def test_a_checkpoints_own_folder_gains_the_files_only(
-    checkpoint: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        onnx_export, "_write_graph", lambda encoder, path: shutil.copy(exported / "onnx" / path.name, path)
-    )
+@pytest.mark.usefixtures("same_graph")
+def test_a_checkpoints_own_folder_gains_the_files_only(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "own")
     (tmp_path / "own" / "onnx").mkdir()
     (tmp_path / "own" / "onnx" / "model_quantized.onnx").write_text("of an earlier model")

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,15 +187,6 @@ def test_whole_numbers_tie_exactly_in_both_directions(blocks: tuple[int, int] | 
     source[7] = target[3] = 0  # a zero row ties with everything
     target[90:] = target[:70]
     assert_equal_neighbours(mutual_neighbours(source, target, k, blocks=blocks), both_directions(source, target, k))
-
-
-def test_memory_maps_are_read_as_they_are(tmp_path: Path) -> None:
-    rng = np.random.default_rng(8)
-    np.save(tmp_path / "source.npy", rng.normal(size=(90, 8)).astype(np.float32))
-    mapped = np.load(tmp_path / "source.npy", mmap_mode="r")
-    target = rng.normal(size=(70, 8)).astype(np.float32)
-    found = mutual_neighbours(mapped, target, 3, blocks=(32, 32))
-    assert_equal_neighbours(found, both_directions(np.array(mapped), target, 3))
 
 
 def test_memory_beyond_the_inputs_is_a_few_blocks() -> None:

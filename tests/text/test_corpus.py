@@ -84,11 +84,3 @@ def test_a_cache_file_read_leniently_is_not_used_strictly(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="line 7"):
         load_bitext(path, cache_dir=tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 1  # nothing half written
-
-
-def test_empty_language(tmp_path: Path) -> None:
-    write_format(tmp_path, "fr-en.tsv", PAIRS)
-    empty = write(tmp_path / "sw-en.tsv", "")
-    with pytest.raises(ValueError, match="no pair of language 'sw'") as error:
-        load_bitext(tmp_path, cache_dir=tmp_path / "cache")
-    assert str(empty) in str(error.value)

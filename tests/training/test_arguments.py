@@ -53,8 +53,7 @@ def test_the_best_recipe_trains_what_the_study_shows(tmp_path: Path) -> None:
 
 
 def test_the_recipe_from_scratch_is_complete(tmp_path: Path) -> None:
-    recipe = str(REPOSITORY / "configs" / "mlm.yaml")
-    model, data, training = parse_arguments([recipe, "--output_dir", str(tmp_path)])
+    model, data, training = parse_arguments([str(REPOSITORY / "configs" / "mlm.yaml"), "--output_dir", str(tmp_path)])
     config = DAPConfig(**given_fields(model))
     assert (config.objective, config.mlm_probability, data.max_seq_length) == ("mlm", 0.15, 64)
     assert model.config_name
@@ -71,20 +70,14 @@ def test_flags_override_the_recipe(tmp_path: Path) -> None:
     assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
 
 
-def test_a_batch_size_flag_overrides_the_other_one_in_the_recipe(tmp_path: Path) -> None:
+def test_a_flag_overrides_the_other_one_of_the_recipe_that_says_the_same(tmp_path: Path) -> None:
     recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
-    _, _, training = parse_arguments([*recipe, "--per-device-train-batch-size=16"])
+    _, _, training = parse_arguments([*recipe, "--per-device-train-batch-size=16", "--num_train_epochs", "2"])
     assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
-    with pytest.raises(ValueError, match="say the same"):
-        parse_arguments([*recipe, "--per_device_train_batch_size", "8", "--total_train_batch_size", "16"])
-
-
-def test_epochs_take_the_place_of_steps(tmp_path: Path) -> None:
-    recipe = [str(REPOSITORY / "configs" / "xlmr.yaml"), "--output_dir", str(tmp_path)]
-    _, _, training = parse_arguments([*recipe, "--num_train_epochs", "2"])
     assert (training.num_train_epochs, training.max_steps) == (2, -1)
-    with pytest.raises(ValueError, match="--max_steps and --num_train_epochs say the same"):
-        parse_arguments([*recipe, "--num_train_epochs", "2", "--max_steps", "5"])
+    for both in (["--per_device_train_batch_size", "--total_train_batch_size"], ["--max_steps", "--num_train_epochs"]):
+        with pytest.raises(ValueError, match=f"{' and '.join(both)} say the same"):
+            parse_arguments([*recipe, both[0], "8", both[1], "16"])
 
 
 def test_every_field_that_a_user_chooses_is_an_argument(tmp_path: Path) -> None:

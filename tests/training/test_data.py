@@ -142,11 +142,6 @@ def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
     assert max(map(len, longer["de"]["source_input_ids"])) > 8
 
 
-def test_a_length_without_text_is_refused(bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="max_seq_length=2 leaves no token of the text: give 3 or more"):
-        tokenize_bitext(bitext, tiny_tokenizer, 2)
-
-
 def test_target_vocabulary_holds_every_label_and_nothing_else(
     tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -217,17 +212,6 @@ def test_small_languages_give_a_tenth(caplog: pytest.LogCaptureFixture) -> None:
     assert {language: len(split) for language, split in dev.items()} == {"de": 30, "fr": 30, "sw": 30, "jv": 5}
     assert (len(train["jv"]), len(train["xx"])) == (52, 9)
     assert "xx: 9 pairs are too few for a dev set" in caplog.text
-
-
-def test_split_without_dev_pairs_and_with_bad_ones() -> None:
-    train, dev = split_validation(leaky(), 0, seed=0)
-    assert (len(train["de"]), dev) == (300, {})
-    with pytest.raises(ValueError, match="not -1"):
-        split_validation(leaky(), -1, seed=0)
-    data = leaky()
-    data["xx"] = Dataset.from_dict({"source": ["a"] * 30, "target": ["Always the same"] * 30})
-    with pytest.raises(ValueError, match="xx: all 30 pairs"):
-        split_validation(data, 20, seed=0)
 
 
 def test_ids_name_the_row_before_the_split(
@@ -444,6 +428,25 @@ def test_mixes_that_cannot_be_are_refused(sizes: list[int], mix: str, alpha: flo
         LanguageMixSampler(sizes, mix, alpha, seed=0)
 
 
+def test_what_cannot_be_split_tokenised_or_batched_is_refused(
+    bitext: dict[str, Dataset], tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    train, dev = split_validation(leaky(), 0, seed=0)
+    assert (len(train["de"]), dev) == (300, {})
+    same = leaky() | {"xx": Dataset.from_dict({"source": ["a"] * 30, "target": ["Always the same"] * 30})}
+    for message, attempt in {
+        "not -1": lambda: split_validation(leaky(), -1, seed=0),
+        "xx: all 30 pairs": lambda: split_validation(same, 20, seed=0),
+        "max_seq_length=2 leaves no token of the text: give 3 or more": lambda: tokenize_bitext(
+            bitext, tiny_tokenizer, 2
+        ),
+        r"languages \['sw'\] are not among": lambda: BitextCollator(1, ["de"])([tokenized["sw"][0]]),
+        "no padding token": lambda: BitextCollator(None, ["de"]),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            attempt()
+
+
 # Batches
 
 
@@ -474,10 +477,3 @@ def test_collator_gives_a_mask_of_zeros_to_pairs_without_a_negative(
     assert [row[real.bool()].tolist() for row, real in zip(ids, mask)] == copies
     assert set(ids[mask == 0].tolist()) <= {1}
     assert not [name for name in BitextCollator(1, ["de"])(rows) if name.startswith("negative")]
-
-
-def test_collator_refuses_unknown_languages_and_no_padding(tokenized: dict[str, Dataset]) -> None:
-    with pytest.raises(ValueError, match=r"languages \['sw'\] are not among"):
-        BitextCollator(1, ["de"])([tokenized["sw"][0]])
-    with pytest.raises(ValueError, match="no padding token"):
-        BitextCollator(None, ["de"])

@@ -105,21 +105,15 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_two_processes_in_chunks_have_the_losses_of_one(name: str, runs: Path) -> None:
-    one, two = ([line for line in log_of(runs / run) if "loss" in line] for run in ("one", name))
-    assert len(one) == 4
-    for first, second in zip(one, two, strict=True):
-        for key in LOSSES:
-            assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
-
-
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_two_processes_train_heads_on_a_frozen_encoder_as_one(name: str, runs: Path, encoder: Path) -> None:
-    lines = [[line for line in log_of(runs / f"heads-{run}") if "loss" in line] for run in ("one", name)]
-    assert len(lines[0]) == 2
-    for first, second in zip(*lines, strict=True):
-        for key in (*LOSSES, "head_learning_rate"):
-            assert second[key] == pytest.approx(first[key], rel=1e-4), (key, first["step"])
+def test_two_processes_in_chunks_and_on_a_frozen_encoder_have_the_losses_of_one(
+    name: str, runs: Path, encoder: Path
+) -> None:
+    for kind, steps in (("", 4), ("heads-", 2)):
+        one, two = ([line for line in log_of(runs / f"{kind}{run}") if "loss" in line] for run in ("one", name))
+        assert len(one) == steps
+        for first, second in zip(one, two, strict=True):
+            for key in (*LOSSES, "head_learning_rate"):
+                assert second[key] == pytest.approx(first[key], rel=1e-4), (kind, key, first["step"])
     saved, start = load_file(runs / f"heads-{name}" / "model.safetensors"), load_file(encoder / "model.safetensors")
     assert all(torch.equal(saved[f"dap.encoder.{key}"], start[key]) for key in start)
 
