@@ -12,7 +12,7 @@ from torch import Tensor
 from dap.training import CachedBatch
 from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
-from objectives_dap import OBJECTIVES, maskable
+from objectives_dap import OBJECTIVES
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "xum_weight": 0.4, "bow_weight": 0.6}
@@ -112,8 +112,3 @@ def test_the_objective_that_the_page_adds_trains_and_does_not_see_padding_or_chu
         assert model(**batch).loss.item() < loss
         rest = sum(own.weight * out.measures[f"{own.name}_loss"] for own in model.objectives if own.name != added)
         torch.testing.assert_close(out.loss, 0.5 * getattr(out, f"{added}_loss") + rest)
-
-
-def test_first_and_last_tokens_are_never_masked() -> None:
-    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
-    assert maskable(mask).tolist() == [[False, True, True, False, False], [False, True, True, True, False]]

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,18 @@ def test_a_folder_with_other_things_is_left_alone(
     assert path.is_file()
 
 
-def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def run_to_its_end(argv: list[str], at_its_end: Callable = stop) -> None:
+    """A run that is stopped as it would finish."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prepare_data.finish", at_its_end)
+        pytest.raises(KeyboardInterrupt, run, argv)
+
+
+def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def beside(*_: Any) -> None:
@@ -177,11 +188,9 @@ def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path, monkeypatch:
             ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end, or"
         ):
             run(arguments(raw, out))
-        _interrupt()
+        stop()
 
-    with monkeypatch.context() as patch:
-        patch.setattr("prepare_data.finish", beside)
-        pytest.raises(KeyboardInterrupt, run, arguments(raw, out))
+    run_to_its_end(arguments(raw, out), beside)
     assert run(arguments(raw, out))["languages"]["de"]["train"]
 
 
@@ -208,7 +217,7 @@ def test_after_a_wrong_name_the_corrected_command_runs(option: str, raw: Path, t
     assert run(arguments(raw, tmp_path / "out"))["languages"]["de"]["train"]
 
 
-def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path) -> None:
     out, good = tmp_path / "out", b"".join((raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)[:20])
     (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
     with pytest.raises(ValueError, match="lines are bad"):
@@ -216,28 +225,22 @@ def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path, monk
     (finished,) = (out / ".prepare_data").glob("clean-*")
     os.utime(finished, (1, 1))
     (raw / "fr-en.tsv").write_bytes(good)
-    with monkeypatch.context() as patch:
-        patch.setattr("prepare_data.finish", _interrupt)
-        pytest.raises(KeyboardInterrupt, run, arguments(raw, out))
+    run_to_its_end(arguments(raw, out))
     assert finished.stat().st_mtime == 1  # not made again
     report = run(arguments(raw, out))
     assert report["languages"] == run(arguments(raw, tmp_path / "other"))["languages"]
     assert contents(out) == contents(tmp_path / "other")
 
 
-def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(arguments(raw, out))
     (out / "target_vocabulary.json").touch()  # of a run that asked for it
     command = [*arguments(raw, out, seed=1), "--overwrite"]
-    with monkeypatch.context() as patch:
-        patch.setattr("prepare_data.finish", _interrupt)
-        pytest.raises(KeyboardInterrupt, run, command)
+    run_to_its_end(command)
     assert not any((out / name).exists() for name in ("report.json", "README.md", "target_vocabulary.json"))
     before = {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}
-    with monkeypatch.context() as patch:
-        patch.setattr("prepare_data.finish", _interrupt)
-        pytest.raises(KeyboardInterrupt, run, command)
+    run_to_its_end(command)
     assert {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")} == before
     run(command)
     run(arguments(raw, tmp_path / "other", seed=1))
@@ -257,10 +260,6 @@ def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(raw: Path, 
         assert not list((tmp_path / "out").rglob("*.tmp"))
     run(arguments(raw, tmp_path / "out", **given))
     assert contents(tmp_path / "out") == before
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_finished_folder_takes_new_licences_and_misses_no_shard(raw: Path, tmp_path: Path) -> None:

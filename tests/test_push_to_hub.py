@@ -29,41 +29,47 @@ from dap.reports.records import report
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
+#: What goes wrong with a repository, and what is said of it.
 FAULTS = {
-    "user/cut-once": Fault("lfs", times=1),
-    "user/cut": Fault("lfs"),
-    "user/cut-commit": Fault("commit"),
-    "user/no-token": Fault("create", 401, "Invalid credentials: {token}"),
-    "user/not-mine": Fault("create", 403, "You don't have the rights to create a model under this namespace"),
-    "user/quota": Fault("batch", 403, "Private repository storage limit reached"),
-    "user/full": Fault("lfs", 507, "Insufficient Storage"),
-    "user/large": Fault("lfs", 413, "Payload Too Large"),
-    "user/down": Fault("commit", 503, "Service Unavailable"),
-    "user/lossy": Fault("loss"),
-    "user/unchecked": Fault("check", 403, "Forbidden"),
-    "user/quota-model": Fault("create", 401, "Access to user/quota-model is denied"),
-    "user/hidden": Fault("info", 403, "not with {token}"),
-    "user/odd": Fault("create", 200, "JSON without what belongs there"),
-    "user/escape": Fault("create", 403, "no \x1b[2J"),
+    "user/cut-once": (Fault("lfs", times=1), None),
+    "user/cut": (Fault("lfs"), "(push again; what has arrived is not sent twice)"),
+    "user/cut-commit": (Fault("commit"), "(push again; what has arrived is not sent twice)"),
+    "user/no-token": (Fault("create", 401, "Invalid credentials: {token}"), "401 Invalid credentials: Bearer ***"),
+    "user/not-mine": (
+        Fault("create", 403, "You don't have the rights to create a model under this namespace"),
+        "403 You don't have the rights to create a model under this namespace (the token may not",
+    ),
+    "user/quota": (
+        Fault("batch", 403, "Private repository storage limit reached"),
+        "storage limit reached (the storage is full: free space on the account of user/quota)",
+    ),
+    "user/full": (
+        Fault("lfs", 507, "Insufficient Storage"),
+        "507 Insufficient Storage (the storage is full: free space",
+    ),
+    "user/large": (
+        Fault("lfs", 413, "Payload Too Large"),
+        "413 Payload Too Large (a file is larger than the Hub takes",
+    ),
+    "user/down": (
+        Fault("commit", 503, "Service Unavailable"),
+        "503 Service Unavailable (the Hub has a problem: push again",
+    ),
+    "user/lossy": (Fault("loss"), "push again"),
+    "user/unchecked": (Fault("check", 403, "Forbidden"), "but what arrived could not be checked: "),
+    "user/quota-model": (
+        Fault("create", 401, "Access to user/quota-model is denied"),
+        "(the token is missing, wrong or expired",
+    ),
+    "user/hidden": (Fault("info", 403, "not with {token}"), "was not pushed: 403 not with Bearer ***"),
+    "user/odd": (
+        Fault("create", 200, "JSON without what belongs there"),
+        "was not pushed: KeyError: 'url' (push again",
+    ),
+    "user/escape": (Fault("create", 403, "no \x1b[2J"), "was not pushed: 403 no \\x1b[2J"),
 }
-FAULT_OF_RUN = {"user/run-late": Fault("commit", 503, "Service Unavailable")}
-SAID = {
-    "user/cut": "(push again; what has arrived is not sent twice)",
-    "user/cut-commit": "(push again; what has arrived is not sent twice)",
-    "user/no-token": "401 Invalid credentials: Bearer ***",
-    "user/not-mine": "403 You don't have the rights to create a model under this namespace (the token may not",
-    "user/quota": "storage limit reached (the storage is full: free space on the account of user/quota)",
-    "user/full": "507 Insufficient Storage (the storage is full: free space",
-    "user/large": "413 Payload Too Large (a file is larger than the Hub takes",
-    "user/down": "503 Service Unavailable (the Hub has a problem: push again",
-    "user/public": "is there and is public: make it private first, or leave --private out",
-    "user/lossy": "push again",
-    "user/unchecked": "but what arrived could not be checked: ",
-    "user/quota-model": "(the token is missing, wrong or expired",
-    "user/hidden": "was not pushed: 403 not with Bearer ***",
-    "user/odd": "was not pushed: KeyError: 'url' (push again",
-    "user/escape": "was not pushed: 403 no \\x1b[2J",
-}
+PUBLIC = "is there and is public: make it private first, or leave --private out"
+FAULT_OF_RUN = Fault("commit", 503, "Service Unavailable")
 # Plays scripts, each in a process and a folder of its own and with an empty cache. All in a new python, as the client
 # reads its settings when it is imported.
 PLAYER = """
@@ -221,7 +227,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedT
 def test_the_hub(folder: Path) -> None:
     """One test for all the checks: a second worker would have to play everything again."""
     with serve(TOKEN) as server:
-        server.faults = FAULTS | FAULT_OF_RUN
+        server.faults = {repo: fault for repo, (fault, _) in FAULTS.items()} | {"user/run-late": FAULT_OF_RUN}
         server.repos["user/public"] = Repo()
         left = ("pretraining/model.safetensors", "special_tokens_map.json", "pytorch_model.bin")
         left = dict.fromkeys((*left, "model-00001-of-00002.safetensors"), b"old")
@@ -237,7 +243,7 @@ def test_the_hub(folder: Path) -> None:
     assert played.done["local code"] == ["modeling_dap", "modeling_dap"]  # with the project no remote code is needed
     check_existing_repository(played)
     check_connection_cut_once(played)
-    for repo, said in SAID.items():
+    for repo, said in [("user/public", PUBLIC), *((repo, said) for repo, (_, said) in FAULTS.items() if said)]:
         check_error(played, repo, said)
     check_private_and_copied(played)
     check_training(played)

@@ -309,15 +309,6 @@ def test_unknown_pooling_of_a_plain_encoder_is_the_papers_with_a_warning(
     assert "does not say how it pools: using 'cls'" in caplog.text
 
 
-def test_missing_encoder_weights_are_an_error(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    model = BertModel(tiny_config("bert", len(tiny_tokenizer)))
-    weights = {name: weight for name, weight in model.state_dict().items() if "layer.2." not in name}
-    model.save_pretrained(tmp_path, state_dict=weights)
-    tiny_tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks \d+ weights of its encoder, such as 'encoder.layer.2"):
-        SentenceEncoder.from_pretrained(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -175,14 +175,6 @@ def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
         require_encoder(config, "some/encoder")
 
 
-def test_checkpoint_without_encoder_weights_is_refused(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    model = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
-    state = {key: value for key, value in model.state_dict().items() if "layer.2" not in key}
-    model.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(ValueError, match="lacks 16 weights"):
-        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
-
-
 def test_tokenizer_without_mask_token_is_refused(
     tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:

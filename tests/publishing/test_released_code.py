@@ -62,11 +62,3 @@ def test_every_command_reads_a_release_and_its_published_form_alike(
         with torch.no_grad():
             vectors = model.dap(batch["input_ids"], batch["attention_mask"]).pooler_output
         np.testing.assert_allclose(vectors.numpy(), expected, atol=1e-5)
-
-
-def test_an_encoder_that_is_not_whole_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    released(tmp_path / "old", tiny_tokenizer, "bert", "plain")
-    save_file({"embeddings.LayerNorm.bias": torch.zeros(32)}, tmp_path / "old/model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks \d+ weights of its encoder"):
-        build(tmp_path / "old", tmp_path / "out", Options(pooling="cls"))
-    assert not (tmp_path / "out").exists()

@@ -14,7 +14,6 @@ from dap.reports.paper import (
     PAPER_XNLI,
     XNLI_LANGUAGES,
     bucc_table,
-    paper_table,
     tatoeba_table,
     xnli_table,
 )
@@ -95,13 +94,6 @@ def _rows() -> list[tuple[str, str, list[float | None]]]:
             triples = [numbers[pair] for pair in BUCC_PAIRS]
             rows.append((split, model, [x for triple in triples for x in triple] + [numbers["average"][2]]))
     return rows
-
-
-def test_paper_table_has_our_row_and_every_model_of_the_paper() -> None:
-    lines = paper_table({"36 languages": (85.3, 84.1)}, "mine").splitlines()
-    assert lines[2].split() == ["mine", "-", "-", "85.3", "-", "-", "84.1"]
-    assert len(lines) == 3 + len(PAPER_TATOEBA)
-    assert lines[-1].split() == ["paper:", "XLM-R+DAP", "95.0", "94.7", "91.3", "95.1", "95.2", "92.7"]
 
 
 def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> None:

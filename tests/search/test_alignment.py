@@ -21,17 +21,13 @@ def pairs(seed: int, count: int = 7) -> Pairs:
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
+    lengths = np.sqrt((one @ one) * (other @ other))
+    return float(one @ other / lengths) if lengths else 0.0
 
 
 def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
     """Links between rows that are each other's nearest, and the cosine of each row with each, all in plain loops."""
-
-    def cosine(a: list[float], b: list[float]) -> float:
-        lengths = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
-        return sum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
-
-    table = [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
+    table = [[cosine(a, b) for b in target.astype(np.float64)] for a in source.astype(np.float64)]
     links = []
     for s, row in enumerate(table):
         t = row.index(max(row))

@@ -78,15 +78,12 @@ def test_compressed_vectors_do_not_blur_the_scores() -> None:
     assert recall_at_k(found, source, target) < 1
 
 
-def test_a_row_that_is_not_finite_is_named() -> None:
+def test_a_row_that_is_not_finite_is_named_where_some_rows_train_the_index_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source, target = sides()
-    source[321, 3] = np.inf
     with pytest.raises(ValueError, match="source: row 321 "):
-        approximate_neighbours(source, target, 4, "Flat")
-
-
-def test_a_row_that_is_not_finite_is_named_where_some_rows_train_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = sides()
+        approximate_neighbours(np.where(np.arange(1000)[:, None] == 321, np.inf, source), target, 4, "Flat")
     target[330, 3] = np.nan
     monkeypatch.setattr(dap.search.approximate, "TRAINING_ROWS", 100)
     monkeypatch.setattr(dap.search.approximate, "PART", 16)

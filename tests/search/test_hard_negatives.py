@@ -22,24 +22,14 @@ from dap.search.hard_negatives import (
 from dap.search.retrieval import retrieval_accuracy
 
 NEGATIONS = {
-    "He is here.": "He is not here.",
-    "It's well done.": "It's not well done.",
-    "They have already eaten.": "They have not already eaten.",
-    "We love fish.": "We never love fish.",
-    "Can I pay?": "Can I not pay?",
-    "Does Tom like it?": "Does Tom not like it?",
-    "He isn't here.": "He is here.",
-    "He won’t come.": "He will come.",
-    "Can't you see?": "Can you see?",
-    "You cannot go.": "You can go.",
-    "CAN'T STOP": "CAN STOP",
-    "There is no doubt.": "There is doubt.",
-    "Not now.": "Now.",
-    "I have never seen it.": "I have seen it.",
-    "Sit down.": "Sit up.",
-    "Good work": "Bad work",
-    "They agreed with it": "They never agreed with it",
-}
+    "He is here.": "He is not here.", "It's well done.": "It's not well done.",
+    "They have already eaten.": "They have not already eaten.", "We love fish.": "We never love fish.",
+    "Can I pay?": "Can I not pay?", "Does Tom like it?": "Does Tom not like it?",
+    "He isn't here.": "He is here.", "He won’t come.": "He will come.", "Can't you see?": "Can you see?",
+    "You cannot go.": "You can go.", "CAN'T STOP": "CAN STOP", "There is no doubt.": "There is doubt.",
+    "Not now.": "Now.", "I have never seen it.": "I have seen it.", "Sit down.": "Sit up.",
+    "Good work": "Bad work", "They agreed with it": "They never agreed with it",
+}  # fmt: skip
 TEXT = [
     "Tom met Mary in New York on Monday, not in May.",
     "The French president will visit Berlin.",

@@ -11,12 +11,13 @@ import pytest
 import torch
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
+from conftest import synthetic_pairs
 from datasets import Dataset, IterableDataset, concatenate_datasets
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from dap.text.corpus import find_bitext, load_bitext, read_pairs
+from dap.text.corpus import load_bitext
 from dap.training.data import (
     BitextCollator,
     LanguageMixSampler,
@@ -61,13 +62,6 @@ def drawn(sampler: LanguageMixSampler, epoch: int = 0) -> list[int]:
 def plain(row: dict[str, Any]) -> dict[str, Any]:
     """A row with lists for arrays."""
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
-
-
-def text_of(folder: Path, pair_id: str) -> str:
-    """The source of a pair of `folder`, where each language has one file."""
-    language, row = pair_id.split(":")
-    (files,) = [files for code, files in find_bitext(folder).items() if code == language]
-    return next(islice(read_pairs(files[0]), int(row), None))["source"]
 
 
 # Tokens
@@ -128,8 +122,9 @@ def test_a_tokenised_stream_holds_one_tokenizer_that_others_cannot_change(
     mixed = uniform(tokenize_bitext(text, tiny_tokenizer, 8, shuffle_buffer=100))
     tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding="max_length")
     for row in islice(mixed, 6):
-        naive = tiny_tokenizer(text_of(bitext_dir, row["pair_id"]), truncation=True, max_length=8)["input_ids"]
-        assert plain(row)["source_input_ids"] == naive
+        language, number = row["pair_id"].split(":")
+        text = synthetic_pairs(language)[int(number)][0]
+        assert plain(row)["source_input_ids"] == tiny_tokenizer(text, truncation=True, max_length=8)["input_ids"]
 
 
 def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(

@@ -15,7 +15,7 @@ from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from conftest import REPOSITORY, free_port, save, tiny_config
+from conftest import REPOSITORY, free_port, results, save, state, tiny_config
 from forked import run_two
 from safetensors.torch import load_file
 from transformers import BertModel, PreTrainedTokenizerFast
@@ -100,16 +100,14 @@ def train(rank: int, port: int, config: Path, *runs: list[str]) -> None:
         run(flags)
 
 
-def log_of(folder: Path) -> list[dict[str, float]]:
-    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
-
-
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_two_processes_in_chunks_and_on_a_frozen_encoder_have_the_losses_of_one(
     name: str, runs: Path, encoder: Path
 ) -> None:
     for kind, steps in (("", 4), ("heads-", 2)):
-        one, two = ([line for line in log_of(runs / f"{kind}{run}") if "loss" in line] for run in ("one", name))
+        one, two = (
+            [line for line in state(runs / f"{kind}{run}")["log_history"] if "loss" in line] for run in ("one", name)
+        )
         assert len(one) == steps
         for first, second in zip(one, two, strict=True):
             for key in (*LOSSES, "head_learning_rate"):
@@ -119,8 +117,8 @@ def test_two_processes_in_chunks_and_on_a_frozen_encoder_have_the_losses_of_one(
 
 
 def test_shards_are_evaluated_as_the_whole_model(runs: Path) -> None:
-    ends = [json.loads((runs / name / "eval_results.json").read_text()) for name in ("one", "ddp")]
-    lines = [line for line in log_of(runs / "fsdp2") if "eval_mean_accuracy" in line]
+    ends = [results(runs / name) for name in ("one", "ddp")]
+    lines = [line for line in state(runs / "fsdp2")["log_history"] if "eval_mean_accuracy" in line]
     assert [line["step"] for line in lines] == [0, 3, 3, 4]  # on start, and on the second start
     for key in (key for key in ends[0] if key.endswith("accuracy")):
         assert ends[1][key] == pytest.approx(ends[0][key], abs=5.01), key  # one of 20 sentences

@@ -137,39 +137,36 @@ def test_evaluation_is_retrieval_of_the_dev_pairs(objective: str, make_trainer) 
     assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(both))
 
 
-def test_loss_that_is_not_finite_names_step_languages_and_pairs(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
-    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
-
-    def poison(*_: object) -> None:
-        if trainer.state.global_step == 3:
-            with torch.no_grad():
-                trainer.model.dap.encoder.embeddings.LayerNorm.weight.fill_(float("nan"))
-
-    trainer.model.register_forward_pre_hook(poison)
-    with pytest.raises(
-        FloatingPointError, match=r"not finite at step 4 \(tr_loss=nan.*languages: .*pairs: (\w\w:\d+ ?){8}"
-    ):
-        trainer.train()
-    assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
-    assert all(
-        torch.isfinite(value).all()
-        for value in DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2").parameters()
-    )
-
-
-def test_gradient_that_is_not_finite_stops_before_the_step(make_trainer, tmp_path: Path) -> None:  # noqa: ANN001
+@pytest.mark.parametrize(
+    ("poisoned", "message"),
+    [
+        ("weight", r"not finite at step 4 \(tr_loss=nan.*languages: .*pairs: (\w\w:\d+ ?){8}"),
+        ("gradient", r"gradient is not finite at step 4 \(norm=(nan|inf)\); languages: .*pairs: (\w\w:\d+ ?){8}\. No"),
+    ],
+)
+def test_what_is_not_finite_stops_the_run_with_step_languages_and_pairs(
+    poisoned: str,
+    message: str,
+    make_trainer,  # noqa: ANN001
+    tmp_path: Path,
+) -> None:
     trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
     weight = trainer.model.dap.encoder.embeddings.LayerNorm.weight
 
-    def poison(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * (float("inf") if trainer.state.global_step == 3 else 1.0)
+    def poison(*_: object) -> None:
+        if trainer.state.global_step == 3:
+            weight.data.fill_(float("nan"))
 
-    weight.register_hook(poison)
-    message = r"gradient is not finite at step 4 \(norm=(nan|inf)\); languages: .*pairs: (\w\w:\d+ ?){8}\. Nothing"
+    if poisoned == "weight":
+        trainer.model.register_forward_pre_hook(poison)
+    else:
+        weight.register_hook(lambda gradient: gradient * (float("inf") if trainer.state.global_step == 3 else 1.0))
     with pytest.raises(FloatingPointError, match=message):
         trainer.train()
-    assert torch.isfinite(weight).all()
+    assert torch.isfinite(weight).all() == (poisoned == "gradient")  # no step was made
     assert [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+    saved = DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2")
+    assert all(torch.isfinite(value).all() for value in saved.parameters())
 
 
 def test_each_epoch_has_the_order_of_the_sampler(make_trainer) -> None:  # noqa: ANN001
