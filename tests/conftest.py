@@ -138,9 +138,13 @@ def _repeatable() -> None:
 
 @pytest.fixture
 def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
+    return training_flags(tiny_bert_dir, bitext_dir)
+
+
+def training_flags(model: Path, text: Path) -> list[str]:
     """Arguments of a small training with train_dap.py."""
     return [
-        *("--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir), "--max_seq_length", "16"),
+        *("--model_name_or_path", str(model), "--train_data", str(text), "--max_seq_length", "16"),
         *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20"),
         *("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "5"),
     ]
