@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import random
-import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,13 +157,6 @@ def results(folder: Path, name: str = "eval") -> dict[str, float]:
 def state(folder: Path) -> dict:
     """The Trainer's state as a training left it."""
     return json.loads((folder / "trainer_state.json").read_text())
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -54,10 +55,22 @@ def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
 
 
 def run_two(work: Callable[..., None], *args: object) -> None:
-    """`work(rank, *args)` in two processes at once, to their end; what one of them raises is raised here."""
+    """`work(rank, *args)` in two processes at once, to their end; what one of them raises is raised here.
+
+    They find each other by their environment, as those of torchrun do.
+    """
     import torch.multiprocessing
 
-    torch.multiprocessing.start_processes(work, args, nprocs=2, start_method="forkserver")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]  # that nothing listens on
+    torch.multiprocessing.start_processes(_as_rank, (port, work, args), nprocs=2, start_method="forkserver")
+
+
+def _as_rank(rank: int, port: int, work: Callable[..., None], args: tuple) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    work(rank, *args)
 
 
 def run_python(

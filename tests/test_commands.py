@@ -24,7 +24,7 @@ from written import full_disk
 import mine_bitext
 import train_dap
 from dap.arguments import ArgumentParser
-from dap.commands import check_outputs, claimed, command, guarded
+from dap.commands import check_outputs, claimed, guarded
 from dap.encoding import EncoderArguments
 from dap.errors import UserError, refusals
 from dap.files import read_json, read_object, whole_file, write_json
@@ -101,15 +101,6 @@ def test_a_launch_that_starts_one_process_of_two_is_refused(
         with pytest.raises(SystemExit, match="--num_processes 2 has started one process alone.*ACCELERATE_USE_CPU"):
             main_that_raises(RuntimeError)
         launcher.communicate()
-
-
-def test_the_systems_errors_name_the_file_first(tmp_path: Path) -> None:
-    @command
-    def main(argv: list[str] | None = None) -> None:
-        (tmp_path / "absent").read_text()
-
-    with pytest.raises(SystemExit, match=f"^error: {tmp_path}/absent: No such file or directory$"):
-        main()
 
 
 def test_a_process_ends_with_status_1_and_that_line_alone(tmp_path: Path) -> None:

@@ -41,10 +41,8 @@ def encoder(tiny_bert_dir: Path, request: pytest.FixtureRequest) -> SentenceEnco
 
 def test_matches_are_the_sentences_of_highest_cosine(encoder: SentenceEncoder, tmp_path: Path) -> None:
     (tmp_path / "text.gz").write_bytes(gzip.compress("\n".join(["", *SOURCE, SOURCE[1]]).encode()))
-    texts = [
-        app.read_text(encoder, "a", "not read", str(tmp_path / "text.gz")),
-        app.read_text(encoder, "b", "\n".join(TARGET), None),
-    ]
+    given = [("a", "not read", str(tmp_path / "text.gz")), ("b", "\n".join(TARGET), None)]
+    texts = [app.read_text(encoder, *text) for text in given]
     assert [text.sentences for text in texts] == [list(dict.fromkeys(SOURCE)), list(dict.fromkeys(TARGET))]
     rows = app.search(encoder, texts, f" {SOURCE[3]} ")
     assert rows[0] == [1.0, 1, SOURCE[3]]

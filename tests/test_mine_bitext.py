@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import written
-from conftest import free_port, save, synthetic_pairs
+from conftest import save, synthetic_pairs
 from forked import run_two
 from written import full_disk
 
@@ -228,10 +227,8 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     assert made["pairs"]["de-en"]["recall"] == 100
 
 
-def one_of_two(rank: int, port: int, argv: list[str], evaluations: list[list[str]], place: Path) -> None:
+def one_of_two(rank: int, argv: list[str], evaluations: list[list[str]], place: Path) -> None:
     """One process of two; writes how many pairs it kept, and the languages that it evaluated."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     found = [run(argv).get("kept"), *(eval_retrieval.run(each).get("languages") for each in evaluations)]
     (place / f"found-{rank}").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
@@ -245,7 +242,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_accuracies(
     languages = eval_retrieval.run(evaluation)["languages"]
     argv = [*command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
     evaluations = [[*evaluation, "--embeddings_dir", str(tmp_path / "vectors")], evaluation]
-    run_two(one_of_two, free_port(), argv, evaluations, tmp_path)
+    run_two(one_of_two, argv, evaluations, tmp_path)
     assert json.loads((tmp_path / "found-0").read_text()) == [kept, languages, languages]
     assert json.loads((tmp_path / "found-1").read_text()) == [None, None, None]
     assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()

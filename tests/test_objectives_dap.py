@@ -61,9 +61,7 @@ def test_the_order_of_names_changes_nothing() -> None:
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
-    with pytest.raises(
-        ValueError, match=r"objective='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, bow, or"
-    ):
+    with pytest.raises(ValueError, match=r"='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, bow, or"):
         DAPForPreTraining(config)
 
 

@@ -43,12 +43,8 @@ def test_gradients_are_those_of_the_model_by_itself(
     torch.manual_seed(3)  # of the masks
     total = trainer.compute_loss(model.train(), dict(batch))
     total.backward()
-    names = ["source", "target", "negative"]
-    tokens = {
-        f"{own}_{key}": batch[f"{column}_{key}"]
-        for own, column in zip(names, columns)
-        for key in ("input_ids", "attention_mask")
-    }
+    names = [(f"{own}_", f"{column}_") for own, column in zip(("source", "target", "negative"), columns)]
+    tokens = {own + key: batch[column + key] for own, column in names for key in ("input_ids", "attention_mask")}
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         expected = alone(**tokens).loss
@@ -72,9 +68,7 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     with pytest.raises(ValueError, match="pooling='lasttoken' is not allowed; give one of 'cls', 'mean'"):
         DAPLoss(last, heads)
     smaller = DAPForPreTraining.from_scratch(tiny_config("bert", 99), objective="tr")
-    with pytest.raises(
-        ValueError, match=r"the heads are for an encoder of \['bert', 3, 32, 99\] \(model_type, .*247\]"
-    ):
+    with pytest.raises(ValueError, match=r"are for an encoder of \['bert', 3, 32, 99\] \(model_type, .*247\]"):
         DAPLoss(model, smaller)
     with pytest.raises(ValueError, match="sentence-transformers has packed the text: set model"):
         DAPLoss(model, heads)([features, features], None)

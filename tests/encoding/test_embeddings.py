@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import free_port, save, synthetic_pairs
+from conftest import save, synthetic_pairs
 from forked import processes, run_two
 from transformers import AutoModel, AutoTokenizer, BertModel
 from written import full_disk
@@ -125,10 +125,9 @@ def test_nan_names_the_sentence_and_the_other_shards_are_encoded(spoilt: Sentenc
     assert not shards(tmp_path / "all")  # not even tried
 
 
-def one_of_two(rank: int, port: int, folder: Path) -> None:
+def one_of_two(rank: int, folder: Path) -> None:
     """One process of two; writes why it ended."""
-    gloo = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2}
-    torch.distributed.init_process_group("gloo", **gloo)
+    torch.distributed.init_process_group("gloo")
     encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
     with pytest.raises(ValueError, match="NaN") as refused:
         embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1, rank=rank, world_size=2)
@@ -138,7 +137,7 @@ def one_of_two(rank: int, port: int, folder: Path) -> None:
 
 def test_what_one_process_cannot_encode_all_name_when_they_are_done(spoilt: SentenceEncoder, tmp_path: Path) -> None:
     save(tmp_path / "model", spoilt.model, spoilt.tokenizer)
-    run_two(one_of_two, free_port(), tmp_path)
+    run_two(one_of_two, tmp_path)
     assert all((tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2))
     assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 

@@ -9,14 +9,7 @@ import transformers
 from conftest import save, tiny_config
 from forked import run_python
 from tiny_models import COMBINATIONS, ENCODERS, MASK, make_batch, tiny_model
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModel, AutoModelForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 import modeling_dap
 from encoder_dap import layer_stack, require_encoder
@@ -100,19 +93,16 @@ def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> 
 
 
 def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
-    shape = {"vocab_size": 250, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
-    transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
-    ).save_pretrained(tmp_path / "t5")
-    tiny_model().save_pretrained(tmp_path / "dap")
-    for name, reason in (
-        ("gpt2", "not a bidirectional encoder"),
-        ("t5", "encoder-decoder"),
-        ("dap", "from_pretrained"),
+    gpt2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
+    t5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+    for model, reason in (
+        (transformers.GPT2LMHeadModel(gpt2), "not a bidirectional encoder"),
+        (transformers.T5ForConditionalGeneration(t5), "encoder-decoder"),
+        (tiny_model(), "from_pretrained"),
     ):
+        folder = save(tmp_path / model.config.model_type, model)
         with pytest.raises(ValueError, match=reason):
-            DAPForPreTraining.from_encoder(str(tmp_path / name), mask_token_id=4)
+            DAPForPreTraining.from_encoder(str(folder), mask_token_id=4)
 
 
 SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -193,7 +183,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(objective: str, tmp
         model = tiny_model("xlm-roberta", objective=objective, target_vocab_size=200)
         model.set_target_vocabulary(list(range(50, 250)))
     model.save_pretrained(tmp_path)
-    again = AutoModelForPreTraining.from_pretrained(tmp_path).train()
+    again = transformers.AutoModelForPreTraining.from_pretrained(tmp_path).train()
     assert isinstance(again, DAPForPreTraining)
     assert again(**batch).loss.item() == pytest.approx(model(**batch).loss.item())
     encoder = AutoModel.from_pretrained(tmp_path)
@@ -201,7 +191,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(objective: str, tmp
     ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
     torch.testing.assert_close(encoder(ids, mask).pooler_output, model.dap(ids, mask).pooler_output)
     assert encoder(ids, mask).last_hidden_state.shape == (6, 9, 32)
-    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     assert isinstance(classifier, DAPForSequenceClassification)
     out = classifier(ids, mask, labels=torch.tensor([0, 1, 2, 0, 1, 2]))
     assert out.logits.shape == (6, 3)

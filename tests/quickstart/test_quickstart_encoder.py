@@ -36,9 +36,8 @@ def quantise(rng: np.random.Generator, rows: int, columns: int) -> tuple[bytes, 
 def tensor_shapes() -> dict[str, tuple[int, ...]]:
     shapes = {"emb.word": (len(PIECES) + 2, WIDTH), "emb.pos": (16, WIDTH), "emb.type": (2, WIDTH)}
     shapes |= {"emb.ln.w": (WIDTH,), "emb.ln.b": (WIDTH,)}
-    for part, size in (
-        dict.fromkeys(("q", "k", "v", "ao"), (WIDTH, WIDTH)) | {"fi": (INNER, WIDTH), "fo": (WIDTH, INNER)}
-    ).items():
+    sizes = dict.fromkeys(("q", "k", "v", "ao"), (WIDTH, WIDTH)) | {"fi": (INNER, WIDTH), "fo": (WIDTH, INNER)}
+    for part, size in sizes.items():
         shapes |= {f"l0.{part}.w": size, f"l0.{part}.b": size[:1]}
     for part in ("aln", "oln"):
         shapes |= {f"l0.{part}.w": (WIDTH,), f"l0.{part}.b": (WIDTH,)}
@@ -62,9 +61,8 @@ def tokenizer_bytes() -> bytes:
     offsets = np.cumsum([0, *map(len, encoded)])
     out = struct.pack("<5iQ", len(PIECES), 0, 2, 1, 3, offsets[-1])
     out += offsets.astype("<u4").tobytes() + np.array(SCORES, "<f4").tobytes() + b"".join(encoded)
-    table = b"".join(
-        struct.pack(f"<IB{len(new)}I", ord(old), len(new), *map(ord, new)) for old, new in REPLACEMENTS.items()
-    )
+    rows = [(ord(old), len(new), *map(ord, new)) for old, new in REPLACEMENTS.items()]
+    table = b"".join(struct.pack(f"<IB{row[1]}I", *row) for row in rows)
     return out + struct.pack("<iI", len(REPLACEMENTS), len(table)) + table
 
 

@@ -104,12 +104,6 @@ def test_unknown_pairs_and_protocols(pair: str, protocol: str, message: str, tmp
         find_splits(tmp_path, pair, protocol)
 
 
-def test_the_test_protocol_takes_its_threshold_from_training(tmp_path: Path) -> None:
-    write_split(tmp_path, "test")
-    splits = find_splits(write_split(tmp_path), "fr-en", "training-threshold-on-test")
-    assert [split.name for split in splits] == ["training", "test"]
-
-
 def test_an_example_by_hand() -> None:
     # scores 5 and 4 are right, 3 is wrong, 2 is right, 1 is wrong, and one gold pair is not mined
     scores, correct, one = np.array([2.0, 5.0, 3.0, 1.0, 4.0]), np.array([1, 1, 0, 0, 1]), np.ones(5, int)

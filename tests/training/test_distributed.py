@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from conftest import free_port
 from forked import run_two
 from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
@@ -92,10 +90,9 @@ def chunk_losses(
     return [partial(cached.run, part) for part in cached.parts]
 
 
-def save_gradients(rank: int, port: int, folder: Path) -> None:
+def save_gradients(rank: int, folder: Path) -> None:
     """One process of two; the first writes the gradients of every run."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     found = [step_gradients(case, *variant, rank, 2) for case, variant in RUNS]
     if rank == 0:
         torch.save(found, folder / "gradients.pt")
@@ -103,7 +100,7 @@ def save_gradients(rank: int, port: int, folder: Path) -> None:
 
 
 def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) -> None:
-    run_two(save_gradients, free_port(), tmp_path)
+    run_two(save_gradients, tmp_path)
     found = torch.load(tmp_path / "gradients.pt")
     for (case, (accumulation, *variant)), gradient in zip(RUNS, found, strict=True):
         whole = step_gradients(case, accumulation, False)

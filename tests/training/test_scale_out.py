@@ -15,7 +15,7 @@ from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from conftest import REPOSITORY, free_port, results, save, state, tiny_config
+from conftest import REPOSITORY, results, save, state, tiny_config
 from forked import run_two
 from safetensors.torch import load_file
 from transformers import BertModel, PreTrainedTokenizerFast
@@ -65,7 +65,7 @@ def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     run([*flags, "--save_strategy", "no", "--output_dir", str(folder / "one")])
     run([*heads, str(folder / "heads-one")])
     for config, own, again in (("ddp", ddp, []), ("fsdp2", fsdp, [[*flags, *fsdp]])):
-        run_two(train, free_port(), CONFIGS[config], [*flags, *own], [*heads, str(folder / f"heads-{config}")], *again)
+        run_two(train, CONFIGS[config], [*flags, *own], [*heads, str(folder / f"heads-{config}")], *again)
     return folder
 
 
@@ -82,11 +82,9 @@ def parse_as_with_gpus(argv: list[str]) -> Arguments:
     return arguments
 
 
-def train(rank: int, port: int, config: Path, *runs: list[str]) -> None:
+def train(rank: int, config: Path, *runs: list[str]) -> None:
     """One process of two: its trainings, one after the other; a second one in a folder goes on as after a kill."""
-    os.environ |= launch_environment(config, "--num_processes", "2")
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    os.environ |= launch_environment(config, "--num_processes", "2") | os.environ  # rank, address and CPU stay
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         train_dap.parse_arguments = parse_as_with_gpus
     for flags in runs:
