@@ -208,21 +208,17 @@ def test_turns_alternate_and_medians_are_taken() -> None:
     assert timing.medians([{"wall": 3.0}, {"wall": 1.0}, {"wall": 2.0}]) == {"wall": 2.0}
 
 
-class Parsed(Exception):
-    """A command line was taken."""
-
-
 @pytest.mark.parametrize("stage", gpu.STAGES)
 def test_every_benchmark_for_a_gpu_takes_its_arguments(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, *both = gpu.STAGES[stage]
     benchmark = importlib.import_module(f"benchmarks.{module}")
 
-    def stop(args: Namespace) -> None:
-        raise Parsed
+    def stop(args: Namespace) -> None:  # the command line was taken
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(benchmark, "prepare_machine", stop)
     for line in both:
-        with pytest.raises(Parsed):
+        with pytest.raises(KeyboardInterrupt):
             benchmark.main([*line.split(), "--device", "cuda", "--json", "a.json"])
 
 

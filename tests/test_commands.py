@@ -224,17 +224,11 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "more", "size", "place"), FULL)
+@pytest.mark.parametrize("case", FULL)
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
-    name: str,
-    more: str,
-    size: int,
-    place: str,
-    tiny_bert_dir: Path,
-    bitext_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: tuple, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, more, size, place = case
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "tokens")
     load_bitext(bitext_dir / "de-en.tsv")  # which is cached there, too
     argv = [*argv_of(name, str(tiny_bert_dir), bitext_dir / "de-en.tsv", tmp_path / "out"), *more.split()]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import written
 from conftest import REPOSITORY
 
 from dap.search.bucc import best_threshold, default_protocol, find_splits, judge, read_gold, read_text, score_at
@@ -43,11 +44,8 @@ def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
 
 
 def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) -> None:
-    import gzip
-
-    folder = write_split(tmp_path / "fr-en", "dev")
-    plain = folder / "fr-en.dev.en"
-    plain.with_name("fr-en.dev.en.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain = write_split(tmp_path / "fr-en", "dev") / "fr-en.dev.en"
+    written.write(plain.with_name("fr-en.dev.en.gz"), plain.read_bytes())
     plain.unlink()
     write_split(tmp_path / "fr-en", "training", "de-en")
     assert len(read(tmp_path, "sample")[1]) == 4
