@@ -33,6 +33,10 @@ def bucket() -> Iterator[fsspec.AbstractFileSystem]:
     system.pseudo_dirs[:] = [""]
 
 
+def refused(*_: Any, **__: Any) -> None:
+    raise PermissionError("read-only")
+
+
 def test_text_of_a_bucket_is_prepared_into_a_bucket(bucket: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
     pairs = [pair for pair in synthetic_pairs("de", 160) if len(pair[1].split()) > 3]
     text = text_of(pairs)
@@ -105,7 +109,7 @@ def test_results_stay_here_and_whole_where_they_cannot_be_sent(
     made.parent.mkdir(parents=True)
     made.write_bytes(b"1.2\ta\tb\n")
     with monkeypatch.context() as patch:
-        patch.setattr(type(bucket), "_open", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
+        patch.setattr(type(bucket), "_open", refused)
         with pytest.raises(UserError, match=f"made/pairs.tsv cannot be written .*read-only.*; {made} has it"):
             addresses.send(made)
     addresses.send(made)
@@ -154,14 +158,14 @@ def test_vectors_that_could_not_be_sent_are_sent_by_the_same_command(
     command = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(tmp_path / "de-en.tsv")]
     command += ["--embeddings_dir", "memory://kept"]
     with monkeypatch.context() as patch:
-        patch.setattr(type(bucket), "put_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
+        patch.setattr(type(bucket), "put_file", refused)
         with pytest.raises(UserError, match="cannot be written .*read-only.*, and the same command sends it"):
             eval_retrieval.run(command)
     eval_retrieval.run(command)
     (kept,) = (tmp_path / "cache/memory/kept").rglob("*.npy")
     assert bucket.cat(f"/kept/{kept.parent.name}/{kept.name}") == kept.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(type(bucket), "exists", lambda *_: (_ for _ in ()).throw(PermissionError("no")))
+        patch.setattr(type(bucket), "exists", refused)
         kept.unlink()
-        with pytest.raises(UserError, match=r"memory://kept/.* cannot be reached \(PermissionError: no\)"):
+        with pytest.raises(UserError, match=r"memory://kept/.* cannot be reached \(PermissionError: read-only\)"):
             eval_retrieval.run(command)

@@ -67,6 +67,8 @@ def test_batches_are_padded_pairs_within_the_vocabulary(workload: Workload) -> N
     assert (ids[~mask] == workload.special[PAD]).all()
     assert set(ids[:, 1:][mask[:, 1:]].tolist()) <= set(workload.target_ids)
     assert torch.equal(batch["source_input_ids"], workload.batch(50)["source_input_ids"])
+    noisy = flops.with_noise(workload.batch_of([12], [17]))  # which masks a fifth
+    assert sum(int((noisy[f"{side}_noise"] < 0.2).sum()) for side in ("source", "target")) == (10 + 15) / 5
 
 
 def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> None:
@@ -96,11 +98,6 @@ def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFix
     parts = read(tmp_path / "a.json")["pair"]
     assert parts["TR"]["flops"] < min(parts["DAP"]["flops"], parts["TLM"]["flops"])
     assert "33.7" in capsys.readouterr().out
-
-
-def test_noise_masks_a_fifth(workload: Workload) -> None:
-    noisy = flops.with_noise(workload.batch_of([12], [17]))
-    assert sum(int((noisy[f"{side}_noise"] < 0.2).sum()) for side in ("source", "target")) == (10 + 15) / 5
 
 
 def test_memory_of_the_loss_is_below_its_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,13 +75,6 @@ def test_mining_agrees_with_a_plain_loop(margin: str, retrieval: str) -> None:
         assert (np.diff(found.scores) <= 0).all()
 
 
-def test_each_retrieval_finds_its_own_pairs() -> None:
-    a, b = vectors(30, 30)
-    counts = {retrieval: len(mine(neighbourhoods(a, b), "ratio", retrieval)) for retrieval in RETRIEVALS}
-    assert counts["forward"] == counts["backward"] == 30
-    assert counts["intersection"] < counts["max"] <= 30
-
-
 def test_equal_scores_come_in_the_order_of_the_rows() -> None:
     pairs = mine(neighbourhoods(np.eye(6, dtype=np.float32), np.eye(6, dtype=np.float32)[::-1], 2))
     assert pairs.source.tolist() == [0, 1, 2, 3, 4, 5]

@@ -224,23 +224,23 @@ def test_catalogues_in_a_folder_and_for_another_target(tmp_path: Path) -> None:
         find_bitext(tmp_path / "c.po")
 
 
-def test_of_more_than_two_plural_forms_the_last_one_is_general(tmp_path: Path) -> None:
-    forms = "".join(f'msgstr[{number}] "форма {number}"\n' for number in range(3))
-    text = f'msgid "%d thing"\nmsgid_plural "%d things"\n{forms}'
-    path = written.write(tmp_path / "ru.po", text)
-    assert list(catalogue_pairs(str(path))) == [(1, ("форма 2", "%d things"))]
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ('msgid "a\u2028b\x85c\x0cd"\nmsgstr "e\u2029f\x0bg"\n', ("e\u2029f\x0bg", "a\u2028b\x85c\x0cd")),
+        ('msgid "%d a"\nmsgid_plural "%d as"\nmsgstr[0] "1"\nmsgstr[1] "2"\nmsgstr[2] "форма"\n', ("форма", "%d as")),
+    ],
+)
+def test_separators_of_unicode_end_no_line_and_the_last_of_three_plurals_is_general(
+    text: str, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    assert list(catalogue_pairs(str(written.write(tmp_path / "ru.po", text)))) == [(1, pair)]
 
 
 def test_entries_know_their_lines(tmp_path: Path) -> None:
     numbered = catalogue_pairs(str(write_po(tmp_path / "de.po")))
     starts = [number for number, line in enumerate(PO.split("\n"), 1) if line.startswith('msgid "')]
     assert [number for number, *_ in numbered] == [starts[1], starts[4], starts[5], starts[5]]
-
-
-def test_separators_of_unicode_do_not_end_a_line_of_a_catalogue(tmp_path: Path) -> None:
-    text = 'msgid "a\u2028b\x85c\x0cd"\nmsgstr "e\u2029f\x0bg"\n'
-    path = written.write(tmp_path / "de.po", text)
-    assert read(path, "de") == [("e\u2029f\x0bg", "a\u2028b\x85c\x0cd")]
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,6 @@ def test_every_field_that_a_user_chooses_is_an_argument(tmp_path: Path) -> None:
     assert not {name for name in ("mini_batch_size", "save_steps", "report_to") if changes_weights(name)}
 
 
-def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
-        parse_arguments([str(tmp_path / "absent.yaml")])
-
-
 def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("save_strategy: no\ntr_bidirectional: no\n")
@@ -120,6 +115,8 @@ def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Pa
     recipe.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=rf"recipe\.yaml: .*{message}"):
         recipe_flags(recipe)
+    with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
+        parse_arguments([str(tmp_path / "absent.yaml")])
 
 
 @pytest.mark.parametrize(("total", "processes", "better"), [(3, 8, 8), (100, 8, 96), (1023, 2, 1024)])
