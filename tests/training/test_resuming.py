@@ -2,8 +2,8 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_a_checkpoint_has_the_whole_record_of_its_run_or_none(tmp_path: Path, mo
     (tmp_path / RECORD).write_text('{"seed": 1}')
     saved = args, TrainerState(global_step=5), TrainerControl()
     with monkeypatch.context() as stopped:
-        stopped.setattr("os.replace", lambda *_: signal.raise_signal(signal.SIGINT))  # as it gets its name
+        stopped.setattr("os.replace", mock.Mock(side_effect=KeyboardInterrupt))  # as it gets its name
         with pytest.raises(KeyboardInterrupt):
             RecordInCheckpoints().on_save(*saved)
     assert not (checkpoint / RECORD).exists()
