@@ -376,8 +376,8 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_path: Path) -> None:
-    names = "encoder encoder_without_head data links heads bow_heads longer_bow_heads longest_bow_heads both_heads"
-    places = dict.fromkeys(names.split(), str(tmp_path))
+    heads = [f"{name}heads" for name in ("", "bow_", "longer_bow_", "longest_bow_", "tlm_", "both_")]
+    places = dict.fromkeys(["encoder", "encoder_without_head", "data", "links", *heads], str(tmp_path))
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():

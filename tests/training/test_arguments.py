@@ -43,7 +43,9 @@ def test_the_best_recipe_trains_what_the_study_shows(tmp_path: Path) -> None:
     given = vars(DAPConfig(**given_fields(parts[0])))
     for part in parts:
         given |= vars(part)
-    places = dict.fromkeys(("encoder", "data", "bow_heads", "longer_bow_heads", "longest_bow_heads"), "there")
+    places = dict.fromkeys(
+        ("encoder", "data", "bow_heads", "longer_bow_heads", "longest_bow_heads", "tlm_heads"), "there"
+    )
     shown = read_recipe(REPOSITORY / "experiments" / "recipes" / "edits.yaml", places).runs["best-long-slow"].arguments
     names = {name for name, value in shown.items() if "there" not in str(value)}
     names -= {"bf16", "use_cpu", "report_to", "eval_strategy"}
