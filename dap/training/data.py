@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
+from dap.languages import is_letter
 from dap.tokenizers import plain_backend
 
 logger = logging.getLogger(__name__)
@@ -37,14 +38,14 @@ Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # by language
 
 
 def normalise(text: str) -> str:
-    """The letters and digits of a text, case folded: what two sentences share when one would leak the other.
+    """The letters and digits (`is_letter`) of a text, case folded: what two sentences share when one would leak the other.
 
     A text without a letter or digit stands for itself.
 
     >>> normalise("It's 5 o'clock!"), normalise("…")
     ('its5oclock', '…')
     """
-    return "".join(filter(str.isalnum, text.casefold())) or text.strip()
+    return "".join(filter(is_letter, text.casefold())) or text.strip()
 
 
 def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[str, Any], dict[str, Dataset]]:
