@@ -1,4 +1,4 @@
-"""Language codes of the 36 languages of XTREME's Tatoeba benchmark, the paper's groups of them, and what letters are."""
+"""Language codes of the 36 languages of XTREME's Tatoeba benchmark, the paper's groups of them, and letters."""
 
 import unicodedata
 
