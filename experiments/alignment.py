@@ -32,7 +32,7 @@ from dap.files import write_json
 from dap.reports import text_table
 from dap.search import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from eval_retrieval import read_languages
-from experiments.reference import AlignedPair, is_trivial, reference
+from experiments.reference import AlignedPair, is_trivial, lower_words, reference, word_spans
 from experiments.statistics import ALIGNMENT
 
 PROTOCOL = "token alignment: words, last layer, cosine; SILVER links of a statistical aligner, no equal words"
@@ -60,39 +60,27 @@ class AlignmentArguments:
     output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
 
 
-def states_of_words(
-    encoder: SentenceEncoder, sentences: Sequence[str], spans: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
     """Each sentence's word states, (W_i, D); see `word_states`.
-
-    Args:
-        spans: (W_i, 2) a sentence, characters of its words.
 
     Raises:
         ValueError: the tokenizer is not a fast one.
     """
-    states = encoder.encode_tokens(sentences)
-    return [
-        word_states(*sentence, words)
-        for *sentence, words in zip(states, token_spans(encoder, sentences), spans, strict=True)
-    ]
-
-
-def token_spans(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
-    """Characters of the tokens whose states `encode_tokens` gives, (S_i, 2) a sentence, the prefix not counted."""
-    text, prefix = [encoder.prefix + sentence for sentence in sentences], len(encoder.prefix)
-    found = encoder.tokenizer(
-        text,
+    states, prefix = encoder.encode_tokens(sentences), len(encoder.prefix)
+    tokens = encoder.tokenizer(
+        [encoder.prefix + sentence for sentence in sentences],
         truncation=True,
         max_length=encoder.max_seq_length,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
     )
-    rows = []
-    for offsets, special in zip(found["offset_mapping"], found["special_tokens_mask"], strict=True):
-        own = [span for span, is_special in zip(offsets, special, strict=True) if not is_special and span[1] > prefix]
-        rows.append(np.maximum(np.array(own, np.int64).reshape(-1, 2) - prefix, 0))
-    return rows
+    found = []
+    for row, sentence in enumerate(sentences):
+        offsets, special = tokens["offset_mapping"][row], tokens["special_tokens_mask"][row]
+        ends = zip(offsets, special, strict=True)
+        own = [(start - prefix, end - prefix) for (start, end), is_special in ends if not is_special and end > prefix]
+        found.append(word_states(states[row], own, word_spans(sentence)))
+    return found
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:
@@ -101,8 +89,8 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
     Raises:
         ValueError: no reference link remains, or a state that is not finite.
     """
-    source = states_of_words(encoder, [pair.source for pair in pairs], [pair.source_spans for pair in pairs])
-    target = states_of_words(encoder, [pair.target for pair in pairs], [pair.target_spans for pair in pairs])
+    source = states_of_words(encoder, [pair.source for pair in pairs])
+    target = states_of_words(encoder, [pair.target for pair in pairs])
     sure = [_telling(pair, pair.sure) for pair in pairs]
     links = [_telling(pair, align_tokens(*states)[0]) for pair, *states in zip(pairs, source, target, strict=True)]
     retrieval = token_retrieval_accuracy(source, target, sure)
@@ -115,7 +103,7 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
 
 def _telling(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
     """The links that are not trivial, (L, 2)."""
-    source, target = pair.words()
+    source, target = lower_words(pair.source), lower_words(pair.target)
     return links[np.array([not is_trivial(source[i], target[j]) for i, j in links], bool)]
 
 

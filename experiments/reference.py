@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dap.errors import UserError
-from dap.files import write_json
+from dap.files import read_object, write_json
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 from eval_retrieval import Pairs
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
@@ -36,26 +35,17 @@ SEED = 0
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A sentence pair with the spans of its words and the links between them.
+    """A sentence pair and the links between its words.
 
     Attributes:
         source, target: the sentences.
-        source_spans, target_spans: (W, 2), first character of each word and the one after its last.
         sure, possible: (L, 2), numbers of a source word and a target word; sure links are possible, too.
     """
 
     source: str
     target: str
-    source_spans: np.ndarray
-    target_spans: np.ndarray
     sure: np.ndarray
     possible: np.ndarray
-
-    def words(self) -> tuple[list[str], list[str]]:
-        """The words of both sides, lower-cased."""
-        sides = ((self.source, self.source_spans), (self.target, self.target_spans))
-        source, target = ([text[start:end].lower() for start, end in spans] for text, spans in sides)
-        return source, target
 
 
 def word_spans(sentence: str) -> list[tuple[int, int]]:
@@ -75,6 +65,11 @@ def _word_pattern() -> re.Pattern[str]:
     marks = "".join(map(chr, (i for i in range(sys.maxunicode) if unicodedata.category(chr(i)).startswith("M"))))
     letters = rf"(?:[^\W_]|[{re.escape(marks)}])+"
     return re.compile(rf"{letters}(?:['’]{letters})*|\S")
+
+
+def lower_words(sentence: str) -> list[str]:
+    """The words as an aligner compares them."""
+    return [sentence[start:end].lower() for start, end in word_spans(sentence)]
 
 
 def is_trivial(source: str, target: str) -> bool:
@@ -114,7 +109,7 @@ def reference(
             continue
         aligned[code] = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
         if path:
-            write_json({"pairs": [_row(pair) for pair in aligned[code]]}, path)
+            _write(aligned[code], path)
     return aligned
 
 
@@ -128,21 +123,16 @@ def link_pairs(
     """
     if wanted > len(rows):
         raise UserError(f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer")
-    short = (pair for pair in map(_split, text) if min(map(len, pair)) > 0 and max(map(len, pair)) <= LONGEST)
-    words = [*map(_split, rows), *islice(short, training_pairs)]
-    source, target = zip(*words, strict=True)
+    split = ([lower_words(side) for side in pair] for pair in text)
+    short = (sides for sides in split if all(0 < len(side) <= LONGEST for side in sides))
+    everything = [*([lower_words(side) for side in pair] for pair in rows), *islice(short, training_pairs)]
+    source, target = zip(*everything, strict=True)
     often = [{word for word, n in Counter(chain(*side)).items() if n >= MIN_COUNT} for side in (source, target)]
     aligned = []
     for row, links in enumerate(align_words(source, target, wanted)):
         known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in links.sure]
-        spans = [np.array(word_spans(side), np.int64).reshape(-1, 2) for side in rows[row]]
-        aligned.append(AlignedPair(*rows[row], *spans, links.sure[np.array(known, bool)], links.possible))
+        aligned.append(AlignedPair(*rows[row], links.sure[np.array(known, bool)], links.possible))
     return aligned
-
-
-def _split(pair: tuple[str, str]) -> tuple[list[str], list[str]]:
-    source, target = ([side[start:end].lower() for start, end in word_spans(side)] for side in pair)
-    return source, target
 
 
 def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
@@ -160,17 +150,17 @@ def _digest(rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted
     return hashlib.sha256(json.dumps([rows, text, chosen]).encode()).hexdigest()[:12]
 
 
-def _row(pair: AlignedPair) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(pair).items()}
+def _write(pairs: Sequence[AlignedPair], path: Path) -> None:
+    rows = [vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()} for pair in pairs]
+    write_json({"pairs": rows}, path)
 
 
 def _read(path: Path) -> list[AlignedPair]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["pairs"]
-        return [AlignedPair(**{name: _value(value) for name, value in row.items()}) for row in rows]
+        found = []
+        for row in read_object(path)["pairs"]:
+            links = (np.array(row[kind], np.int64).reshape(-1, 2) for kind in ("sure", "possible"))
+            found.append(AlignedPair(row["source"], row["target"], *links))
+        return found
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} does not hold links ({error!r}): delete it") from error
-
-
-def _value(value: Any) -> Any:
-    return value if isinstance(value, str) else np.array(value, np.int64).reshape(-1, 2)
