@@ -1,7 +1,7 @@
 """How well the token states of a sentence and its translation align: retrieval of linked words, and word alignment.
 
     python -m experiments.alignment --model_name_or_path out/dap --train_data train/ --data_dir tatoeba/ \\
-        --links_dir links/ --output_file alignment.json
+        --languages de fr --links_dir links/ --output_file alignment.json
 
 The state of a word is the mean of its subwords' states of the last layer, in the context of its sentence. The
 reference is silver: links by a statistical aligner (`experiments.reference`). Links of equal words (names, numbers)
@@ -38,7 +38,6 @@ from experiments.statistics import ALIGNMENT
 PROTOCOL = "token alignment: words, last layer, cosine; SILVER links of a statistical aligner, no equal words"
 #: Measured pairs, links of the reference that count, and links that do not.
 COUNTS = ("pairs", "reference links", "left out")
-LANGUAGES = ("ar", "de", "es", "fr", "ru", "tr", "fi", "sw", "vi")
 
 
 @dataclass
@@ -49,9 +48,7 @@ class AlignmentArguments:
     train_data: list[str] = field(
         metadata={"help": "Parallel text to train the aligner on; of several folders the first is used up first."}
     )
-    languages: list[str] = field(
-        default_factory=lambda: list(LANGUAGES), metadata={"help": "Codes of languages with spaces between words."}
-    )
+    languages: list[str] = field(metadata={"help": "Codes of languages with spaces between words."})
     pairs: int = field(default=300, metadata={"help": "First pairs of each language to measure."})
     training_pairs: int = field(default=20000, metadata={"help": "Most pairs a language to train the aligner on."})
     links_dir: str | None = field(

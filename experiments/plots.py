@@ -20,6 +20,7 @@ STYLES = {"TR": ("#0072B2", "-", "o"), "TR+TLM": ("#E69F00", "--", "s"), "DAP": 
 OTHERS = (("#009E73", ":", "D"), ("#CC79A7", "-", "v"), ("#56B4E9", "--", "P"), ("#000000", ":", "X"))
 LOSSES = {"tr_loss": "TR loss", "rtl_loss": "RTL loss", "tlm_loss": "TLM loss"}
 DIGEST = "data "
+SEARCH_CAPTION = "Accuracy on held-out pairs of the training text by learning rate"
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,16 @@ class Picture:
 
 def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
     """File name -> plot, of everything that there are results for."""
-    found = {}
-    if data := search_data(studies):
-        caption = "Accuracy on held-out pairs of the training text by learning rate"
-        found["learning-rates.svg"] = Picture(data, caption, draw_search)
+    made = {"learning-rates": Picture(search_data(studies), SEARCH_CAPTION, draw_search)}
     for study in studies:
-        if study.is_ablation and (data := ablation_data(study)):
-            caption = f"{study.name}: differences to `base`"
-            found[f"{study.name}.svg"] = Picture(data, caption, draw_ablations)
-        if study.is_comparison and (data := loss_data(study)):
-            found[f"loss-{study.name}.svg"] = Picture(
-                data, f"{study.name}: training losses by pairs seen", draw_losses
-            )
-        if study.is_comparison and (data := comparison_data(study)):
-            caption = f"{study.name}: means, standard deviations and every seed"
-            found[f"comparison-{study.name}.svg"] = Picture(data, caption, draw_comparison)
-    return found
+        name = study.name
+        if study.is_ablation:
+            made[name] = Picture(ablation_data(study), f"{name}: differences to `base`", draw_ablations)
+        if study.is_comparison:
+            caption = f"{name}: means, standard deviations and every seed"
+            made[f"loss-{name}"] = Picture(loss_data(study), f"{name}: training losses by pairs seen", draw_losses)
+            made[f"comparison-{name}"] = Picture(comparison_data(study), caption, draw_comparison)
+    return {f"{name}.svg": picture for name, picture in made.items() if picture.data}
 
 
 def save(picture: Picture, path: Path) -> None:
@@ -82,15 +77,18 @@ def digest_of(path: Path) -> str | None:
 # ------------------------------------------------------------------------------------------------- data
 
 
+def _present(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not empty."""
+    return {name: part for name, part in parts.items() if part}
+
+
 def loss_data(study: Study) -> dict[str, Any]:
     """Loss -> label -> points (pairs seen, mean over the seeds), of the runs that see the same number of pairs."""
-    found: dict[str, Any] = {}
+    runs = {label: study.final(name) for label, name in study.main_runs().items() if label != START}
+    found = {}
     for key, title in LOSSES.items():
-        for label, name in study.main_runs().items():
-            points = [] if label == START else mean_curve(study.final(name), key)
-            if points:
-                found.setdefault(title, {})[label] = points
-    return found
+        found[title] = _present({label: mean_curve(outcomes, key) for label, outcomes in runs.items()})
+    return _present(found)
 
 
 def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]:
@@ -105,14 +103,14 @@ def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]
 
 def search_data(studies: Sequence[Study]) -> dict[str, Any]:
     """Study -> label -> points (learning rate, accuracy)."""
-    found: dict[str, Any] = {}
+    found = {}
     for study in studies:
+        points = {}
         for label, name in study.main_runs().items():
             if (run := study.recipe.runs[name]).is_searched:
-                points = [(rate, round(dev, 4)) for rate, dev in study.search(run).items() if dev is not None]
-                if points:
-                    found.setdefault(study.name, {})[label] = points
-    return found
+                points[label] = [(rate, round(dev, 4)) for rate, dev in study.search(run).items() if dev is not None]
+        found[study.name] = _present(points)
+    return _present(found)
 
 
 def comparison_data(study: Study) -> dict[str, Any]:
@@ -122,29 +120,24 @@ def comparison_data(study: Study) -> dict[str, Any]:
     for runs in study.same_time_runs().values():
         others = {label: name for label, name in runs.items() if name not in main.values()}
         same_time |= {name if label in same_time else label: name for label, name in others.items()}
-    found: dict[str, Any] = {}
+    found = {}
     for measure in headline(study).values():
-        for title, runs in {"same pairs": main, "same time": same_time}.items():
-            if values := _values(study, runs, measure):
-                found.setdefault(measure.label, {})[title] = values
-    return found
+        sets = {"same pairs": _values(study, main, measure), "same time": _values(study, same_time, measure)}
+        found[measure.label] = _present(sets)
+    return _present(found)
 
 
 def _values(study: Study, runs: Mapping[str, str], measure: Measure) -> dict[str, list[float]]:
-    found = {label: list(study.values(name, measure).values()) for label, name in runs.items()}
-    return {label: values for label, values in found.items() if values}
+    return _present({label: list(study.values(name, measure).values()) for label, name in runs.items()})
 
 
 def ablation_data(study: Study) -> dict[str, Any]:
-    """Measure -> run -> differences to `base` by seed; empty without `base`."""
-    if "base" not in study.recipe.runs:
-        return {}
-    others = [name for name in study.recipe.runs if name != "base"]
-    found = {}
+    """Measure -> run -> differences to `base` by seed."""
+    others, found = [name for name in study.recipe.runs if name != "base"], {}
     for measure in ablated(study):
         differences = {name: list(study.differences(name, "base", measure).values()) for name in others}
-        found[measure.label] = {name: values for name, values in differences.items() if values}
-    return {label: runs for label, runs in found.items() if runs}
+        found[measure.label] = _present(differences)
+    return _present(found)
 
 
 # ---------------------------------------------------------------------------------------------- drawing
@@ -154,23 +147,28 @@ def _style(label: str, position: int) -> tuple[str, str, str]:
     return STYLES.get(label, OTHERS[position % len(OTHERS)])
 
 
-def _lines(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]], marked: bool) -> None:
-    for position, (label, points) in enumerate(lines.items()):
-        colour, style, marker = _style(label, position)
-        axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker if marked else None, label=label)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+def _lines(figure: Any, data: Mapping[str, Any], width: float, is_marked: bool) -> dict[str, Any]:
+    """A panel of lines for each title -> its axes."""
+    figure.set_size_inches(width * len(data), 2.8)
+    panels = dict(zip(data, figure.subplots(1, len(data), squeeze=False)[0], strict=True))
+    for title, axes in panels.items():
+        for position, (label, points) in enumerate(data[title].items()):
+            colour, style, marker = _style(label, position)
+            how = {"color": colour, "marker": marker if is_marked else None, "label": label}
+            axes.plot(*zip(*points, strict=True), style, **how)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+        axes.set_title(title)
+    return panels
 
 
 def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
     """A panel a loss, logarithmic where it falls to a tenth."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    figure.set_size_inches(3.4 * len(data), 2.8)
-    for axes, (title, lines) in zip(figure.subplots(1, len(data), squeeze=False)[0], data.items(), strict=True):
-        _lines(axes, lines, False)
-        axes.set(title=title, xlabel="pairs seen")
-        losses = [loss for points in lines.values() for _, loss in points]
+    for title, axes in _lines(figure, data, 3.4, False).items():
+        axes.set_xlabel("pairs seen")
+        losses = [loss for points in data[title].values() for _, loss in points]
         if max(losses) > 10 * min(losses) > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -180,11 +178,9 @@ def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
 
 def draw_search(figure: Any, data: Mapping[str, Any]) -> None:
     """A panel a study."""
-    figure.set_size_inches(3.6 * len(data), 2.8)
-    for axes, (title, lines) in zip(figure.subplots(1, len(data), squeeze=False)[0], data.items(), strict=True):
-        _lines(axes, lines, True)
-        rates = sorted({rate for points in lines.values() for rate, _ in points})
-        axes.set(title=title, xlabel="learning rate", xscale="log")
+    for title, axes in _lines(figure, data, 3.6, True).items():
+        rates = sorted({rate for points in data[title].values() for rate, _ in points})
+        axes.set(xlabel="learning rate", xscale="log")
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.set_xticks([], minor=True)
     figure.supylabel("held-out accuracy, %", fontsize=9)
@@ -206,23 +202,19 @@ def draw_comparison(figure: Any, data: Mapping[str, Any]) -> None:
 def _draw_measure(axes: Any, sets: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
     ticks = []
     for title, runs in sets.items():
+        is_hollow = title == "same time"
         for position, (label, values) in enumerate(runs.items()):
             if label == START:
                 axes.axhline(values[0], color="#777777", linestyle="--", linewidth=1)
                 continue
-            colour, _, marker = _style(label, position)
-            _draw_spread(axes, len(ticks), values, colour, marker, title == "same time")
-            ticks.append(label + ("\n(time)" if title == "same time" else ""))
+            x, (colour, _, marker), found = len(ticks), _style(label, position), spread(values)
+            face = "white" if is_hollow else colour
+            axes.errorbar(x, found.mean, found.sd, fmt=marker, color=colour, markerfacecolor=face, capsize=3)
+            axes.plot([x + 0.25] * len(values), values, ".", color=colour, markersize=4, alpha=0.7)
+            ticks.append(label + "\n(time)" * is_hollow)
     axes.set_xticks(range(len(ticks)), ticks, fontsize=6.5)
     axes.set_xlim(-0.6, len(ticks) - 0.4)
     axes.grid(axis="y", alpha=0.3)
-
-
-def _draw_spread(axes: Any, x: float, values: Sequence[float], colour: str, marker: str, hollow: bool) -> None:
-    found = spread(values)
-    face = "white" if hollow else colour
-    axes.errorbar(x, found.mean, found.sd, fmt=marker, color=colour, markerfacecolor=face, capsize=3)
-    axes.plot([x + 0.25] * len(values), values, ".", color=colour, markersize=4, alpha=0.7)
 
 
 def draw_ablations(figure: Any, data: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ otherwise; a spread is the standard deviation of the sample (n - 1), and one see
 """
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from experiments.recipes import Recipe, Run
 
 HARD = ("hard_negatives", "mean", "error")
 DRAWS = 5_000  # of a bootstrap
+LARGEST = TATOEBA_GROUPS[-1]
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
@@ -64,11 +64,6 @@ class Outcome:
     def pairs_a_step(self) -> int:
         return self.content["record"]["pairs a step"]
 
-    @property
-    def dev(self) -> float | None:
-        """Accuracy on held-out pairs of the training text, which chooses the learning rate."""
-        return self.content["dev"].get(DEV)
-
     def value(self, measure: Measure) -> float | None:
         """The number, or None where it was not measured."""
         numbers = {**self.content["evaluations"], "dev": self.content.get("dev", {})}
@@ -105,26 +100,24 @@ class Spread:
     count: int
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are there; None if none is.
+def spread(values: Iterable[float]) -> Spread | None:
+    """Of one value or more; None of none.
 
-    >>> spread([1.0, None, 3.0])
+    >>> spread([1.0, 3.0])
     Spread(mean=2.0, sd=1.4142135623730951, count=2)
     """
-    present = [value for value in values if value is not None]
-    if not present:
+    found = list(values)
+    if not found:
         return None
-    return Spread(statistics.fmean(present), statistics.stdev(present) if len(present) > 1 else None, len(present))
+    return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
 
 
-def pooled_sd(spreads: Sequence[Spread]) -> float | None:
-    """The standard deviation within the groups, each weighed by its n - 1; None if a group has one seed only.
+def pooled_sd(spreads: Sequence[Spread]) -> float:
+    """The standard deviation within groups of several values, each weighed by its n - 1.
 
     >>> pooled_sd([Spread(0.0, 1.0, 2), Spread(9.0, 7.0, 2)])
     5.0
     """
-    if any(each.sd is None for each in spreads):
-        return None
     freedom = sum(each.count - 1 for each in spreads)
     return math.sqrt(sum((each.count - 1) * each.sd**2 for each in spreads) / freedom)
 
@@ -145,18 +138,6 @@ def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = Fal
     if min(best.count, following.count) < 3 or not (best.sd and following.sd):
         return None
     return ranked[0] if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
-
-
-def sd_of_differences(groups: Iterable[Iterable[float]]) -> tuple[float, int] | None:
-    """Standard deviation of a difference within groups of several, and their n - 1 added up; None without a group.
-
-    >>> sd_of_differences([[1.0, 3.0, 5.0], [-4.0, 0.0, 4.0], [7.0]])
-    (3.1622776601683795, 4)
-    """
-    several = [each for each in map(spread, groups) if each is not None and each.sd is not None]
-    if not several:
-        return None
-    return pooled_sd(several), sum(each.count - 1 for each in several)
 
 
 def interval(differences: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -190,7 +171,8 @@ class Study:
 
     @property
     def is_ablation(self) -> bool:
-        return self.name.startswith("ablations")
+        """Whether its runs are changes to `base`, alone."""
+        return "base" in self.recipe.runs
 
     @property
     def is_comparison(self) -> bool:
@@ -222,7 +204,7 @@ class Study:
     def dev(self, run: Run, rate: float) -> float | None:
         """What chooses learning rates: accuracy on held-out pairs with a run's first seed; None: not run."""
         found = self.find(run.name, rate, run.seeds[0])
-        return found.dev if found else None
+        return found.value(HELD_OUT) if found else None
 
     def search(self, run: Run) -> dict[float, float | None]:
         """Learning rate -> accuracy on held-out pairs, for a run whose rate is searched."""
@@ -267,10 +249,6 @@ class Study:
         return {name: "; ".join(parts) for name, parts in found.items() if parts}
 
     def _missing(self, run: Run) -> list[str]:
-        if run.is_searched and (rates := [rate for rate, dev in self.search(run).items() if dev is None]):
-            others = run.seeds[1:]  # the first is one of the search's
-            search = f"search at {', '.join(f'{rate:g}' for rate in rates)}"
-            return [search, *([f"training of {seeds(others)}"] if others else [])]
         done = {each.seed: each for each in self.final(run.name)}
         parts = []
         if left := [seed for seed in run.seeds if seed not in done]:
@@ -303,16 +281,22 @@ HELD_OUT = Measure("held-out training pairs", (("dev", DEV),))
 
 def measures(study: Study) -> list[Measure]:
     """What was measured of any of a study's models, in the order of the tables."""
-    reports = [each.content["evaluations"] for each in study.outcomes]
-    groups = dict.fromkeys(name for report in reports for name in report.get("tatoeba", {}).get("averages", {}))
-    pairs = dict.fromkeys(pair for report in reports for pair in report.get("bucc", {}).get("pairs", {}))
-    found = [HELD_OUT, *(_tatoeba(group, direction) for direction in DIRECTIONS for group in groups)]
-    hard = {(name, won) for report in reports for name in report for won in _at(report[name], HARD) or ()}
-    found += [_hard(name, won) for name, won in sorted(hard)]
-    found += [_bucc(pair, name) for pair in pairs for name in ("f1", "precision", "recall")]
+    hard = {
+        (name, won)
+        for each in study.outcomes
+        for name, report in each.content["evaluations"].items()
+        for won in _at(report, HARD) or ()
+    }
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
-    found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli))
-    found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
+    found = [
+        HELD_OUT,
+        *(_tatoeba(group, direction) for direction in DIRECTIONS for group in TATOEBA_GROUPS),
+        *(_hard(name, won) for name, won in sorted(hard)),
+        *(_bucc(pair, name) for pair in BUCC_PAIRS for name in ("f1", "precision", "recall")),
+        Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli),
+        _alignment("token retrieval, all words", "pool xx-en", "pool en-xx"),
+        _alignment("AER", "AER"),
+    ]
     return measured(study, found)
 
 
@@ -326,20 +310,10 @@ def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
     return [measure for measure in among if any(each.value(measure) is not None for each in study.outcomes)]
 
 
-def largest_group(study: Study) -> str | None:
-    """The largest group of Tatoeba's languages that was measured, such as "36 languages"; None where none was."""
-    averages = [_at(each.content["evaluations"], ("tatoeba", "averages")) or () for each in study.outcomes]
-    groups = [name for names in averages for name in names]
-    return max(groups, key=lambda name: int(re.search(r"\d+", name)[0]), default=None)
-
-
 def headline(study: Study) -> dict[str, Measure]:
-    """Short name -> measure, of the few that plots and README show; Tatoeba's largest group of languages."""
-    group = largest_group(study)
-    names = {
-        ("tatoeba", "averages", group, "xx-en"): "Tatoeba xx→en",
-        ("tatoeba", "averages", group, "en-xx"): "en→xx",
-    }
+    """Short name -> measure, of the few that plots and README show."""
+    names = {("tatoeba", "averages", LARGEST, "xx-en"): "Tatoeba xx→en"}
+    names |= {("tatoeba", "averages", LARGEST, "en-xx"): "en→xx"}
     names |= {(each, *HARD, "error"): "hard-negative error" for each in study.recipe.evaluate}
     names |= {("bucc", "pairs", "zh-en", "f1"): "BUCC zh-en F1", ("xnli", "mean", "accuracy"): "XNLI"}
     names |= {("alignment", "mean", "AER"): "AER"}
@@ -347,25 +321,17 @@ def headline(study: Study) -> dict[str, Measure]:
     return {short: found[path] for path, short in names.items() if path in found}
 
 
-def both_directions(study: Study) -> Measure | None:
-    """Mean of Tatoeba's two directions over the largest group of languages; None where it was not measured."""
-    group = largest_group(study)
-    paths = tuple(("tatoeba", "averages", group, direction) for direction in DIRECTIONS)
-    return Measure(f"Tatoeba, {group}, mean of both directions", paths) if group else None
-
-
 def ablated(study: Study) -> list[Measure]:
     """What ablations are compared in."""
-    return measured(study, [each for each in (HELD_OUT, both_directions(study)) if each is not None])
+    paths = tuple(("tatoeba", "averages", LARGEST, direction) for direction in DIRECTIONS)
+    return measured(study, [HELD_OUT, Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)])
 
 
 def _tatoeba(group: str, direction: str) -> Measure:
-    paper = {}
-    if group in TATOEBA_GROUPS:
-        printed = {model: row[direction][TATOEBA_GROUPS.index(group)] for model, row in PAPER_TATOEBA.items()}
-        paper = {model: number for model, number in printed.items() if number is not None}
+    printed = {model: row[direction][TATOEBA_GROUPS.index(group)] for model, row in PAPER_TATOEBA.items()}
+    paper = {model: number for model, number in printed.items() if number is not None}
+    by_language = ("tatoeba", "languages", None, direction) if group == LARGEST else ()
     label = f"Tatoeba {DIRECTIONS[direction]}, {group}"
-    by_language = ("tatoeba", "languages", None, direction) if group not in TATOEBA_GROUPS[:2] else ()
     return Measure(label, (("tatoeba", "averages", group, direction),), paper=paper, by_language=by_language)
 
 
@@ -377,7 +343,7 @@ def _hard(name: str, won: str) -> Measure:
 
 def _bucc(pair: str, name: str) -> Measure:
     column = ("precision", "recall", "f1").index(name)
-    paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items() if pair in BUCC_PAIRS}
+    paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items()}
     label = f"BUCC {pair} sample, {'F1' if name == 'f1' else name}"
     return Measure(label, (("bucc", "pairs", pair, name),), paper=paper)
 
