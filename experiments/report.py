@@ -121,7 +121,8 @@ def paper_block(studies: Sequence[Study]) -> str:
     lines = []
     for label, paper in rows.items():
         if paper:
-            cells = [f"{paper[model]:.1f}" if model in paper else ABSENT for model in models]
+            numbers = [paper.get(model) for model in models]
+            cells = [ABSENT if each is None else f"{each:.1f}" for each in numbers]
             lines.append([label.replace(" sample", ""), *cells])
     return table(["", *models], lines) if lines else NOT_RUN
 
@@ -168,7 +169,7 @@ def _alignment_by_language(study: Study, runs: Mapping[str, str]) -> str:
     reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
     rows = []
     for code in sorted({code for report in reports for code in report.get("languages", {})}):
-        measure = Measure(f"AER, {code}", (("alignment", "languages", code, "AER"),), lower_is_better=True)
+        measure = Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), lower_is_better=True)
         rows.append([measure.label, *_cells(study, runs, measure)])
     return table(["", *runs], rows)
 

@@ -15,7 +15,7 @@ import numpy as np
 from dap.reports import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
 from experiments.recipes import Recipe, Run
 
-HARD = ("hard_negatives", "mean", "error")
+HARD = "hard_negatives/mean/error"
 DRAWS = 5_000  # of a bootstrap
 LARGEST = TATOEBA_GROUPS[-1]
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
@@ -34,15 +34,16 @@ class Measure:
 
     Attributes:
         label: its name in tables.
-        paper: the paper's model -> its number; empty where it has none.
-        by_language: where the number of a language stands, with None in place of its code; empty where nowhere.
+        paths: keys from the outside to the inside, with `/` between them.
+        paper: the paper's model -> its number, None where it prints none.
+        by_language: path to the number of a language, with `*` in place of its code; empty where there is none.
     """
 
     label: str
-    paths: tuple[tuple[str, ...], ...]
+    paths: tuple[str, ...]
     lower_is_better: bool = False
-    paper: Mapping[str, float] = field(default_factory=dict)
-    by_language: tuple[str | None, ...] = ()
+    paper: Mapping[str, float | None] = field(default_factory=dict)
+    by_language: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,14 @@ class Outcome:
 
     def languages(self, measure: Measure) -> dict[str, float]:
         """Language code -> its number; empty where there is none by language."""
-        if None not in measure.by_language:
-            return {}
-        place = measure.by_language.index(None)
-        parts = _at(self.content["evaluations"], measure.by_language[:place]) or {}
-        found = {code: _at(part, measure.by_language[place + 1 :]) for code, part in parts.items() if code != "mean"}
+        folder, _, rest = measure.by_language.partition("/*/")
+        parts = (_at(self.content["evaluations"], folder) if folder else None) or {}
+        found = {code: _at(part, rest) for code, part in parts.items() if code != "mean"}
         return {code: value for code, value in found.items() if value is not None}
 
 
-def _at(tree: Any, path: Sequence[str]) -> Any:
-    for key in path:
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("/"):
         if not isinstance(tree, Mapping) or key not in tree:
             return None
         tree = tree[key]
@@ -276,33 +275,41 @@ def seeds(numbers: Sequence[int]) -> str:
 
 
 #: What chose the learning rates; of the text's own domain, and far from 0 where Tatoeba is not.
-HELD_OUT = Measure("held-out training pairs", (("dev", DEV),))
+HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 
 
 def measures(study: Study) -> list[Measure]:
     """What was measured of any of a study's models, in the order of the tables."""
-    hard = {
-        (name, won)
-        for each in study.outcomes
-        for name, report in each.content["evaluations"].items()
-        for won in _at(report, HARD) or ()
-    }
+    found = [HELD_OUT]
+    for direction, arrow in DIRECTIONS.items():
+        for column, group in enumerate(TATOEBA_GROUPS):
+            paper = {model: row[direction][column] for model, row in PAPER_TATOEBA.items()}
+            path, by_language = f"tatoeba/averages/{group}/{direction}", f"tatoeba/languages/*/{direction}"
+            by_language *= group == LARGEST
+            found.append(Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper, by_language=by_language))
+    for name in sorted(study.recipe.evaluate):
+        reports = [each.content["evaluations"].get(name) for each in study.outcomes]
+        for kind in sorted({kind for report in reports for kind in _at(report, HARD) or ()}):
+            label = f"hard negatives of {name}, error" + ("" if kind == "error" else f" by {kind}")
+            path, by_language = f"{name}/{HARD}/{kind}", f"{name}/hard_negatives/*/error/{kind}"
+            found.append(Measure(label, (path,), lower_is_better=True, by_language=by_language))
+    for pair in BUCC_PAIRS:
+        for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
+            paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items()}
+            found.append(Measure(f"BUCC {pair} sample, {name}", (f"bucc/pairs/{pair}/{name.lower()}",), paper=paper))
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
-    found = [
-        HELD_OUT,
-        *(_tatoeba(group, direction) for direction in DIRECTIONS for group in TATOEBA_GROUPS),
-        *(_hard(name, won) for name, won in sorted(hard)),
-        *(_bucc(pair, name) for pair in BUCC_PAIRS for name in ("f1", "precision", "recall")),
-        Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli),
-        _alignment("token retrieval, all words", "pool xx-en", "pool en-xx"),
-        _alignment("AER", "AER"),
-    ]
+    found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
+    found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
     return measured(study, found)
 
 
 def alignment_measures(study: Study) -> list[Measure]:
     """Everything that `experiments.alignment` measured, each by itself."""
     return measured(study, [_alignment(name, name) for name in ALIGNMENT])
+
+
+def _alignment(label: str, *names: str) -> Measure:
+    return Measure(label, tuple(f"alignment/mean/{name}" for name in names), lower_is_better="AER" in names)
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
@@ -312,41 +319,15 @@ def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
 
 def headline(study: Study) -> dict[str, Measure]:
     """Short name -> measure, of the few that plots and README show."""
-    names = {("tatoeba", "averages", LARGEST, "xx-en"): "Tatoeba xx→en"}
-    names |= {("tatoeba", "averages", LARGEST, "en-xx"): "en→xx"}
-    names |= {(each, *HARD, "error"): "hard-negative error" for each in study.recipe.evaluate}
-    names |= {("bucc", "pairs", "zh-en", "f1"): "BUCC zh-en F1", ("xnli", "mean", "accuracy"): "XNLI"}
-    names |= {("alignment", "mean", "AER"): "AER"}
+    tatoeba = f"tatoeba/averages/{LARGEST}"
+    names = {f"{tatoeba}/xx-en": "Tatoeba xx→en", f"{tatoeba}/en-xx": "en→xx"}
+    names |= {f"{each}/{HARD}/error": "hard-negative error" for each in study.recipe.evaluate}
+    names |= {"bucc/pairs/zh-en/f1": "BUCC zh-en F1", "xnli/mean/accuracy": "XNLI", "alignment/mean/AER": "AER"}
     found = {measure.paths[0]: measure for measure in measures(study)}
     return {short: found[path] for path, short in names.items() if path in found}
 
 
 def ablated(study: Study) -> list[Measure]:
     """What ablations are compared in."""
-    paths = tuple(("tatoeba", "averages", LARGEST, direction) for direction in DIRECTIONS)
+    paths = tuple(f"tatoeba/averages/{LARGEST}/{direction}" for direction in DIRECTIONS)
     return measured(study, [HELD_OUT, Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)])
-
-
-def _tatoeba(group: str, direction: str) -> Measure:
-    printed = {model: row[direction][TATOEBA_GROUPS.index(group)] for model, row in PAPER_TATOEBA.items()}
-    paper = {model: number for model, number in printed.items() if number is not None}
-    by_language = ("tatoeba", "languages", None, direction) if group == LARGEST else ()
-    label = f"Tatoeba {DIRECTIONS[direction]}, {group}"
-    return Measure(label, (("tatoeba", "averages", group, direction),), paper=paper, by_language=by_language)
-
-
-def _hard(name: str, won: str) -> Measure:
-    label = f"hard negatives of {name}, error" + ("" if won == "error" else f" by {won}")
-    path = (name, *HARD, won)
-    return Measure(label, (path,), lower_is_better=True, by_language=(*path[:2], None, *path[3:]))
-
-
-def _bucc(pair: str, name: str) -> Measure:
-    column = ("precision", "recall", "f1").index(name)
-    paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items()}
-    label = f"BUCC {pair} sample, {'F1' if name == 'f1' else name}"
-    return Measure(label, (("bucc", "pairs", pair, name),), paper=paper)
-
-
-def _alignment(label: str, *names: str) -> Measure:
-    return Measure(label, tuple(("alignment", "mean", name) for name in names), lower_is_better="AER" in names)
