@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import HfArgumentParser
@@ -104,26 +103,16 @@ def _telling(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
     return links[np.array([not is_trivial(source[i], target[j]) for i, j in links], bool)]
 
 
-def results(languages: Mapping[str, Mapping[str, float | int]]) -> dict[str, Any]:
-    """The numbers of every language and their unweighted mean."""
-    mean = {name: round(statistics.fmean(row[name] for row in languages.values()), 4) for name in ALIGNMENT}
-    return {"languages": dict(languages), "mean": mean}
+def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
+    """Of the sentences, the words and the links: only models measured against the same can be compared."""
+    rows = [[code, pair.source, pair.target, pair.sure.tolist()] for code, pairs in aligned.items() for pair in pairs]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
 
 
-def summary(numbers: Mapping[str, Any]) -> str:
-    """The table that a user sees: a row a language, and their mean."""
-    names = (*COUNTS, *ALIGNMENT)
-    rows = [[code, *(row[name] for name in names)] for code, row in numbers["languages"].items()]
-    return text_table(["", *names], [*rows, ["mean", *(numbers["mean"].get(name) for name in names)]])
-
-
-def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measures as the command line `argv` says (None: the process's own); returns the report that it writes.
-
-    Raises:
-        ValueError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
-        OSError: no such data.
-    """
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: measures every language, prints a table and writes the report."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = HfArgumentParser((EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0])
     model_args, args = parser.parse_args_into_dataclasses(args=argv)
     if args.output_file:
@@ -134,29 +123,18 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     pairs = read_languages(args.data_dir, args.languages)
     aligned = reference(pairs, args.train_data, args.pairs, args.training_pairs, args.links_dir)
     started = time.perf_counter()
-    numbers = results({code: measure(encoder, rows) for code, rows in aligned.items()})
+    languages = {code: measure(encoder, rows) for code, rows in aligned.items()}
+    mean = {name: round(statistics.fmean(row[name] for row in languages.values()), 4) for name in ALIGNMENT}
     seconds = time.perf_counter() - started
     text = {"aligner's text": [Path(path).name for path in args.train_data], "training_pairs": args.training_pairs}
     settings = {"data": args.data_dir, "text": _digest(aligned), **text}
-    content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
-    print(f"{PROTOCOL}\n\n{summary(numbers)}")
+    content = model_args.report(encoder, PROTOCOL, {"languages": languages, "mean": mean}, settings, seconds)
+    columns = (*COUNTS, *ALIGNMENT)
+    table = [[code, *map(row.get, columns)] for code, row in (languages | {"mean": mean}).items()]
+    print(f"{PROTOCOL}\n\n{text_table(['', *columns], table)}")
     if args.output_file:
         write_json(content, args.output_file)
         print(f"written to {args.output_file}")
-    return content
-
-
-def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
-    """Of the sentences, the words and the links: only models measured against the same can be compared."""
-    rows = [[code, pair.source, pair.target, pair.sure.tolist()] for code, pairs in aligned.items() for pair in pairs]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
 
 
 if __name__ == "__main__":

@@ -37,28 +37,9 @@ class FigureArguments:
     pair_line: int = field(default=216, metadata={"help": "Its line, counted from 1."})
 
 
-def run(argv: Sequence[str] | None = None) -> list[Path]:
-    """Draws as the command line `argv` says (None: the process's own); returns the pictures.
-
-    Raises:
-        ValueError: arguments or data that do not fit.
-        OSError: no such data or model.
-    """
-    (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
-    models = dict(model.split("=", 1) for model in args.models if "=" in model)
-    if len(models) != 2 or len(args.models) != 2:
-        raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
-    cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
-    language, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
-    if not 0 < args.pair_line <= len(rows):
-        raise UserError(f"--pair_line {args.pair_line}: {language} has lines 1 to {len(rows)}")
-    encoders = {name: SentenceEncoder.from_pretrained(path, "mean") for name, path in models.items()}
-    return [draw_clouds(encoders, cloud, args), draw_pair(encoders, rows[args.pair_line - 1], args)]
-
-
 def draw_clouds(
     encoders: dict[str, SentenceEncoder], text: tuple[str, list[tuple[str, str]]], args: FigureArguments
-) -> Path:
+) -> None:
     """Figure 1; prints the distance of the two clouds for each model."""
     language, rows = text
     sides = list(zip(*rows[: args.cloud_pairs], strict=True))
@@ -68,10 +49,9 @@ def draw_clouds(
     for name, distance in zip(encoders, distances, strict=True):
         print(f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart")
     print(f"written to {path}")
-    return path
 
 
-def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args: FigureArguments) -> Path:
+def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args: FigureArguments) -> None:
     """The heat maps; prints the links of each model."""
     states = {name: tuple(states_of_words(encoder, pair)) for name, encoder in encoders.items()}
     source, target = ([text[start:end] for start, end in word_spans(text)] for text in pair)
@@ -79,14 +59,23 @@ def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args:
     for name, links in plot_alignment(states, source, target, path).items():
         print(f"{name}: {', '.join(f'{source[i]}–{target[j]}' for i, j in links)}")
     print(f"written to {path}")
-    return path
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
+    """The command: draws both pictures."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
+    (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
+    models = dict(model.split("=", 1) for model in args.models if "=" in model)
+    if len(models) != 2 or len(args.models) != 2:
+        raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
+    cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
+    language, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
+    if not 0 < args.pair_line <= len(rows):
+        raise UserError(f"--pair_line {args.pair_line}: {language} has lines 1 to {len(rows)}")
+    encoders = {name: SentenceEncoder.from_pretrained(path, "mean") for name, path in models.items()}
+    draw_clouds(encoders, cloud, args)
+    draw_pair(encoders, rows[args.pair_line - 1], args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the data, by which `experiments.report --check` knows whether it is still the pi
 
 import hashlib
 import json
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,12 +65,9 @@ def save(picture: Picture, path: Path) -> None:
         figure.savefig(path, format="svg", metadata=metadata)
 
 
-def digest_of(path: Path) -> str | None:
-    """The digest of the data that a file was drawn from; None for no such file or another picture."""
-    if not path.is_file():
-        return None
-    found = re.search(rf"<dc:description>{DIGEST}(\w+)</dc:description>", path.read_text(encoding="utf-8"))
-    return found[1] if found else None
+def is_drawn(picture: Picture, path: Path) -> bool:
+    """Whether a file shows the data of today."""
+    return path.is_file() and f"<dc:description>{DIGEST}{picture.digest}<" in path.read_text(encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------------- data
@@ -93,8 +89,10 @@ def loss_data(study: Study) -> dict[str, Any]:
 
 def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]:
     """(pairs seen, mean over the seeds) at the steps that all of them logged."""
-    curves = [{line["step"] * each.pairs_a_step: line[key] for line in each.content["curve"] if key in line}
-              for each in outcomes]  # fmt: skip
+    curves = [
+        {line["step"] * each.pairs_a_step: line[key] for line in each.content["curve"] if key in line}
+        for each in outcomes
+    ]
     if not curves:
         return []
     shared = sorted(set(curves[0]).intersection(*curves))
@@ -133,9 +131,9 @@ def _values(study: Study, runs: Mapping[str, str], measure: Measure) -> dict[str
 
 def ablation_data(study: Study) -> dict[str, Any]:
     """Measure -> run -> differences to `base` by seed."""
-    others, found = [name for name in study.recipe.runs if name != "base"], {}
+    found = {}
     for measure in ablated(study):
-        differences = {name: list(study.differences(name, "base", measure).values()) for name in others}
+        differences = {name: list(each.values()) for name, each in study.minus_base(measure).items()}
         found[measure.label] = _present(differences)
     return _present(found)
 

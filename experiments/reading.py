@@ -10,19 +10,8 @@ from dap.files import read_object
 from experiments.recipes import Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 
-KEYS = (
-    "recipe",
-    "run",
-    "seed",
-    "learning_rate",
-    "record",
-    "train",
-    "dev",
-    "curve",
-    "evaluations",
-    "machine",
-    "versions",
-)
+IDENTITY = ("recipe", "run", "seed", "learning_rate")
+KEYS = (*IDENTITY, "record", "train", "dev", "curve", "evaluations", "machine", "versions")
 #: Settings of an evaluation that may differ between models that are compared: places, and what the model itself is.
 FREE = ("recipe", "data", "bucc", "train_data", "pooling")
 #: How the names of arguments begin that recipes may have and that cannot change the weights: no record has them.
@@ -67,7 +56,7 @@ def read_outcomes(results_dir: Path) -> dict[Path, Outcome]:
         content = read_object(path)
         if lacking := [key for key in KEYS if key not in content]:
             raise UserError(f"{path} has no {', '.join(lacking)}: it is no result of experiments.run")
-        outcome = Outcome(*(content[key] for key in KEYS[:4]), content)
+        outcome = Outcome(*(content[key] for key in IDENTITY), content)
         place = f"{outcome.recipe}/{outcome.run}-lr{outcome.learning_rate:g}/seed-{outcome.seed}.json"
         if path != results_dir / place:
             raise UserError(f"{path} is the result {place}: move it there, or away")
@@ -82,13 +71,13 @@ def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
     line = outcome.content.get("command") or [run.command]  # not known of the first results
     trained = {**outcome.content["record"], "command": line[0]}
     for key, value in (told | {"command": run.command}).items():
-        given = shlex.join(flags({key: value}))
         if isinstance(value, str) and "{" in value:  # a place
             continue
         if key in trained and trained[key] != value:
             raise UserError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")
         is_told = key in trained or key.startswith(HARMLESS) or len(line) == 1
-        if not is_told and f" {given} " not in f"{shlex.join(line)} ":
+        given = shlex.join(flags({key: value}))
+        if given and not is_told and f" {given} " not in f"{shlex.join(line)} ":
             raise UserError(f"{path}: trained without {given}: train it anew")
 
 
@@ -105,12 +94,11 @@ def require_alike(outcomes: Mapping[Path, Outcome], runs: Mapping[str, Run]) -> 
             if value == theirs:
                 continue
             what = about[0]
-            if isinstance(value, dict):
+            if isinstance(theirs, dict) and isinstance(value, dict):
                 part = min(key for key in theirs | value if theirs.get(key) != value.get(key))
                 what, theirs, value = f"{part} of {what}", theirs.get(part), value.get(part)
-            raise UserError(
-                f"{other} and {path} differ in {what} ({theirs!r} and {value!r}), which no recipe tells: make one anew"
-            )
+            values = f"{theirs!r} and {value!r}"
+            raise UserError(f"{other} and {path} differ in {what} ({values}), which no recipe tells: make one anew")
 
 
 def _of_training(outcome: Outcome, run: Run) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -18,7 +18,6 @@ data=... encoder=...`), or in an evaluation `{model}`, `{result}` and `{folder}`
 """
 
 import shlex
-import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,8 +89,7 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
     content = _content(path)
     evaluate = content.pop("evaluate", {})
     if places is not None:
-        for text in evaluate.values():
-            _check_places(text, {*places, *OWN}, path)
+        _filled(evaluate, {**places, **dict.fromkeys(OWN, "")}, path)  # here for its errors alone
         content = _filled(content, places, path)
     runs: dict[str, Run] = {}
     for name, own in content["runs"].items():
@@ -147,17 +145,12 @@ def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
         return [_filled(item, places, path) for item in value]
     if not isinstance(value, str):
         return value
-    _check_places(value, set(places), path)
-    return value.format(**places)
-
-
-def _check_places(text: str, known: set[str], path: Path) -> None:
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        return value.format(**places)
+    except KeyError as error:
+        raise UserError(f"{path}: {value!r} needs --places {error.args[0]}=...") from error
     except ValueError as error:
-        raise UserError(f"{path}: {text!r} has a brace alone ({error}): write it twice") from error
-    if lacking := sorted(names - known):
-        raise UserError(f"{path}: {text!r} needs --places {lacking[0]}=...")
+        raise UserError(f"{path}: {value!r} has a brace alone ({error}): write it twice") from error
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,6 @@ Shapes in the comments: `B` pairs of a batch, `W` processes that share it, `Q` q
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,19 +96,14 @@ def check(training: DAPTrainingArguments, processes: int) -> None:
         raise UserError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
 
 
-def run(argv: Sequence[str]) -> None:
-    """Trains as `train_dap.run` does, with the same errors and those of `check`."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: trains as `train_dap.run` does."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--released_processes", type=int, default=ReleasedDAP.processes)
     args, others = parser.parse_known_args(argv)
     check(parse_arguments(others)[2], args.released_processes)
     train_dap.run(others, released(args.released_processes), vars(args))
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    run(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

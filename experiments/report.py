@@ -17,7 +17,7 @@ from pathlib import Path
 from dap.commands import command
 from experiments.cost import cost_block
 from experiments.markdown import Cell, filled, paragraph, table
-from experiments.plots import digest_of, pictures, save
+from experiments.plots import is_drawn, pictures, save
 from experiments.reading import read_studies
 from experiments.statistics import (
     ORDER,
@@ -65,16 +65,17 @@ def comparison(
     study: Study,
     runs: Mapping[str, str],
     rows: Sequence[Measure],
-    heads: Mapping[str, list[Cell]] | None = None,
     against_tr: Collection[str] = AGAINST_TR,
+    is_headed: bool = True,
 ) -> str:
     """A row a measure, a column a run, and those of `against_tr` minus TR: mean, by seed, 95% of draws.
 
-    `heads` are rows above them.
+    With `is_headed` below what the runs' trainings were.
     """
     against = [label for label in runs if label in against_tr and label != "TR" and "TR" in runs]
     paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
-    lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
+    heads = _training(study, runs) if is_headed else {}
+    lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in heads.items()]
     for measure in rows:
         differences = [cell for label in against for cell in _paired(study, runs[label], runs["TR"], measure)]
         lines.append([measure.label, *_cells(study, runs, measure), *differences])
@@ -135,14 +136,14 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
     main = {label: name for label, name in runs.items() if label in ORDER}
     others = {label: name for label, name in runs.items() if label not in main}
     same_pairs = " ".join(["**The same number of pairs.**", _size_of_tatoeba(study)]).strip()
-    parts = [same_pairs, comparison(study, main, rows, _training(study, main))]
+    parts = [same_pairs, comparison(study, main, rows)]
     if others:
         measured = [row for row in rows if any(study.spread(name, row) for name in others.values())]
-        parts += ["**Controls and variants.**", comparison(study, others, measured, _training(study, others))]
+        parts += ["**Controls and variants.**", comparison(study, others, measured)]
     for whose, runs in study.same_time_runs().items():
         shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
         parts.append(f"**The same time as `{whose}`**, by CPU time a step.")
-        parts.append(comparison(study, runs, shared, _training(study, runs), runs))
+        parts.append(comparison(study, runs, shared, runs))
     return "\n\n".join(parts + _images(images, f"comparison-{study.name}.svg", f"loss-{study.name}.svg"))
 
 
@@ -160,18 +161,13 @@ def alignment_block(studies: Sequence[Study]) -> str:
     for study in studies:
         rows, runs = alignment_measures(study), study.main_runs()
         runs = {label: name for label, name in runs.items() if any(study.spread(name, row) for row in rows)}
+        reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
+        codes = sorted({code for report in reports for code in report.get("languages", {})})
+        of_each = [Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), True) for code in codes]
         if rows:
-            parts += [f"**{study.name}**", comparison(study, runs, rows), _alignment_by_language(study, runs)]
-    return "\n\n".join(parts) if parts else NOT_RUN
-
-
-def _alignment_by_language(study: Study, runs: Mapping[str, str]) -> str:
-    reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
-    rows = []
-    for code in sorted({code for report in reports for code in report.get("languages", {})}):
-        measure = Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), lower_is_better=True)
-        rows.append([measure.label, *_cells(study, runs, measure)])
-    return table(["", *runs], rows)
+            by_language = table(["", *runs], [[row.label, *_cells(study, runs, row)] for row in of_each])
+            parts += [f"**{study.name}**", comparison(study, runs, rows, is_headed=False), by_language]
+    return "\n\n".join(parts) or NOT_RUN
 
 
 # ------------------------------------------------------------------------------ searches and ablations
@@ -208,9 +204,7 @@ def ablation_note(study: Study) -> str:
     """What a difference is worth, as far as the runs with several seeds can tell."""
     deviations = []
     for measure in ablated(study):
-        spreads = [
-            spread(study.differences(name, "base", measure).values()) for name in study.recipe.runs if name != "base"
-        ]
+        spreads = [spread(each.values()) for each in study.minus_base(measure).values()]
         if several := [each for each in spreads if each and each.sd is not None]:
             freedom = sum(each.count - 1 for each in several)
             degrees = f"{freedom} degree{'s' * (freedom > 1)} of freedom"
@@ -228,8 +222,8 @@ def ablation_table(study: Study) -> str:
         group, _, value = name.partition("-")
         seeds, cells = len(study.final(name)), []
         for measure in columns:
-            minus_base = {} if name == "base" else study.differences(name, "base", measure)
-            cells += [number(study.spread(name, measure), seeds), number(spread(minus_base.values()), seeds, "+")]
+            difference = spread(study.minus_base(measure).get(name, {}).values())
+            cells += [number(study.spread(name, measure), seeds), number(difference, seeds, "+")]
         rows.append([group if group != before else "", value, seeds or "not run", *cells])
         before = group
     titles = [title for measure in columns for title in (measure.label, "minus base")]
@@ -339,8 +333,7 @@ def write(root: Path, is_checked: bool) -> list[str]:
         if stale:
             changes.append(f"{root / name}: {', '.join(stale)}")
     figures = root / "docs" / "figures"
-    redrawn = [name for name, picture in drawn.items() if digest_of(figures / name) != picture.digest]
-    changes += [f"{figures / name}: the picture" for name in redrawn]
+    changes += [f"{figures / name}: the picture" for name, each in drawn.items() if not is_drawn(each, figures / name)]
     if not is_checked:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")

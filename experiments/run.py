@@ -208,17 +208,17 @@ def commit(checkout: Path = ROOT) -> str | None:
     None for a folder that is no checkout, or where there is no git.
     """
 
-    def git(*arguments: str) -> str | None:
-        try:
-            found = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return None
-        return found.stdout.strip() if found.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
 
-    top, _, name = (git("rev-parse", "--show-toplevel", "HEAD") or "").partition("\n")
-    if not name or Path(top).resolve() != checkout.resolve():
+    try:
+        top, name = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
+        changes = git("status", "--porcelain", "--", "*.py", "*.yaml")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    if Path(top).resolve() != checkout.resolve():
         return None  # a copy within another project's checkout has not that one's commit
-    return name + ("-dirty" if git("status", "--porcelain", "--", "*.py", "*.yaml") else "")
+    return name + "-dirty" * bool(changes)
 
 
 def digest_of_weights(encoder: str | None) -> str | None:

@@ -129,14 +129,14 @@ def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = Fal
     >>> clear_best({"a": Spread(5.5, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
     'a'
     """
-    present = {name: each for name, each in spreads.items() if each is not None}
-    ranked = sorted(present, key=lambda name: present[name].mean, reverse=not lower_is_better)[:2]
+    present = [(name, each) for name, each in spreads.items() if each is not None]
+    ranked = sorted(present, key=lambda item: item[1].mean, reverse=not lower_is_better)
     if len(ranked) < 2:
         return None
-    best, following = (present[name] for name in ranked)
+    (name, best), (_, following) = ranked[:2]
     if min(best.count, following.count) < 3 or not (best.sd and following.sd):
         return None
-    return ranked[0] if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
+    return name if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
 
 
 def interval(differences: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -234,6 +234,10 @@ class Study:
         ours, theirs = self.values(name, measure), self.values(base, measure)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
+    def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
+        """Run -> seed -> its difference to `base`, of the other runs of an ablation."""
+        return {name: self.differences(name, "base", measure) for name in self.recipe.runs if name != "base"}
+
     def interval(self, name: str, base: str, measure: Measure) -> tuple[float, float] | None:
         """`interval` of a run minus another; None below two seeds and languages that both have."""
         ours, theirs = ({each.seed: each.languages(measure) for each in self.final(run)} for run in (name, base))
@@ -244,18 +248,14 @@ class Study:
 
     def missing(self) -> dict[str, str]:
         """Run -> which of its trainings and evaluations have no result, of those that lack one."""
-        found = {name: self._missing(run) for name, run in self.recipe.runs.items()}
-        return {name: "; ".join(parts) for name, parts in found.items() if parts}
-
-    def _missing(self, run: Run) -> list[str]:
-        done = {each.seed: each for each in self.final(run.name)}
-        parts = []
-        if left := [seed for seed in run.seeds if seed not in done]:
-            parts.append(f"training of {seeds(left)}")
-        for name in run.evaluate:
-            if left := [seed for seed, each in done.items() if name not in each.content["evaluations"]]:
-                parts.append(f"{name} of {seeds(left)}")
-        return parts
+        found = {}
+        for run in self.recipe.runs.values():
+            done = {each.seed: each.content["evaluations"] for each in self.final(run.name)}
+            left = {"training": [seed for seed in run.seeds if seed not in done]}
+            left |= {name: [seed for seed, has in done.items() if name not in has] for name in run.evaluate}
+            if parts := [f"{what} of {_seeds(numbers)}" for what, numbers in left.items() if numbers]:
+                found[run.name] = "; ".join(parts)
+        return found
 
 
 def label_of(run: Run) -> str:
@@ -266,8 +266,7 @@ def label_of(run: Run) -> str:
     return label + EDITS * bool(run.arguments.get("tr_hard_negatives"))
 
 
-def seeds(numbers: Sequence[int]) -> str:
-    """`seed 0` or `seeds 0, 1`."""
+def _seeds(numbers: Sequence[int]) -> str:
     return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 

@@ -111,29 +111,9 @@ def training_step(folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[st
     return step
 
 
-def measure(workspace: Workspace, repeats: int) -> None:
-    """Writes and prints what a step of each compared run costs.
-
-    Raises:
-        ValueError: nothing to measure, runs that cannot be compared, or a model that is not there.
-    """
-    runs = compared(workspace)
-    arguments = shared_arguments(runs)
-    folders = {name: model_folder(workspace, run) for name, run in runs.items()}
-    shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
-    data = {share: batches(arguments, next(iter(folders.values())), share) for share in {*shares.values()}}
-    how = bool(arguments["freeze_word_embeddings"]), bool(arguments["bf16"])
-    steps = {name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()}
-    found = alternate(steps, repeats, "cpu")
-    about = {"pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()}
-    write_json({"steps": found, **about}, workspace.timing)
-    for name, part in found.items():
-        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {repeats})")
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """The command: writes and prints what a step of each compared run costs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")
@@ -142,7 +122,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns")
     args = parser.parse_args(argv)
     recipe = read_recipe(args.recipe, parse_places(args.places))
-    measure(Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
+    workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+    runs = compared(workspace)
+    shared = shared_arguments(runs)
+    folders = {name: model_folder(workspace, run) for name, run in runs.items()}
+    shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
+    data = {share: batches(shared, next(iter(folders.values())), share) for share in {*shares.values()}}
+    how = bool(shared["freeze_word_embeddings"]), bool(shared["bf16"])
+    steps = {name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()}
+    found = alternate(steps, args.repeats, "cpu")
+    about = {"pairs": shared["total_train_batch_size"], "machine": machine(), "versions": versions()}
+    write_json({"steps": found, **about}, workspace.timing)
+    for name, part in found.items():
+        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")
 
 
 if __name__ == "__main__":
