@@ -48,12 +48,10 @@ class AlignmentArguments:
         metadata={"help": "Parallel text to train the aligner on; of several folders the first is used up first."}
     )
     languages: list[str] = field(metadata={"help": "Codes of languages with spaces between words."})
+    links_dir: str = field(metadata={"help": "Folder that keeps the links; those of the same text are not made anew."})
+    output_file: str = field(metadata={"help": "JSON file to write."})
     pairs: int = field(default=300, metadata={"help": "First pairs of each language to measure."})
     training_pairs: int = field(default=20000, metadata={"help": "Most pairs a language to train the aligner on."})
-    links_dir: str | None = field(
-        default=None, metadata={"help": "Folder that keeps the links; those of the same text are not made anew."}
-    )
-    output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
 
 
 def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
@@ -115,8 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = HfArgumentParser((EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0])
     model_args, args = parser.parse_args_into_dataclasses(args=argv)
-    if args.output_file:
-        check_outputs({"--output_file": args.output_file})
+    check_outputs({"--output_file": args.output_file})
     encoder = model_args.load()
     if not isinstance(encoder, SentenceEncoder):
         raise UserError(f"--model_name_or_path {model_args.model_name_or_path}: it gives no states of tokens")
@@ -132,9 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     columns = (*COUNTS, *ALIGNMENT)
     table = [[code, *map(row.get, columns)] for code, row in (languages | {"mean": mean}).items()]
     print(f"{PROTOCOL}\n\n{text_table(['', *columns], table)}")
-    if args.output_file:
-        write_json(content, args.output_file)
-        print(f"written to {args.output_file}")
+    write_json(content, args.output_file)
+    print(f"written to {args.output_file}")
 
 
 if __name__ == "__main__":

@@ -37,45 +37,33 @@ class FigureArguments:
     pair_line: int = field(default=216, metadata={"help": "Its line, counted from 1."})
 
 
-def draw_clouds(
-    encoders: dict[str, SentenceEncoder], text: tuple[str, list[tuple[str, str]]], args: FigureArguments
-) -> None:
-    """Figure 1; prints the distance of the two clouds for each model."""
-    language, rows = text
-    sides = list(zip(*rows[: args.cloud_pairs], strict=True))
-    states = [tuple(np.concatenate(encoder.encode_tokens(side)) for side in sides) for encoder in encoders.values()]
-    path = Path(args.output_dir, "token_states.png")
-    distances = plot_token_states(*states, path, NAMES.get(language, language), titles=tuple(encoders))
-    for name, distance in zip(encoders, distances, strict=True):
-        print(f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart")
-    print(f"written to {path}")
-
-
-def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args: FigureArguments) -> None:
-    """The heat maps; prints the links of each model."""
-    states = {name: tuple(states_of_words(encoder, pair)) for name, encoder in encoders.items()}
-    source, target = ([text[start:end] for start, end in word_spans(text)] for text in pair)
-    path = Path(args.output_dir, "alignment.png")
-    for name, links in plot_alignment(states, source, target, path).items():
-        print(f"{name}: {', '.join(f'{source[i]}–{target[j]}' for i, j in links)}")
-    print(f"written to {path}")
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: draws both pictures."""
+    """The command: draws both pictures, and prints the distance of each model's clouds and its links."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
     models = dict(model.split("=", 1) for model in args.models if "=" in model)
     if len(models) != 2 or len(args.models) != 2:
         raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
-    cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
-    language, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
+    language, cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
+    _, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
     if not 0 < args.pair_line <= len(rows):
-        raise UserError(f"--pair_line {args.pair_line}: {language} has lines 1 to {len(rows)}")
+        raise UserError(f"--pair_line {args.pair_line}: {args.pair_language} has lines 1 to {len(rows)}")
     encoders = {name: SentenceEncoder.from_pretrained(path, "mean") for name, path in models.items()}
-    draw_clouds(encoders, cloud, args)
-    draw_pair(encoders, rows[args.pair_line - 1], args)
+
+    clouds = Path(args.output_dir, "token_states.png")
+    sides = list(zip(*cloud[: args.cloud_pairs], strict=True))
+    states = [tuple(np.concatenate(encoder.encode_tokens(side)) for side in sides) for encoder in encoders.values()]
+    distances = plot_token_states(*states, clouds, NAMES.get(language, language), titles=tuple(encoders))
+    for name, distance in zip(encoders, distances, strict=True):
+        print(f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart")
+
+    heat_maps, pair = Path(args.output_dir, "alignment.png"), rows[args.pair_line - 1]
+    states = {name: tuple(states_of_words(encoder, pair)) for name, encoder in encoders.items()}
+    source, target = ([text[start:end] for start, end in word_spans(text)] for text in pair)
+    for name, links in plot_alignment(states, source, target, heat_maps).items():
+        print(f"{name}: {', '.join(f'{source[i]}–{target[j]}' for i, j in links)}")
+    print(f"written to {clouds} and {heat_maps}")
 
 
 if __name__ == "__main__":

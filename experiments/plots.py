@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.statistics import START, Measure, Outcome, Study, ablated, headline, spread
+from experiments.statistics import START, Outcome, Study, ablated, headline, spread
 
 #: Of Okabe and Ito's palette for all kinds of colour vision; line style and marker say the same again.
 STYLES = {"TR": ("#0072B2", "-", "o"), "TR+TLM": ("#E69F00", "--", "s"), "DAP": ("#D55E00", "-.", "^")}
@@ -37,28 +37,27 @@ class Picture:
 
 def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
     """File name -> plot, of everything that there are results for."""
-    made = {"learning-rates": Picture(search_data(studies), SEARCH_CAPTION, draw_search)}
+    made = {"learning-rates": Picture(_present(search_data(studies)), SEARCH_CAPTION, draw_search)}
     for study in studies:
         name = study.name
         if study.is_ablation:
-            made[name] = Picture(ablation_data(study), f"{name}: differences to `base`", draw_ablations)
+            made[name] = Picture(_present(ablation_data(study)), f"{name}: differences to `base`", draw_ablations)
         if study.is_comparison:
+            losses, numbers = _present(loss_data(study)), _present(comparison_data(study))
             caption = f"{name}: means, standard deviations and every seed"
-            made[f"loss-{name}"] = Picture(loss_data(study), f"{name}: training losses by pairs seen", draw_losses)
-            made[f"comparison-{name}"] = Picture(comparison_data(study), caption, draw_comparison)
+            made[f"loss-{name}"] = Picture(losses, f"{name}: training losses by pairs seen", draw_losses)
+            made[f"comparison-{name}"] = Picture(numbers, caption, draw_comparison)
     return {f"{name}.svg": picture for name, picture in made.items() if picture.data}
 
 
 def save(picture: Picture, path: Path) -> None:
     """Draws an SVG file, the same bytes for the same data and matplotlib."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     settings = {"svg.hashsalt": path.name, "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9}
     with rc_context(settings):
         figure = Figure(layout="constrained")
-        FigureCanvasSVG(figure)
         picture.draw(figure, picture.data)
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"Date": None, "Creator": None, "Description": DIGEST + picture.digest}
@@ -73,18 +72,20 @@ def is_drawn(picture: Picture, path: Path) -> bool:
 # ------------------------------------------------------------------------------------------------- data
 
 
-def _present(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not empty."""
+def _present(tree: Any) -> Any:
+    """Data without the parts that are empty."""
+    if not isinstance(tree, dict):
+        return tree
+    parts = {name: _present(part) for name, part in tree.items()}
     return {name: part for name, part in parts.items() if part}
 
 
 def loss_data(study: Study) -> dict[str, Any]:
     """Loss -> label -> points (pairs seen, mean over the seeds), of the runs that see the same number of pairs."""
     runs = {label: study.final(name) for label, name in study.main_runs().items() if label != START}
-    found = {}
-    for key, title in LOSSES.items():
-        found[title] = _present({label: mean_curve(outcomes, key) for label, outcomes in runs.items()})
-    return _present(found)
+    return {
+        title: {label: mean_curve(outcomes, key) for label, outcomes in runs.items()} for key, title in LOSSES.items()
+    }
 
 
 def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]:
@@ -101,14 +102,13 @@ def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]
 
 def search_data(studies: Sequence[Study]) -> dict[str, Any]:
     """Study -> label -> points (learning rate, accuracy)."""
-    found = {}
+    found: dict[str, Any] = {}
     for study in studies:
-        points = {}
         for label, name in study.main_runs().items():
             if (run := study.recipe.runs[name]).is_searched:
-                points[label] = [(rate, round(dev, 4)) for rate, dev in study.search(run).items() if dev is not None]
-        found[study.name] = _present(points)
-    return _present(found)
+                points = [(rate, round(dev, 4)) for rate, dev in study.search(run).items() if dev is not None]
+                found.setdefault(study.name, {})[label] = points
+    return found
 
 
 def comparison_data(study: Study) -> dict[str, Any]:
@@ -118,24 +118,22 @@ def comparison_data(study: Study) -> dict[str, Any]:
     for runs in study.same_time_runs().values():
         others = {label: name for label, name in runs.items() if name not in main.values()}
         same_time |= {name if label in same_time else label: name for label, name in others.items()}
-    found = {}
-    for measure in headline(study).values():
-        sets = {"same pairs": _values(study, main, measure), "same time": _values(study, same_time, measure)}
-        found[measure.label] = _present(sets)
-    return _present(found)
-
-
-def _values(study: Study, runs: Mapping[str, str], measure: Measure) -> dict[str, list[float]]:
-    return _present({label: list(study.values(name, measure).values()) for label, name in runs.items()})
+    sets = {"same pairs": main, "same time": same_time}
+    return {
+        measure.label: {
+            title: {label: list(study.values(name, measure).values()) for label, name in runs.items()}
+            for title, runs in sets.items()
+        }
+        for measure in headline(study).values()
+    }
 
 
 def ablation_data(study: Study) -> dict[str, Any]:
     """Measure -> run -> differences to `base` by seed."""
-    found = {}
-    for measure in ablated(study):
-        differences = {name: list(each.values()) for name, each in study.minus_base(measure).items()}
-        found[measure.label] = _present(differences)
-    return _present(found)
+    return {
+        measure.label: {name: list(each.values()) for name, each in study.minus_base(measure).items()}
+        for measure in ablated(study)
+    }
 
 
 # ---------------------------------------------------------------------------------------------- drawing

@@ -82,7 +82,7 @@ def is_trivial(source: str, target: str) -> bool:
 
 
 def reference(
-    pairs: Pairs, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str | None = None
+    pairs: Pairs, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str
 ) -> dict[str, list[AlignedPair]]:
     """Language code -> its first `wanted` pairs with silver links, from `folder` where it has those of this text.
 
@@ -91,7 +91,7 @@ def reference(
         train_data: parallel text, as training takes it; each file is shuffled, those given first are used up first.
         wanted: pairs to link.
         training_pairs: most pairs of `train_data` a language, of at most `LONGEST` words a side.
-        folder: where the links are kept; None keeps none.
+        folder: where the links are kept.
 
     Raises:
         ValueError: a language without spaces between words or without training text, or a file that holds no links.
@@ -103,13 +103,12 @@ def reference(
         raise UserError(f"{' '.join(absent)}: {', '.join(train_data)} holds {' '.join(found)} only")
     aligned = {}
     for code, rows in pairs.items():
-        path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json") if folder else None
-        if path and path.is_file():
-            aligned[code] = _read(path)
-            continue
-        aligned[code] = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
-        if path:
-            _write(aligned[code], path)
+        path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json")
+        if not path.is_file():
+            linked = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
+            links = [vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()} for pair in linked]
+            write_json({"pairs": links}, path)
+        aligned[code] = _read(path)
     return aligned
 
 
@@ -129,9 +128,9 @@ def link_pairs(
     source, target = zip(*everything, strict=True)
     often = [{word for word, n in Counter(chain(*side)).items() if n >= MIN_COUNT} for side in (source, target)]
     aligned = []
-    for row, links in enumerate(align_words(source, target, wanted)):
-        known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in links.sure]
-        aligned.append(AlignedPair(*rows[row], links.sure[np.array(known, bool)], links.possible))
+    for row, (sure, possible) in enumerate(align_words(source, target, wanted)):
+        known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in sure]
+        aligned.append(AlignedPair(*rows[row], sure[np.array(known, bool)], possible))
     return aligned
 
 
@@ -148,11 +147,6 @@ def _digest(rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted
     text = [(path.name, path.stat().st_size if path.is_file() else None) for path in places]
     chosen = [wanted, training_pairs, LONGEST, SEED, MIN_COUNT, ITERATIONS, NO_SOURCE, TENSION]
     return hashlib.sha256(json.dumps([rows, text, chosen]).encode()).hexdigest()[:12]
-
-
-def _write(pairs: Sequence[AlignedPair], path: Path) -> None:
-    rows = [vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()} for pair in pairs]
-    write_json({"pairs": rows}, path)
 
 
 def _read(path: Path) -> list[AlignedPair]:

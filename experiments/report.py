@@ -9,6 +9,7 @@ say.
 """
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -209,9 +210,8 @@ def ablation_note(study: Study) -> str:
             freedom = sum(each.count - 1 for each in several)
             degrees = f"{freedom} degree{'s' * (freedom > 1)} of freedom"
             deviations.append(f"{pooled_sd(several):.2f} ({measure.label}; {degrees})")
-    known = f"a standard deviation of {', '.join(deviations)}" if deviations else "a deviation that nothing tells"
     return f"""Percent; differences are of equal seeds. By the runs with several seeds, one seed's difference from
-    `base` has {known}."""
+    `base` has a standard deviation of {", ".join(deviations) or "unknown size"}."""
 
 
 def ablation_table(study: Study) -> str:
@@ -256,13 +256,9 @@ def machine_block(studies: Sequence[Study]) -> str:
     machines = [each["machine"] for each in contents]
     machines = [f"{each['gpu'] or each['cpu']}, threads: {each['threads']}" for each in machines]
     versions = [" ".join(f"{name} {found}" for name, found in each["versions"].items()) for each in contents]
-    commits = [_short_commit(each.get("commit")) for each in contents]
-    return f"{len(contents)} trainings. {_counted(machines)}. {_counted(versions)}. From {_counted(commits)}."
-
-
-def _short_commit(name: str | None) -> str:
-    commit, dash, mark = (name or "a commit that was not recorded").partition("-")
-    return (commit[:7] if name else commit) + dash + mark
+    commits = [each.get("commit") or "a commit that was not recorded" for each in contents]
+    short = [re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", commit) for commit in commits]
+    return f"{len(contents)} trainings. {_counted(machines)}. {_counted(versions)}. From {_counted(short)}."
 
 
 def _counted(words: Sequence[str]) -> str:
@@ -312,47 +308,30 @@ def documents(studies: Sequence[Study], images: Mapping[str, str], results_dir: 
     return {DOCS: made, "README.md": {"results-comparison": readme_block(studies)}}
 
 
-def write(root: Path, is_checked: bool) -> list[str]:
-    """Writes what differs from the results, or only finds it; returns one line a file that differs.
-
-    Args:
-        root: folder with `experiments/`, `docs/` and `README.md`, as in a checkout.
-        is_checked: write nothing.
-
-    Raises:
-        ValueError: result files, recipes or marks that do not fit.
-        OSError: no such document.
-    """
-    results = root / "experiments" / "results"
-    studies = read_studies(root / "experiments" / "recipes", results)
-    drawn = pictures(studies)
-    images = {name: f"![{picture.caption}](figures/{name})" for name, picture in drawn.items()}
-    changes, texts = [], {}
-    for name, blocks in documents(studies, images, results).items():
-        texts[root / name], stale = filled((root / name).read_text(encoding="utf-8"), blocks, root / name)
-        if stale:
-            changes.append(f"{root / name}: {', '.join(stale)}")
-    figures = root / "docs" / "figures"
-    changes += [f"{figures / name}: the picture" for name, each in drawn.items() if not is_drawn(each, figures / name)]
-    if not is_checked:
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        for name, picture in drawn.items():  # all, as the digest does not tell how they were drawn
-            save(picture, figures / name)
-    return changes
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """The command: writes what differs from the results, or with `--check` only finds it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="folder laid out as this checkout; default: itself")
     parser.add_argument("--check", action="store_true", help="write nothing; end with status 1 if it would")
     args = parser.parse_args(argv)
-    changes = write(args.root, args.check)
+    results, figures = args.root / "experiments" / "results", args.root / "docs" / "figures"
+    studies = read_studies(args.root / "experiments" / "recipes", results)
+    drawn = pictures(studies)
+    images = {name: f"![{picture.caption}](figures/{name})" for name, picture in drawn.items()}
+    changes, texts = [], {}
+    for path, blocks in ((args.root / name, each) for name, each in documents(studies, images, results).items()):
+        texts[path], stale = filled(path.read_text(encoding="utf-8"), blocks, path)
+        changes += [f"{path}: {', '.join(stale)}"] if stale else []
+    changes += [f"{figures / name}: the picture" for name, each in drawn.items() if not is_drawn(each, figures / name)]
     if args.check and changes:
         lines = "\n".join(changes)
         sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m experiments.report`")
+    if not args.check:
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        for name, picture in drawn.items():  # all, as the digest does not tell how they were drawn
+            save(picture, figures / name)
     print("\n".join(f"written: {each}" for each in changes) or "everything is as the results say")
 
 

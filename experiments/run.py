@@ -86,10 +86,11 @@ class Workspace:
 
     def learning_rate(self, run: Run) -> float | None:
         """What the recipe says, or the best of its search; None while that has not ended."""
-        return self.recipe.learning_rate(run, lambda run, rate: self.score(Job(run, run.seeds[0], rate, ())))
+        return self.recipe.learning_rate(run, self.score)
 
-    def score(self, job: Job) -> float | None:
+    def score(self, run: Run, rate: float) -> float | None:
         """The accuracy on held-out pairs that chooses learning rates; None for a training that has not ended."""
+        job = Job(run, run.seeds[0], rate, ())
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
             return None
@@ -99,20 +100,20 @@ class Workspace:
         return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """The arguments of the training command, but for its folder."""
-        own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
-        if job.run.same_time_as is not None:
-            own["max_steps"] = round(own["max_steps"] * self.relative_cost(job.run))
-        return own
+        """The arguments of the training command, but for its folder.
 
-    def relative_cost(self, run: Run) -> float:
-        """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
-        if run.same_time_as == run.like:
-            return 1.0
-        steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
-        if lacking := {run.same_time_as, run.like} - set(steps):
-            raise UserError(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
-        return steps[run.same_time_as]["cpu"] / steps[run.like]["cpu"]
+        A run of the same time has as many steps as `experiments.timing` found those of `same_time_as` to be worth.
+        """
+        own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
+        like, timed = job.run.like, job.run.same_time_as
+        if timed not in (None, like):
+            steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
+            if lacking := {timed, like} - set(steps):
+                raise UserError(
+                    f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it"
+                )
+            own["max_steps"] = round(own["max_steps"] * (steps[timed]["cpu"] / steps[like]["cpu"]))
+        return own
 
     # ---------------------------------------------------------------------------------------- doing it
 

@@ -11,7 +11,6 @@ sentence or with none, `K` distinct (source word, target word), `L` links of a p
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import count, islice
 
@@ -20,6 +19,7 @@ import numpy as np
 from dap.errors import UserError
 
 Sentences = Sequence[Sequence[str]]
+Links = tuple[np.ndarray, np.ndarray]
 
 ITERATIONS = 5
 #: Probability that a target word comes from no source word, as in fast_align.
@@ -29,30 +29,21 @@ NO_SOURCE = 0.08
 TENSION = 2.0
 
 
-@dataclass(frozen=True)
-class Links:
-    """The links of one sentence pair: (source word, target word), counted from 0, ascending.
-
-    Attributes:
-        sure: (L, 2) int64, found in both directions.
-        possible: (L', 2) int64, found in one direction or both.
-    """
-
-    sure: np.ndarray
-    possible: np.ndarray
-
-
 def align_words(source: Sentences, target: Sentences, wanted: int | None = None) -> list[Links]:
-    """The links of the first `wanted` pairs (all by default), by an aligner trained on all pairs.
+    """Sure and possible links of the first `wanted` pairs (all by default), by an aligner trained on all pairs.
 
     >>> found = align_words([["das", "haus"], ["das", "buch"]], [["the", "house"], ["the", "book"]])
-    >>> [links.sure.tolist() for links in found]
+    >>> [sure.tolist() for sure, _ in found]
     [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
 
     Args:
         source: P sentences as words; equal strings are equal words, so lower-case them first.
         target: P sentences, row i the translation of row i.
         wanted: pairs whose links are returned.
+
+    Returns:
+        For each pair two arrays (L, 2) int64 of a source and a target word, counted from 0, ascending: the links found
+        in both directions, and those found in one direction or both.
 
     Raises:
         ValueError: unequal numbers of sentences.
@@ -63,8 +54,8 @@ def align_words(source: Sentences, target: Sentences, wanted: int | None = None)
     for forward, backward in islice(zip(generating_words(source, target), generating_words(target, source)), wanted):
         one = {(int(i), j) for j, i in enumerate(forward) if i >= 0}
         other = {(i, int(j)) for i, j in enumerate(backward) if j >= 0}
-        both = (np.array(sorted(links), np.int64).reshape(-1, 2) for links in (one & other, one | other))
-        aligned.append(Links(*both))
+        sure, possible = (np.array(sorted(links), np.int64).reshape(-1, 2) for links in (one & other, one | other))
+        aligned.append((sure, possible))
     return aligned
 
 

@@ -253,7 +253,10 @@ class Study:
             done = {each.seed: each.content["evaluations"] for each in self.final(run.name)}
             left = {"training": [seed for seed in run.seeds if seed not in done]}
             left |= {name: [seed for seed, has in done.items() if name not in has] for name in run.evaluate}
-            if parts := [f"{what} of {_seeds(numbers)}" for what, numbers in left.items() if numbers]:
+            named = {
+                what: f"seed{'s' * (len(few) > 1)} {', '.join(map(str, few))}" for what, few in left.items() if few
+            }
+            if parts := [f"{what} of {few}" for what, few in named.items()]:
                 found[run.name] = "; ".join(parts)
         return found
 
@@ -264,10 +267,6 @@ def label_of(run: Run) -> str:
         return START
     label = LABELS.get(run.arguments.get("objective"), run.name)
     return label + EDITS * bool(run.arguments.get("tr_hard_negatives"))
-
-
-def _seeds(numbers: Sequence[int]) -> str:
-    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 # -------------------------------------------------------------------------------------------------- measures
