@@ -244,7 +244,7 @@ def missing_block(studies: Sequence[Study]) -> str:
         if not study.outcomes:
             lines.append(f"- `{study.name}`: nothing of it was run")
         else:
-            lines += [f"- `{study.name}`, `{name}`: {what}" for name, what in study.missing().items()]
+            lines += [f"- `{study.name}`, `{name}`: {'; '.join(parts)}" for name, parts in study.missing().items()]
     return "\n".join(lines) or "Everything that the recipes ask for was run."
 
 

@@ -246,18 +246,17 @@ class Study:
             return None
         return interval([[ours[seed][code] - theirs[seed][code] for code in ours[seed]] for seed in seeds])
 
-    def missing(self) -> dict[str, str]:
+    def missing(self) -> dict[str, list[str]]:
         """Run -> which of its trainings and evaluations have no result, of those that lack one."""
-        found = {}
+        found: dict[str, list[str]] = {}
         for run in self.recipe.runs.values():
             done = {each.seed: each.content["evaluations"] for each in self.final(run.name)}
             left = {"training": [seed for seed in run.seeds if seed not in done]}
             left |= {name: [seed for seed, has in done.items() if name not in has] for name in run.evaluate}
-            named = {
-                what: f"seed{'s' * (len(few) > 1)} {', '.join(map(str, few))}" for what, few in left.items() if few
-            }
-            if parts := [f"{what} of {few}" for what, few in named.items()]:
-                found[run.name] = "; ".join(parts)
+            for what, numbers in left.items():
+                if numbers:
+                    plural = "s" * (len(numbers) > 1)
+                    found.setdefault(run.name, []).append(f"{what} of seed{plural} {', '.join(map(str, numbers))}")
         return found
 
 
