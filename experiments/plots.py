@@ -150,8 +150,8 @@ def _lines(figure: Any, data: Mapping[str, Any], width: float, is_marked: bool) 
     for title, axes in panels.items():
         for position, (label, points) in enumerate(data[title].items()):
             colour, style, marker = _style(label, position)
-            how = {"color": colour, "marker": marker if is_marked else None, "label": label}
-            axes.plot(*zip(*points, strict=True), style, **how)
+            marker = marker if is_marked else None
+            axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, label=label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
         axes.set_title(title)

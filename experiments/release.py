@@ -78,11 +78,6 @@ class ReleasedDAP(DAPForPreTraining):
             self.__class__ = own
 
 
-def released(processes: int) -> type[ReleasedDAP]:
-    """The class for so many processes."""
-    return type("ReleasedDAP", (ReleasedDAP,), {"processes": processes})
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: trains as `train_dap.run` does, with batches that one process takes whole and W can share."""
@@ -97,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{given} are simulated in one process, not in {training.world_size}: start one")
     if training.mini_batch_size is not None:
         raise UserError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
-    train_dap.run(others, released(args.released_processes), vars(args))
+    train_dap.run(others, type("ReleasedDAP", (ReleasedDAP,), {"processes": args.released_processes}), vars(args))
 
 
 if __name__ == "__main__":

@@ -39,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     sample = {}
     for code, text in load_bitext(args.train_data).items():
-        spread = np.linspace(0, len(text) - 1, min(len(text), PAIRS)).astype(int)
-        sample[code] = text.select(spread)
+        sample[code] = text.select(np.linspace(0, len(text) - 1, min(len(text), PAIRS)).astype(int))
     counts = token_counts(tokenize_bitext(sample, tokenizer, LENGTH), tokenizer)  # (V,)
     print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
 

@@ -117,20 +117,16 @@ def test_equal_words_and_punctuation_do_not_count(tiny_bert_dir: Path) -> None:
 def test_report_of_the_command_and_links_that_are_kept(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train, links, report = tmp_path / "train", tmp_path / "links", tmp_path / "new" / "alignment.json"
-    train.mkdir()
-    for code in LANGUAGES:
-        text = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs(code, 150, seed=1))
-        (train / f"{code}-en.tsv").write_text(text, encoding="utf-8")
-    argv = f"--model_name_or_path {tiny_bert_dir} --pooling mean --train_data {train} --data_dir {bitext_dir}".split()
-    argv += f"--pairs 40 --links_dir {links} --output_file {report} --languages".split()
+    links, report = tmp_path / "links", tmp_path / "new" / "alignment.json"
+    argv = f"--model_name_or_path {tiny_bert_dir} --pooling mean --data_dir {bitext_dir} --train_data {bitext_dir}"
+    argv = f"{argv} --pairs 40 --links_dir {links} --output_file {report} --languages".split()
     alignment.main([*argv, *LANGUAGES])
     made = json.loads(report.read_text())
     assert "SILVER" in made["protocol"]
     assert "SILVER" in capsys.readouterr().out
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     pairs = {code: synthetic_pairs(code) for code in LANGUAGES}
-    linked = reference(pairs, [str(train)], 40, 20000, str(tmp_path / "other links"))
+    linked = reference(pairs, [str(bitext_dir)], 40, 20000, str(tmp_path / "other links"))
     assert made["languages"] == {code: measure(encoder, linked[code]) for code in LANGUAGES}
     errors = [numbers["AER"] for numbers in made["languages"].values()]
     assert made["mean"]["AER"] == pytest.approx(np.mean(errors), abs=1e-3)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from conftest import REPOSITORY, results
 from transformers import BertConfig
@@ -66,23 +65,16 @@ def finish(folder: Path, accuracy: float = 50.0) -> None:
         write_json(content, folder / name)
 
 
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands run in this process; the list is of those that ran."""
+def test_a_study_is_carried_out_once(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[list[str]] = []
 
     def execute_here(arguments: Sequence[str], log: Path) -> None:
         ran.append([*arguments])
-        commands = {"train_dap.py": train_dap.run, "eval_retrieval.py": eval_retrieval.run}
-        commands[arguments[0]](list(arguments[1:]))
+        {"train_dap.py": train_dap, "eval_retrieval.py": eval_retrieval}[arguments[0]].run([*arguments[1:]])
 
     monkeypatch.setattr(runner, "execute", execute_here)
-    return ran
-
-
-def test_a_study_is_carried_out_once(
-    in_process: list[list[str]], tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
-) -> None:
     data = tmp_path / "a {folder} with spaces"
     shutil.copytree(bitext_dir, data)
     train = {"model_name_or_path": "{encoder}", "train_data": "{data}", "max_steps": 2, "dev_pairs": 10, "seed": 7}
@@ -98,7 +90,7 @@ def test_a_study_is_carried_out_once(
         runner.main(argv)
     timing.main([*argv, "--repeats", "1"])
     runner.main(argv)
-    assert [line[0] for line in in_process] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
+    assert [line[0] for line in ran] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
 
     folder, collected = tmp_path / "study/dap-lr0.001/seed-3", tmp_path / "results/study/dap-lr0.001/seed-3.json"
     content = json.loads(collected.read_text())
@@ -110,16 +102,15 @@ def test_a_study_is_carried_out_once(
     trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
     assert (trained["--seed"], trained["--learning_rate"], trained["--max_steps"]) == ("3", "0.001", "2")
     assert content["encoder"] == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]
-    assert content["machine"]["threads"] == torch.get_num_threads()
     assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
 
     before = collected.stat().st_ino  # another file takes its place when it is written
     runner.main(argv)
-    assert len(in_process) == 5
+    assert len(ran) == 5
     assert collected.stat().st_ino == before
     shutil.rmtree(folder / "found")  # as if killed after the training
     runner.main(argv)
-    assert [line[0] for line in in_process[5:]] == ["eval_retrieval.py"]
+    assert [line[0] for line in ran[5:]] == ["eval_retrieval.py"]
     assert json.loads(collected.read_text())["record"] == content["record"]
 
 
@@ -165,26 +156,15 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(study: Callab
     assert timing.compared(workspace).keys() == {"dap", "tr"}
 
 
-def test_a_run_of_the_past_is_read_and_not_trained(study: Callable[..., Workspace]) -> None:
-    workspace = study(runs={"tr": None, "old": {"past": True, "an_argument_that_is_gone": 3, "learning_rate": 0.5}})
-    assert workspace.recipe.runs["old"].arguments["an_argument_that_is_gone"] == 3
-    assert {job.run.name for job in runner.in_order(workspace, None)} == {"tr"}
-
-
-@pytest.mark.parametrize(
-    ("train", "own", "message"),
-    [
-        ({}, {}, "dap has no total_train_batch_size"),
-        ({"total_train_batch_size": 8}, {"language_mix": "uniform"}, "dap has language_mix='uniform', tr 'natural'"),
-    ],
-)
-def test_only_runs_that_share_their_batches_are_timed(
-    train: dict[str, int], own: dict[str, str], message: str, study: Callable[..., Workspace]
-) -> None:
-    runs = {"tr": None, "dap": own, "same": {"like": "tr", "same_time_as": "dap"}}
-    workspace = study(train={"learning_rate": 0.5, "max_steps": 100, "train_data": "d", **train}, runs=runs)
-    with pytest.raises(ValueError, match=message):
-        timing.shared_arguments(timing.compared(workspace))
+def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Workspace]) -> None:
+    train = {"learning_rate": 0.5, "max_steps": 100, "train_data": "d"}
+    sized, mixed = {"total_train_batch_size": 8}, {"language_mix": "uniform"}
+    lacking, unlike = "dap has no total_train_batch_size", "dap has language_mix='uniform', tr 'natural'"
+    for more, own, message in (({}, {}, lacking), (sized, mixed, unlike)):
+        runs = {"tr": None, "dap": own, "same": {"like": "tr", "same_time_as": "dap"}}
+        workspace = study(train=train | more, runs=runs)
+        with pytest.raises(ValueError, match=message):
+            timing.shared_arguments(timing.compared(workspace))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +206,9 @@ def test_what_fails_is_named_what_is_held_is_left_and_the_others_go_on(
     study: Callable[..., Workspace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {"bad": {"command": "json.tool", "objective": "t r"}, "damaged": None, "held": None, "good": None}
+    runs["old"] = {"past": True, "an_argument_that_is_gone": 3}
     workspace = study(runs=runs)
-    bad, damaged, held, good = (job_of(workspace, name) for name in workspace.recipe.runs)
+    bad, damaged, held, good, _ = (job_of(workspace, name) for name in runs)
     for job in (damaged, held, good):
         finish(workspace.folder(job))
     (workspace.folder(damaged) / FINISHED).write_text("")
@@ -237,8 +218,9 @@ def test_what_fails_is_named_what_is_held_is_left_and_the_others_go_on(
     assert of_the_command == f"{bad.name}: json.tool ended with status 2: see {log}"
     assert "-m json.tool --learning_rate 1.0 --objective 't r' --seed 0" in log.read_text()
     assert of_the_folder.startswith(f"{damaged.name}: {workspace.folder(damaged) / FINISHED}: no JSON")
-    argv = [str(tmp_path / "recipe.yaml"), "--output_dir", str(workspace.runs_dir), "--only", "bad", "held", "good"]
-    runner.main([*argv, "--results_dir", str(workspace.results_dir), "--list"])
+    options = {"--output_dir": workspace.runs_dir, "--results_dir": workspace.results_dir, "--only": "bad"}
+    argv = [str(part) for option in options.items() for part in option]
+    runner.main([str(tmp_path / "recipe.yaml"), "--list", *argv, "held", "good", "old"])
     assert capsys.readouterr().out.splitlines() == [
         f"{bad.name}: begun", f"{held.name}: not collected", f"{good.name}: done"
     ]  # fmt: skip
@@ -312,13 +294,11 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
 
 def test_the_script_for_a_gpu_goes_on_where_it_was(tmp_path: Path) -> None:
     python = tmp_path / "python"  # writes down what it is asked to run, and says how far a study is
-    python.write_text(
-        """#!/bin/sh
-echo "$@" >> asked
+    python.write_text(f"""#!/bin/sh
+echo "$@" >> {tmp_path}/asked
 [ "$2" = benchmarks.gpu ] && mkdir -p "$4"
-case "$*" in *--list) cat progress;; esac
-""".replace("asked", f"{tmp_path}/asked").replace("progress", f"{tmp_path}/progress")
-    )
+case "$*" in *--list) cat {tmp_path}/progress;; esac
+""")
     python.chmod(0o755)
     environment = os.environ | {"ENCODER": ".", "DATA": ".", "OUT": "out", "PYTHON": str(python)}
     script = ["bash", str(REPOSITORY / "experiments" / "gpu.sh")]
