@@ -22,7 +22,6 @@ from experiments.plots import is_drawn, pictures, save
 from experiments.reading import read_studies
 from experiments.statistics import (
     ORDER,
-    PAPER_LABELS,
     START,
     Measure,
     Spread,
@@ -39,7 +38,6 @@ from experiments.statistics import (
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = "docs/reproduction.md"
 ABSENT, NOT_RUN = "–", "Not run yet."
-PAPER_ENCODERS = ("mBERT", "XLM-R")
 AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
 #: Study -> the runs that README shows, at most six in all.
 README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW"), "edits": ("TR", "TR+BOW+edits")}
@@ -71,7 +69,7 @@ def comparison(
 ) -> str:
     """A row a measure, a column a run, and those of `against_tr` minus TR: mean, by seed, 95% of draws.
 
-    With `is_headed` below what the runs' trainings were.
+    `is_headed`: what the runs' trainings were stands above.
     """
     against = [label for label in runs if label in against_tr and label != "TR" and "TR" in runs]
     paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
@@ -118,8 +116,7 @@ def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
 def paper_block(studies: Sequence[Study]) -> str:
     """The paper's numbers for every measure of the studies that it has."""
     rows = {each.label: each.paper for study in studies if study.is_comparison for each in measures(study)}
-    trained = ["", *(f"+{label}" for label in PAPER_LABELS.values())]
-    models = [f"{encoder}{more}" for encoder in PAPER_ENCODERS for more in trained]
+    models = [f"{encoder}{more}" for encoder in ("mBERT", "XLM-R") for more in ("", "+TR", "+TR+TLM", "+DAP")]
     lines = []
     for label, paper in rows.items():
         if paper:
@@ -149,11 +146,12 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
 
 
 def _size_of_tatoeba(study: Study) -> str:
-    reports = (each.content["evaluations"].get("tatoeba") for each in study.outcomes)
-    for cut in (report["settings"].get("max_pairs") for report in reports if report):  # the same of all
-        kept = f"the first {cut} pairs of each language, which is easier than all" if cut else "all pairs"
-        return f"Tatoeba: {kept}."
-    return ""
+    evaluations = [each.content["evaluations"] for each in study.outcomes]
+    settings = [each["tatoeba"]["settings"] for each in evaluations if "tatoeba" in each]  # the same of all
+    if not settings:
+        return ""
+    cut = settings[0].get("max_pairs")
+    return f"Tatoeba: {f'the first {cut} pairs of each language, which is easier than all' if cut else 'all pairs'}."
 
 
 def alignment_block(studies: Sequence[Study]) -> str:
@@ -253,8 +251,8 @@ def machine_block(studies: Sequence[Study]) -> str:
     contents = [each.content for study in studies for each in study.outcomes]
     if not contents:
         return NOT_RUN
-    machines = [each["machine"] for each in contents]
-    machines = [f"{each['gpu'] or each['cpu']}, threads: {each['threads']}" for each in machines]
+    found = [each["machine"] for each in contents]
+    machines = [f"{each['gpu'] or each['cpu']}, threads: {each['threads']}" for each in found]
     versions = [" ".join(f"{name} {found}" for name, found in each["versions"].items()) for each in contents]
     commits = [each.get("commit") or "a commit that was not recorded" for each in contents]
     short = [re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", commit) for commit in commits]
@@ -322,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     changes, texts = [], {}
     for path, blocks in ((args.root / name, each) for name, each in documents(studies, images, results).items()):
         texts[path], stale = filled(path.read_text(encoding="utf-8"), blocks, path)
-        changes += [f"{path}: {', '.join(stale)}"] if stale else []
+        if stale:
+            changes.append(f"{path}: {', '.join(stale)}")
     changes += [f"{figures / name}: the picture" for name, each in drawn.items() if not is_drawn(each, figures / name)]
     if args.check and changes:
         lines = "\n".join(changes)

@@ -21,8 +21,7 @@ LARGEST = TATOEBA_GROUPS[-1]
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
-PAPER_LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
-LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
+LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP", "tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
 EDITS = "+edits"  # of those with targets of which a word is changed
 ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
@@ -281,8 +280,8 @@ def measures(study: Study) -> list[Measure]:
     for direction, arrow in DIRECTIONS.items():
         for column, group in enumerate(TATOEBA_GROUPS):
             paper = {model: row[direction][column] for model, row in PAPER_TATOEBA.items()}
-            path, by_language = f"tatoeba/averages/{group}/{direction}", f"tatoeba/languages/*/{direction}"
-            by_language *= group == LARGEST
+            path = f"tatoeba/averages/{group}/{direction}"
+            by_language = f"tatoeba/languages/*/{direction}" if group == LARGEST else ""
             found.append(Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper, by_language=by_language))
     for name in sorted(study.recipe.evaluate):
         reports = [each.content["evaluations"].get(name) for each in study.outcomes]

@@ -16,7 +16,6 @@ from dap.text import load_bitext
 from dap.training import token_counts, tokenize_bitext
 
 PAIRS = 700  # of each language, spread over its text
-LENGTH = 32  # tokens, as in training
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sample = {}
     for code, text in load_bitext(args.train_data).items():
         sample[code] = text.select(np.linspace(0, len(text) - 1, min(len(text), PAIRS)).astype(int))
-    counts = token_counts(tokenize_bitext(sample, tokenizer, LENGTH), tokenizer)  # (V,)
+    counts = token_counts(tokenize_bitext(sample, tokenizer, 32), tokenizer)  # (V,)
     print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
 
 
