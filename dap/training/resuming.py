@@ -85,7 +85,7 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
 def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     """Whether a checkpoint's record is another than that of the run that was last begun in the folder."""
     records = folder / RECORD, checkpoint / RECORD
-    return all(record.exists() for record in records) and read_json(records[0]) != read_json(records[1])
+    return all(record.exists() for record in records) and bool(differences(*map(read_json, records)))
 
 
 def missing_parts(checkpoint: Path) -> list[str]:

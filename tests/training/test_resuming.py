@@ -164,7 +164,7 @@ def test_what_does_not_change_the_weights_may_differ(stopped: list[str], tmp_pat
     (tmp_path / "run" / RECORD).write_text(json.dumps(record))
     run([*stopped[:3], text, *stopped[4:-1], out, *free])
     assert state(tmp_path / "run")["global_step"] == 4
-    assert [line["step"] for line in state(tmp_path / "run")["log_history"] if "loss" in line][-2:] == [3, 4]
+    assert [line["step"] for line in state(tmp_path / "run")["log_history"] if "loss" in line] == [3, 4]
 
 
 def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> None:
