@@ -50,6 +50,7 @@ from dap.languages import base_language
 from dap.reports import (
     PAPER_MODELS,
     TATOEBA_GROUPS,
+    drawable_languages,
     paper_table,
     plot_accuracies,
     read_report,
@@ -319,6 +320,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     name = model_args.model_name_or_path
     is_main = launched().is_main_process
     earlier = {"before": read_report(data_args.before)} if data_args.before else {}
+    if earlier and not drawable_languages(earlier["before"]):
+        raise UserError(f"--before {data_args.before}: no accuracies by language; give a report of eval_retrieval.py")
     inputs = [*map(disk_path, files), *filter(None, [data_args.before])]
     with guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main), cluster.connect():
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)

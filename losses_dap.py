@@ -332,7 +332,8 @@ def sampled_cross_entropy(
         size: V, number of ids in the vocabulary.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        hidden, own_weight, weight = (at_least_float32(value) for value in (hidden, own_weight, weight))
+        given = hidden, own_weight, own_bias, weight, bias
+        hidden, own_weight, own_bias, weight, bias = map(at_least_float32, given)
         label = (hidden * own_weight).sum(-1) + own_bias  # (T,)
         logits = torch.addmm(bias, hidden, weight.T).masked_fill(own, float("-inf"))  # (T, N)
         factor = (size - 1) / (~own).sum(-1)  # (T,): how many ids a drawn one stands for

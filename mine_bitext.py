@@ -144,6 +144,8 @@ def _check(args: MiningArguments, files: Sequence[str]) -> None:
         args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
     elif args.pair or args.protocol:
         raise UserError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
+    elif args.score_only and args.retrieval != "max":
+        raise UserError(f"--retrieval {args.retrieval} is for mining: --score_only takes the pairs as they are")
     elif len(files) != 2:
         raise UserError(f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc")
 

@@ -47,7 +47,7 @@ from dap.text import disk_path, find_bitext
 
 logger = logging.getLogger(__name__)
 
-VERSION = 6  # of the work folder and the result; another one does not go on with a run of this
+VERSION = 7  # of the work folder and the result; another one does not go on with a run of this
 
 
 @dataclass

@@ -106,6 +106,8 @@ def check_run(
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
         raise UserError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
+    if data.streaming and training.max_steps < 1:
+        raise UserError("--streaming reads text again and again, without epochs: give --max_steps.")
     if not dev and training.eval_strategy != "no":
         raise UserError(
             f"eval_strategy={str(training.eval_strategy.value)!r}, but there are no dev pairs: raise --dev_pairs, "
@@ -118,14 +120,14 @@ def check_metric(
     data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
 ) -> None:
     """Raise `ValueError` where no evaluation gives the metric that chooses the best model, or it cannot change."""
-    name, chooses = training.metric_for_best_model, training.load_best_model_at_end or training.early_stopping_patience
+    name = training.metric_for_best_model
     readers = [objective.name for objective in model.objectives if objective.name in READERS]
     known = [f"eval_{reader}_{measure}" for reader in readers for measure in ("loss", "source_nats")]
     directions = [way for code in dev for way in (f"{code}-{data.target_language}", f"{data.target_language}-{code}")]
     known = ["eval_mean_accuracy", *known, *(f"eval_{way}_accuracy" for way in directions)]
-    if chooses and f"eval_{name.removeprefix('eval_')}" not in known:
+    if training.chooses and f"eval_{name.removeprefix('eval_')}" not in known:
         raise UserError(f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ...")
-    if chooses and training.freeze_encoder and name.endswith("accuracy"):
+    if training.chooses and training.freeze_encoder and name.endswith("accuracy"):
         instead = f"give eval_{readers[0]}_loss, or " if readers else ""
         raise UserError(
             f"metric_for_best_model={name!r} stays as it is under --freeze_encoder: {instead}leave "

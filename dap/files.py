@@ -73,7 +73,7 @@ def whole_file(path: str | Path, needed: int | None = None, remedy: str = KEPT) 
     Raises:
         DiskFullError: as `disk_full`.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk_full(path, needed, remedy):
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)

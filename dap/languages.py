@@ -1,4 +1,6 @@
-"""Language codes of the 36 languages of XTREME's Tatoeba benchmark, and the paper's groups of them."""
+"""Language codes of the 36 languages of XTREME's Tatoeba benchmark, the paper's groups of them, and letters."""
+
+import unicodedata
 
 from dap.errors import UserError
 
@@ -98,3 +100,17 @@ def base_language(code: str) -> str:
     """
     base = code.strip().lower().replace("_", "-").split("-")[0]
     return _TO_ISO1.get(base, base)
+
+
+def is_letter(character: str) -> bool:
+    """Whether a character tells words apart: a letter, a digit or a vowel sign of Indic and other scripts.
+
+    Accents that stand alone and the points of Arabic and Hebrew, which many texts leave out, do not.
+
+    >>> [is_letter(character) for character in ("ß", "7", "ी", "ื", "-", "\u0301", "\u064b")]
+    [True, True, True, True, False, False, False]
+    """
+    if character.isalnum():
+        return True
+    kind = unicodedata.combining(character)  # 10 to 36: points of Hebrew, Arabic and Syriac; from 200 on: accents
+    return unicodedata.category(character) in ("Mc", "Mn") and (kind < 10 or 36 < kind < 200)

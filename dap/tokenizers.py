@@ -20,6 +20,14 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
+    """Raise `UserError` for a length that leaves no token of the text between CLS, a prefix and SEP."""
+    needed = 3 + len(tokenizer(prefix, add_special_tokens=False).input_ids if prefix else "")
+    if max_seq_length < needed:
+        behind = f" behind prefix={prefix!r}" if prefix else ""
+        raise UserError(f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} or more")
+
+
 def require_embeddings(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str) -> None:
     """Raise `UserError` for token ids that a model has no embedding for."""
     highest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)

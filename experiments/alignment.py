@@ -1,7 +1,7 @@
 """How well the token states of a sentence and its translation align: retrieval of linked words, and word alignment.
 
     python -m experiments.alignment --model_name_or_path out/dap --train_data train/ --data_dir tatoeba/ \\
-        --links_dir links/ --output_file alignment.json
+        --languages de fr --links_dir links/ --output_file alignment.json
 
 The state of a word is the mean of its subwords' states of the last layer, in the context of its sentence. The
 reference is silver: links by a statistical aligner (`experiments.reference`). Links of equal words (names, numbers)
@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import HfArgumentParser
@@ -32,13 +31,12 @@ from dap.files import write_json
 from dap.reports import text_table
 from dap.search import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from eval_retrieval import read_languages
-from experiments.reference import AlignedPair, is_trivial, reference
+from experiments.reference import AlignedPair, is_trivial, lower_words, reference, word_spans
 from experiments.statistics import ALIGNMENT
 
 PROTOCOL = "token alignment: words, last layer, cosine; SILVER links of a statistical aligner, no equal words"
 #: Measured pairs, links of the reference that count, and links that do not.
 COUNTS = ("pairs", "reference links", "left out")
-LANGUAGES = ("ar", "de", "es", "fr", "ru", "tr", "fi", "sw", "vi")
 
 
 @dataclass
@@ -49,50 +47,34 @@ class AlignmentArguments:
     train_data: list[str] = field(
         metadata={"help": "Parallel text to train the aligner on; of several folders the first is used up first."}
     )
-    languages: list[str] = field(
-        default_factory=lambda: list(LANGUAGES), metadata={"help": "Codes of languages with spaces between words."}
-    )
+    languages: list[str] = field(metadata={"help": "Codes of languages with spaces between words."})
+    links_dir: str = field(metadata={"help": "Folder that keeps the links; those of the same text are not made anew."})
+    output_file: str = field(metadata={"help": "JSON file to write."})
     pairs: int = field(default=300, metadata={"help": "First pairs of each language to measure."})
     training_pairs: int = field(default=20000, metadata={"help": "Most pairs a language to train the aligner on."})
-    links_dir: str | None = field(
-        default=None, metadata={"help": "Folder that keeps the links; those of the same text are not made anew."}
-    )
-    output_file: str | None = field(default=None, metadata={"help": "JSON file to write."})
 
 
-def states_of_words(
-    encoder: SentenceEncoder, sentences: Sequence[str], spans: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
     """Each sentence's word states, (W_i, D); see `word_states`.
-
-    Args:
-        spans: (W_i, 2) a sentence, characters of its words.
 
     Raises:
         ValueError: the tokenizer is not a fast one.
     """
-    states = encoder.encode_tokens(sentences)
-    return [
-        word_states(*sentence, words)
-        for *sentence, words in zip(states, token_spans(encoder, sentences), spans, strict=True)
-    ]
-
-
-def token_spans(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
-    """Characters of the tokens whose states `encode_tokens` gives, (S_i, 2) a sentence, the prefix not counted."""
-    text, prefix = [encoder.prefix + sentence for sentence in sentences], len(encoder.prefix)
-    found = encoder.tokenizer(
-        text,
+    states, prefix = encoder.encode_tokens(sentences), len(encoder.prefix)
+    tokens = encoder.tokenizer(
+        [encoder.prefix + sentence for sentence in sentences],
         truncation=True,
         max_length=encoder.max_seq_length,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
     )
-    rows = []
-    for offsets, special in zip(found["offset_mapping"], found["special_tokens_mask"], strict=True):
-        own = [span for span, is_special in zip(offsets, special, strict=True) if not is_special and span[1] > prefix]
-        rows.append(np.maximum(np.array(own, np.int64).reshape(-1, 2) - prefix, 0))
-    return rows
+    found = []
+    for row, sentence in enumerate(sentences):
+        offsets, special = tokens["offset_mapping"][row], tokens["special_tokens_mask"][row]
+        ends = zip(offsets, special, strict=True)
+        own = [(start - prefix, end - prefix) for (start, end), is_special in ends if not is_special and end > prefix]
+        found.append(word_states(states[row], own, word_spans(sentence)))
+    return found
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:
@@ -101,8 +83,8 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
     Raises:
         ValueError: no reference link remains, or a state that is not finite.
     """
-    source = states_of_words(encoder, [pair.source for pair in pairs], [pair.source_spans for pair in pairs])
-    target = states_of_words(encoder, [pair.target for pair in pairs], [pair.target_spans for pair in pairs])
+    source = states_of_words(encoder, [pair.source for pair in pairs])
+    target = states_of_words(encoder, [pair.target for pair in pairs])
     sure = [_telling(pair, pair.sure) for pair in pairs]
     links = [_telling(pair, align_tokens(*states)[0]) for pair, *states in zip(pairs, source, target, strict=True)]
     retrieval = token_retrieval_accuracy(source, target, sure)
@@ -115,50 +97,8 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
 
 def _telling(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
     """The links that are not trivial, (L, 2)."""
-    source, target = pair.words()
+    source, target = lower_words(pair.source), lower_words(pair.target)
     return links[np.array([not is_trivial(source[i], target[j]) for i, j in links], bool)]
-
-
-def results(languages: Mapping[str, Mapping[str, float | int]]) -> dict[str, Any]:
-    """The numbers of every language and their unweighted mean."""
-    mean = {name: round(statistics.fmean(row[name] for row in languages.values()), 4) for name in ALIGNMENT}
-    return {"languages": dict(languages), "mean": mean}
-
-
-def summary(numbers: Mapping[str, Any]) -> str:
-    """The table that a user sees: a row a language, and their mean."""
-    names = (*COUNTS, *ALIGNMENT)
-    rows = [[code, *(row[name] for name in names)] for code, row in numbers["languages"].items()]
-    return text_table(["", *names], [*rows, ["mean", *(numbers["mean"].get(name) for name in names)]])
-
-
-def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measures as the command line `argv` says (None: the process's own); returns the report that it writes.
-
-    Raises:
-        ValueError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
-        OSError: no such data.
-    """
-    parser = HfArgumentParser((EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0])
-    model_args, args = parser.parse_args_into_dataclasses(args=argv)
-    if args.output_file:
-        check_outputs({"--output_file": args.output_file})
-    encoder = model_args.load()
-    if not isinstance(encoder, SentenceEncoder):
-        raise UserError(f"--model_name_or_path {model_args.model_name_or_path}: it gives no states of tokens")
-    pairs = read_languages(args.data_dir, args.languages)
-    aligned = reference(pairs, args.train_data, args.pairs, args.training_pairs, args.links_dir)
-    started = time.perf_counter()
-    numbers = results({code: measure(encoder, rows) for code, rows in aligned.items()})
-    seconds = time.perf_counter() - started
-    text = {"aligner's text": [Path(path).name for path in args.train_data], "training_pairs": args.training_pairs}
-    settings = {"data": args.data_dir, "text": _digest(aligned), **text}
-    content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
-    print(f"{PROTOCOL}\n\n{summary(numbers)}")
-    if args.output_file:
-        write_json(content, args.output_file)
-        print(f"written to {args.output_file}")
-    return content
 
 
 def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
@@ -169,9 +109,28 @@ def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
+    """The command: measures every language, prints a table and writes the report."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
+    parser = HfArgumentParser((EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0])
+    model_args, args = parser.parse_args_into_dataclasses(args=argv)
+    check_outputs({"--output_file": args.output_file})
+    encoder = model_args.load()
+    if not isinstance(encoder, SentenceEncoder):
+        raise UserError(f"--model_name_or_path {model_args.model_name_or_path}: it gives no states of tokens")
+    pairs = read_languages(args.data_dir, args.languages)
+    aligned = reference(pairs, args.train_data, args.pairs, args.training_pairs, args.links_dir)
+    started = time.perf_counter()
+    languages = {code: measure(encoder, rows) for code, rows in aligned.items()}
+    mean = {name: round(statistics.fmean(row[name] for row in languages.values()), 4) for name in ALIGNMENT}
+    seconds = time.perf_counter() - started
+    text = {"aligner's text": [Path(path).name for path in args.train_data], "training_pairs": args.training_pairs}
+    settings = {"data": args.data_dir, "text": _digest(aligned), **text}
+    content = model_args.report(encoder, PROTOCOL, {"languages": languages, "mean": mean}, settings, seconds)
+    columns = (*COUNTS, *ALIGNMENT)
+    table = [[code, *map(row.get, columns)] for code, row in (languages | {"mean": mean}).items()]
+    print(f"{PROTOCOL}\n\n{text_table(['', *columns], table)}")
+    write_json(content, args.output_file)
+    print(f"written to {args.output_file}")
 
 
 if __name__ == "__main__":

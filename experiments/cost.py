@@ -1,10 +1,10 @@
 """The paper's Table 6 with ours beside it, from what `python -m benchmarks.flops --json` wrote."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
+from dap.files import read_object
 from dap.reports import PAPER_COST
 from experiments.markdown import paragraph, table
 
@@ -19,7 +19,7 @@ def cost_block(path: Path) -> str:
     """
     if not path.is_file():
         return "Not run yet."
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_object(path)
     if not {"pair", "arguments", "machine"} <= set(content):
         raise UserError(f"{path}: not written by `python -m benchmarks.flops --json`; make it anew")
     arguments, machine = content["arguments"], content["machine"]

@@ -20,7 +20,7 @@ from dap.errors import UserError
 from dap.languages import NAMES
 from dap.search import plot_alignment, plot_token_states
 from eval_retrieval import read_languages
-from experiments.alignment import states_of_words, token_spans
+from experiments.alignment import states_of_words
 from experiments.reference import word_spans
 
 
@@ -35,84 +35,35 @@ class FigureArguments:
     cloud_pairs: int = field(default=100, metadata={"help": "First pairs of that language to draw."})
     pair_language: str = field(default="tr", metadata={"help": "Language of the pair that is aligned."})
     pair_line: int = field(default=216, metadata={"help": "Its line, counted from 1."})
-    units: str = field(default="words", metadata={"help": "What is aligned.", "choices": ["words", "subwords"]})
-    prefix: str | None = field(default=None, metadata={"help": "Text before every sentence. Default: the model's."})
-    font: str | None = field(default=None, metadata={"help": "Font file, for scripts that DejaVu Sans lacks."})
-
-
-def run(argv: Sequence[str] | None = None) -> list[Path]:
-    """Draws as the command line `argv` says (None: the process's own); returns the pictures.
-
-    Raises:
-        ValueError: arguments or data that do not fit, or a font without the characters.
-        OSError: no such data or model.
-    """
-    (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
-    models = dict(_named(model) for model in args.models)
-    if len(models) != 2:
-        raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
-    cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
-    language, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
-    if not 0 < args.pair_line <= len(rows):
-        raise UserError(f"--pair_line {args.pair_line}: {language} has lines 1 to {len(rows)}")
-    encoders = {
-        name: SentenceEncoder.from_pretrained(path, "mean", args.prefix)  # token states are not pooled
-        for name, path in models.items()
-    }
-    return [draw_clouds(encoders, cloud, args), draw_pair(encoders, rows[args.pair_line - 1], args)]
-
-
-def _named(model: str) -> tuple[str, str]:
-    name, equals, path = model.partition("=")
-    if not (name and equals and path):
-        raise UserError(f"--models {model}: give NAME=PATH")
-    return name, path
-
-
-def draw_clouds(
-    encoders: dict[str, SentenceEncoder], text: tuple[str, list[tuple[str, str]]], args: FigureArguments
-) -> Path:
-    """Figure 1; prints the distance of the two clouds for each model."""
-    language, rows = text
-    sides = list(zip(*rows[: args.cloud_pairs], strict=True))
-    states = [tuple(np.concatenate(encoder.encode_tokens(side)) for side in sides) for encoder in encoders.values()]
-    path = Path(args.output_dir, "token_states.png")
-    distances = plot_token_states(*states, path, NAMES.get(language, language), titles=tuple(encoders))
-    for name, distance in zip(encoders, distances, strict=True):
-        print(f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart")
-    print(f"written to {path}")
-    return path
-
-
-def draw_pair(encoders: dict[str, SentenceEncoder], pair: tuple[str, str], args: FigureArguments) -> Path:
-    """The heat maps; prints the links of each model.
-
-    Raises:
-        ValueError: the models cut the pair into different subwords.
-    """
-    states, labels = {}, {}
-    for name, encoder in encoders.items():
-        if args.units == "words":
-            spans = [np.array(word_spans(side), np.int64).reshape(-1, 2) for side in pair]
-            states[name] = tuple(states_of_words(encoder, pair, spans))
-        else:
-            spans, states[name] = token_spans(encoder, pair), tuple(encoder.encode_tokens(pair))
-        labels[name] = [[text[start:end] for start, end in side] for text, side in zip(pair, spans, strict=True)]
-    (first, cut), (second, other) = labels.items()
-    if cut != other:
-        raise UserError(f"{first} and {second} cut the pair into different subwords: draw it with --units words")
-    path = Path(args.output_dir, "alignment.png")
-    for name, links in plot_alignment(states, *cut, path, args.font).items():
-        print(f"{name}: {', '.join(f'{cut[0][i]}–{cut[1][j]}' for i, j in links)}")
-    print(f"written to {path}")
-    return path
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
+    """The command: draws both pictures, and prints the distance of each model's clouds and its links."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
+    (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
+    models = dict(model.split("=", 1) for model in args.models if "=" in model)
+    if len(models) != 2 or len(args.models) != 2:
+        raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
+    language, cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
+    _, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
+    if not 0 < args.pair_line <= len(rows):
+        raise UserError(f"--pair_line {args.pair_line}: {args.pair_language} has lines 1 to {len(rows)}")
+    encoders = {name: SentenceEncoder.from_pretrained(path, "mean") for name, path in models.items()}
+
+    clouds = Path(args.output_dir, "token_states.png")
+    sides = list(zip(*cloud[: args.cloud_pairs], strict=True))
+    states = [tuple(np.concatenate(encoder.encode_tokens(side)) for side in sides) for encoder in encoders.values()]
+    distances = plot_token_states(*states, clouds, NAMES.get(language, language), titles=tuple(encoders))
+    for name, distance in zip(encoders, distances, strict=True):
+        print(f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart")
+
+    heat_maps, pair = Path(args.output_dir, "alignment.png"), rows[args.pair_line - 1]
+    states = {name: tuple(states_of_words(encoder, pair)) for name, encoder in encoders.items()}
+    source, target = ([text[start:end] for start, end in word_spans(text)] for text in pair)
+    for name, links in plot_alignment(states, source, target, heat_maps).items():
+        print(f"{name}: {', '.join(f'{source[i]}–{target[j]}' for i, j in links)}")
+    print(f"written to {clouds} and {heat_maps}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,25 +19,6 @@ def paragraph(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def require_marks(text: str, names: Sequence[str], where: Path) -> None:
-    """Raises `ValueError` for a mark that is missing, unknown, there twice, or without its counterpart."""
-    opened, seen = None, []
-    for mark in MARK.finditer(text):
-        kind, name = mark.groups()
-        if name not in names:
-            raise UserError(f"{where}: no block is called {name}; there are {', '.join(names)}")
-        if opened != (None if kind == "begin" else name):
-            raise UserError(f"{where}: {mark[0]} follows {f'<!-- begin {opened} -->' if opened else 'no such begin'}")
-        if kind == "begin" and name in seen:
-            raise UserError(f"{where}: {mark[0]} is there twice: leave one")
-        opened = name if kind == "begin" else None
-        seen.append(name)
-    if opened:
-        raise UserError(f"{where}: <!-- begin {opened} --> has no <!-- end {opened} -->: put it in")
-    if lacking := [name for name in names if name not in seen]:
-        raise UserError(f"{where} has no <!-- begin {lacking[0]} --> and <!-- end {lacking[0]} -->: put them in")
-
-
 def filled(text: str, blocks: Mapping[str, str], where: Path) -> tuple[str, list[str]]:
     """The text with its blocks as they should be, and the names of those that were not.
 
@@ -47,14 +28,21 @@ def filled(text: str, blocks: Mapping[str, str], where: Path) -> tuple[str, list
         where: the file, for errors.
 
     Raises:
-        ValueError: as `require_marks`.
+        ValueError: marks that are missing, unknown, there twice, or not each begin right before its end.
     """
-    require_marks(text, list(blocks), where)
+    marks = MARK.findall(text)
+    for mark in (f"<!-- {kind} {name} -->" for name in blocks for kind in ("begin", "end")):
+        if (times := text.count(mark)) != 1:
+            raise UserError(f"{where} has {mark} {times} times: put it in, or leave one of them")
+    if unknown := [name for _, name in marks if name not in blocks]:
+        raise UserError(f"{where}: no block is called {unknown[0]}; there are {', '.join(blocks)}")
+    for (_, begun), (kind, ended) in zip(marks[::2], marks[1::2], strict=True):
+        if kind != "end" or begun != ended:
+            raise UserError(f"{where}: {kind} {ended} follows the mark of {begun}: let each begin precede its own end")
     stale = []
     for name, block in blocks.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        before, _, rest = text.partition(begin)
-        found, _, after = rest.partition(end)
+        before, begin, rest = text.partition(f"<!-- begin {name} -->")
+        found, end, after = rest.partition(f"<!-- end {name} -->")
         wanted = f"\n\n{block}\n\n"
         if found != wanted:
             stale.append(name)

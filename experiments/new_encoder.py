@@ -10,7 +10,7 @@ character, then longer ones, by frequency, all with the scores they had.
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,19 @@ from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerBase
 
 from dap.commands import command
 from dap.errors import UserError
+from dap.files import read_object
 from dap.text import find_bitext, read_pairs
 
-
-def sentences(paths: Sequence[str], pairs: int) -> Iterator[str]:
-    """Both sides of the first so many pairs of each language."""
-    for files in find_bitext(paths).values():
-        for pair in islice((pair for file in files for pair in read_pairs(file)), pairs):
-            yield pair["source"]
-            yield pair["target"]
+PAIRS = 2000  # of each language, whose pieces are counted
 
 
-def frequent_pieces(tokenizer: PreTrainedTokenizerBase, text: Iterator[str]) -> list[str]:
-    """The pieces that the text is cut into, those of one character first, each group by frequency."""
+def frequent_pieces(tokenizer: PreTrainedTokenizerBase, paths: Sequence[str]) -> list[str]:
+    """The pieces that both sides of the text are cut into, those of one character first, each group by frequency."""
     counts: Counter[str] = Counter()
-    while batch := list(islice(text, 10_000)):
-        for encoding in tokenizer(batch, add_special_tokens=False).encodings:
+    for files in find_bitext(paths).values():
+        pairs = islice((pair for file in files for pair in read_pairs(file)), PAIRS)
+        text = [side for pair in pairs for side in (pair["source"], pair["target"])]
+        for encoding in tokenizer(text, add_special_tokens=False).encodings:
             counts.update(encoding.tokens)
     return sorted(counts, key=lambda piece: (len(piece) > 1, -counts[piece]))
 
@@ -65,12 +62,21 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
         token["ids"] = [ids[name] for name in token["tokens"]]
 
 
-def make(args: argparse.Namespace) -> None:
-    """Writes the tokenizer and the configuration of a BERT that fits it."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer")
+    parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--vocab_size", type=int, default=16000)
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--num_hidden_layers", type=int, default=4)
+    args = parser.parse_args(argv)
     folder, known = Path(args.output_dir), AutoTokenizer.from_pretrained(args.tokenizer)
-    pieces = frequent_pieces(known, sentences(args.train_data, args.pairs))
+    pieces = frequent_pieces(known, args.train_data)
     known.save_pretrained(folder)
-    definition = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    definition = read_object(folder / "tokenizer.json")
     cut_vocabulary(definition, pieces, args.vocab_size)
     (folder / "tokenizer.json").write_text(json.dumps(definition, ensure_ascii=False), encoding="utf-8")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -80,26 +86,11 @@ def make(args: argparse.Namespace) -> None:
         num_hidden_layers=args.num_hidden_layers,
         num_attention_heads=max(1, args.hidden_size // 32),
         intermediate_size=4 * args.hidden_size,
-        max_position_embeddings=args.max_position_embeddings,
+        max_position_embeddings=160,
         pad_token_id=tokenizer.pad_token_id,
     )
     config.save_pretrained(folder)
     print(f"{folder}: {len(tokenizer)} ids, {args.num_hidden_layers} layers of {args.hidden_size}")
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer")
-    parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--pairs", type=int, default=2000, help="pairs a language that pieces are counted in")
-    parser.add_argument("--vocab_size", type=int, default=16000)
-    parser.add_argument("--hidden_size", type=int, default=128)
-    parser.add_argument("--num_hidden_layers", type=int, default=4)
-    parser.add_argument("--max_position_embeddings", type=int, default=160)
-    make(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -17,28 +17,18 @@ from dap.errors import UserError
 from modeling_dap import DAPModel
 
 
-def save_encoder(checkpoint: str, folder: str) -> None:
-    """Writes encoder and tokenizer in the form that `AutoModel` and `from_encoder` read.
-
-    Raises:
-        ValueError: no DAP checkpoint.
-        OSError: no checkpoint at all.
-    """
-    kind = AutoConfig.from_pretrained(checkpoint).model_type
-    if kind != DAPConfig.model_type:
-        raise UserError(f"{checkpoint} is a plain {kind!r} already: give a checkpoint of train_dap.py")
-    DAPModel.from_pretrained(checkpoint, dtype=torch.float32).encoder.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """The command: writes encoder and tokenizer in the form that `AutoModel` and `from_encoder` read."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="folder or Hub id, such as one trained with configs/mlm.yaml")
     parser.add_argument("--output_dir", required=True)
     args = parser.parse_args(argv)
-    save_encoder(args.checkpoint, args.output_dir)
+    kind = AutoConfig.from_pretrained(args.checkpoint).model_type
+    if kind != DAPConfig.model_type:
+        raise UserError(f"{args.checkpoint} is a plain {kind!r} already: give a checkpoint of train_dap.py")
+    DAPModel.from_pretrained(args.checkpoint, dtype=torch.float32).encoder.save_pretrained(args.output_dir)
+    AutoTokenizer.from_pretrained(args.checkpoint).save_pretrained(args.output_dir)
 
 
 if __name__ == "__main__":

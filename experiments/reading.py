@@ -1,17 +1,17 @@
 """Result files and recipes of a folder as studies, and what speaks against comparing the models in them."""
 
-import json
-import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from experiments.recipes import OWN, Run, flags, read_recipe
+from dap.files import read_object
+from experiments.recipes import Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 
-KEYS = ("recipe", "run", "seed", "learning_rate", "record", "train", "dev", "curve", "evaluations")
+IDENTITY = ("recipe", "run", "seed", "learning_rate")
+KEYS = (*IDENTITY, "record", "train", "dev", "curve", "evaluations", "machine", "versions")
 #: Settings of an evaluation that may differ between models that are compared: places, and what the model itself is.
 FREE = ("recipe", "data", "bucc", "train_data", "pooling")
 #: How the names of arguments begin that recipes may have and that cannot change the weights: no record has them.
@@ -27,103 +27,91 @@ def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
     """Every recipe of a folder with its outcomes, by name, those of ablations last.
 
     Raises:
-        ValueError: a result file that is none, one of a run that no recipe has or has otherwise, two of one training,
-            or evaluations of a study that were made in different ways.
+        ValueError: a result file that is none, one of a run that no recipe has or has otherwise, or models or
+            evaluations of a study that were made in different ways.
     """
-    recipes = [read_recipe(path, _any_places(path)) for path in sorted(recipes_dir.glob("*.yaml"))]
-    outcomes = read_outcomes(results_dir)
+    recipes = [read_recipe(path, None) for path in recipes_dir.glob("*.yaml")]
     known = {(recipe.name, name): run for recipe in recipes for name, run in recipe.runs.items()}
+    outcomes = read_outcomes(results_dir)
     for path, outcome in outcomes.items():
         if (outcome.recipe, outcome.run) not in known:
             raise UserError(f"{path}: no recipe of {recipes_dir} has {outcome.recipe}/{outcome.run}: move it away")
         require_as_told(path, outcome, known[outcome.recipe, outcome.run])
-    studies = [Study(each, tuple(o for o in outcomes.values() if o.recipe == each.name)) for each in recipes]
-    for study in studies:
-        own = {path: each for path, each in outcomes.items() if each.recipe == study.name}
-        require_alike(own, study.recipe.runs)
-        require_comparable(own)
+    studies = []
+    for recipe in recipes:
+        own = {path: outcome for path, outcome in outcomes.items() if outcome.recipe == recipe.name}
+        require_alike(own, recipe.runs)
+        studies.append(Study(recipe, tuple(own.values())))
     return sorted(studies, key=lambda study: (study.is_ablation, study.name))
 
 
-def _any_places(path: Path) -> dict[str, str]:
-    """A recipe is read for its runs; its places may stay as they are."""
-    names = set(re.findall(r"{(\w+)}", path.read_text(encoding="utf-8"))) - set(OWN)
-    return {name: f"{{{name}}}" for name in names}
-
-
 def read_outcomes(results_dir: Path) -> dict[Path, Outcome]:
-    """Every `RECIPE/RUN/seed-N.json` of a folder, in the order of their names.
+    """Every `RECIPE/RUN-lrRATE/seed-N.json` of a folder, in the order of their names.
 
     Raises:
-        ValueError: a file that is not a result, or two of one training.
+        ValueError: a file that is no result, or that of another training than its name says.
     """
-    found: dict[tuple[Any, ...], Path] = {}
     outcomes = {}
     for path in sorted(results_dir.glob("*/*/seed-*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path} is no JSON: {error}") from error
+        content = read_object(path)
         if lacking := [key for key in KEYS if key not in content]:
             raise UserError(f"{path} has no {', '.join(lacking)}: it is no result of experiments.run")
-        identity = tuple(content[key] for key in KEYS[:4])
-        if identity in found:
-            raise UserError(f"{path} and {found[identity]} are both of {identity}: move one away")
-        found[identity] = path
-        outcomes[path] = Outcome(*identity, content)
+        outcome = Outcome(*(content[key] for key in IDENTITY), content)
+        place = f"{outcome.recipe}/{outcome.run}-lr{outcome.learning_rate:g}/seed-{outcome.seed}.json"
+        if path != results_dir / place:
+            raise UserError(f"{path} is the result {place}: move it there, or away")
+        outcomes[path] = outcome
     return outcomes
 
 
 def require_as_told(path: Path, outcome: Outcome, run: Run) -> None:
     """Raises `ValueError` where a result was trained with other arguments than its recipe has by now."""
     own = {"learning_rate", *(["max_steps"] if run.same_time_as else [])}  # which the runner fills in
-    told = {RECORDED.get(key, key): value for key, value in run.arguments.items()}
+    told = {RECORDED.get(key, key): value for key, value in run.arguments.items() if key not in own}
     line = outcome.content.get("command") or [run.command]  # not known of the first results
     trained = {**outcome.content["record"], "command": line[0]}
     for key, value in (told | {"command": run.command}).items():
-        if key in own or isinstance(value, str) and "{" in value:  # a place
+        if isinstance(value, str) and "{" in value:  # a place
             continue
-        if key not in trained and len(line) > 1 and not (key.startswith(HARMLESS) or _has(line, flags({key: value}))):
-            raise UserError(f"{path}: trained without {shlex.join(flags({key: value}))}: train it anew")
         if key in trained and trained[key] != value:
             raise UserError(f"{path}: trained with {key} {trained[key]}, but {run.name} has {value}: train it anew")
-
-
-def _has(line: Sequence[str], part: Sequence[str]) -> bool:
-    return any(list(line[start : start + len(part)]) == list(part) for start in range(len(line)))
+        is_told = key in trained or key.startswith(HARMLESS) or len(line) == 1
+        given = shlex.join(flags({key: value}))
+        if given and not is_told and f" {given} " not in f"{shlex.join(line)} ":
+            raise UserError(f"{path}: trained without {given}: train it anew")
 
 
 def require_alike(outcomes: Mapping[Path, Outcome], runs: Mapping[str, Run]) -> None:
     """Raises `ValueError`, with both files, where models of one study differ in what its recipe does not tell.
 
-    Such as the text of a seed, the weights of an encoder that lay in the same place, or a default of another version.
+    Such as the text of a seed, the weights of an encoder that lay in the same place, a default of another version,
+    or how they were evaluated.
     """
-    told = {name: {RECORDED.get(key, key) for key in run.arguments} for name, run in runs.items()}
     first: dict[tuple[Any, ...], tuple[Path, Any]] = {}
     for path, outcome in outcomes.items():
-        run = runs[outcome.run]
-        start = (run.arguments.get("model_name_or_path"), run.arguments.get("train_data"))
-        known = {key: value for key, value in outcome.content["record"].items() if key not in FOLLOWS}
-        known["encoder"] = outcome.content.get("encoder")
-        for key, value in known.items():
-            if value is None or key in told[outcome.run]:
-                continue
-            about = (key, start, outcome.seed if key in OF_THE_SEED else None)
+        for about, value in [*_of_training(outcome, runs[outcome.run]), *_of_evaluations(outcome)]:
             other, theirs = first.setdefault(about, (path, value))
-            if value != theirs:
-                shown = "" if key in OF_THE_SEED else f" ({theirs!r} and {value!r})"
-                raise UserError(f"{other} and {path} differ in {key}{shown}, which no recipe tells: train one anew")
+            if value == theirs:
+                continue
+            what = about[0]
+            if isinstance(theirs, dict) and isinstance(value, dict):
+                part = min(key for key in theirs | value if theirs.get(key) != value.get(key))
+                what, theirs, value = f"{part} of {what}", theirs.get(part), value.get(part)
+            values = f"{theirs!r} and {value!r}"
+            raise UserError(f"{other} and {path} differ in {what} ({values}), which no recipe tells: make one anew")
 
 
-def require_comparable(outcomes: Mapping[Path, Outcome]) -> None:
-    """Raises `ValueError`, with both files, where an evaluation was made in two ways."""
-    first: dict[str, tuple[Path, dict[str, Any]]] = {}
-    for path, outcome in outcomes.items():
-        for name, report in outcome.content["evaluations"].items():
-            made = {"protocol": report.get("protocol")} | report.get("settings", {})
-            made = {key: value for key, value in made.items() if key not in FREE}
-            other, theirs = first.setdefault(name, (path, made))
-            if differing := sorted(key for key in made | theirs if made.get(key) != theirs.get(key)):
-                key = differing[0]
-                values = f"{key} {theirs.get(key)!r} and {made.get(key)!r}"
-                raise UserError(f"{name} of {other} and {path} cannot be compared ({values}): evaluate one anew")
+def _of_training(outcome: Outcome, run: Run) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(What must be alike among the models that start from the same, from what they start), its value."""
+    told = {RECORDED.get(key, key) for key in run.arguments}
+    start = (run.arguments.get("model_name_or_path"), run.arguments.get("train_data"))
+    for key, value in (outcome.content["record"] | {"encoder": outcome.content.get("encoder")}).items():
+        if value is not None and key not in told and key not in FOLLOWS:
+            yield (key, start, outcome.seed if key in OF_THE_SEED else None), value
+
+
+def _of_evaluations(outcome: Outcome) -> Iterator[tuple[tuple[str], dict[str, Any]]]:
+    """How each evaluation was made, which must be alike in a whole study."""
+    for name, report in outcome.content["evaluations"].items():
+        made = {"protocol": report.get("protocol")} | report.get("settings", {})
+        yield (name,), {key: value for key, value in made.items() if key not in FREE and value is not None}

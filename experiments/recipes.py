@@ -18,8 +18,7 @@ data=... encoder=...`), or in an evaluation `{model}`, `{result}` and `{folder}`
 """
 
 import shlex
-import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,7 @@ from dap.errors import UserError
 
 OWN = ("model", "result", "folder")  # places of an evaluation that a run fills in itself
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
-SPECIAL = (
-    "like",
-    "same_time_as",
-    "seeds",
-    "evaluate",
-    "command",
-    "past",
-)  # of a run; the rest are the command's arguments
+SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command", "past")  # of a run; others are the command's
 TRAIN = "train_dap.py"
 
 
@@ -80,8 +72,11 @@ class Recipe:
         return None if None in found.values() else max(found, key=found.get)
 
 
-def read_recipe(path: str | Path, places: Mapping[str, str]) -> Recipe:
-    """A recipe with its places filled in, but for those of evaluations, which `command` fills in.
+def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
+    """A recipe with its places filled in, but for those of evaluations, which `words` fills in.
+
+    Args:
+        places: name -> path; None leaves all as they are, for a recipe that is only to be looked at.
 
     Raises:
         FileNotFoundError: no such file.
@@ -89,20 +84,20 @@ def read_recipe(path: str | Path, places: Mapping[str, str]) -> Recipe:
             comes later or not at all, or a run without a learning rate where none are searched.
     """
     path = Path(path)
-    if own := sorted(set(places) & set(OWN)):
+    if own := sorted(set(places or ()) & set(OWN)):
         raise UserError(f"--places {own[0]}=...: each run fills that in itself; take another name")
     content = _content(path)
-    evaluate = content.get("evaluate", {})
-    for text in evaluate.values():
-        _check_places(text, {*places, *OWN}, path)
-    content = {key: value if key == "evaluate" else _filled(value, places, path) for key, value in content.items()}
+    evaluate = content.pop("evaluate", {})
+    if places is not None:
+        _filled(evaluate, {**places, **dict.fromkeys(OWN, "")}, path)  # here for its errors alone
+        content = _filled(content, places, path)
     runs: dict[str, Run] = {}
     for name, own in content["runs"].items():
-        runs[name] = _run(name, own or {}, content, runs, path)
+        runs[name] = _run(name, own or {}, content | {"evaluate": evaluate}, runs, path)
     rates = tuple(map(float, content.get("learning_rates", ())))
     if not rates and (lacking := [name for name, run in runs.items() if run.is_searched]):
         raise UserError(f"{path}: {lacking[0]} has no learning_rate, and the recipe no learning_rates to search")
-    return Recipe(content.get("name", path.stem), runs, evaluate, rates, dict(places))
+    return Recipe(content.get("name", path.stem), runs, evaluate, rates, dict(places or {}))
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -127,20 +122,18 @@ def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Map
     if own.get("same_time_as") and (model is None or "max_steps" not in arguments):
         needed = "max_steps" if model else "like, the run whose step is timed"  # its own would have to come first
         raise UserError(f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it")
-    evaluate = own.get("evaluate", list(content.get("evaluate", {})))
-    if unknown := sorted(set(evaluate) - set(content.get("evaluate", {}))):
+    evaluate = own.get("evaluate", list(content["evaluate"]))
+    if unknown := sorted(set(evaluate) - set(content["evaluate"])):
         raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
-    seeds = tuple(own.get("seeds", content.get("seeds", [0])))
-    command = own.get("command", model.command if model else TRAIN)
     return Run(
         name,
         arguments,
-        seeds,
-        tuple(evaluate),
-        own.get("like"),
-        own.get("same_time_as"),
-        command,
-        own.get("past", False),
+        seeds=tuple(own.get("seeds", content.get("seeds", [0]))),
+        evaluate=tuple(evaluate),
+        like=own.get("like"),
+        same_time_as=own.get("same_time_as"),
+        command=own.get("command", model.command if model else TRAIN),
+        is_past=own.get("past", False),
     )
 
 
@@ -152,21 +145,12 @@ def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
         return [_filled(item, places, path) for item in value]
     if not isinstance(value, str):
         return value
-    _check_places(value, set(places), path)
-    return value.format(**places)
-
-
-def _check_places(text: str, known: set[str], path: Path) -> None:
     try:
-        lacking = sorted(set(_places_in(text)) - known)
+        return value.format(**places)
+    except KeyError as error:
+        raise UserError(f"{path}: {value!r} needs --places {error.args[0]}=...") from error
     except ValueError as error:
-        raise UserError(f"{path}: {text!r} has a brace alone ({error}): write it twice") from error
-    if lacking:
-        raise UserError(f"{path}: {text!r} needs --places {lacking[0]}=...")
-
-
-def _places_in(text: str) -> Iterator[str]:
-    return (name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
+        raise UserError(f"{path}: {value!r} has a brace alone ({error}): write it twice") from error
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

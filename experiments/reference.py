@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dap.errors import UserError
-from dap.files import write_json
+from dap.files import read_object, write_json
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 from eval_retrieval import Pairs
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
@@ -36,26 +35,17 @@ SEED = 0
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A sentence pair with the spans of its words and the links between them.
+    """A sentence pair and the links between its words.
 
     Attributes:
         source, target: the sentences.
-        source_spans, target_spans: (W, 2), first character of each word and the one after its last.
         sure, possible: (L, 2), numbers of a source word and a target word; sure links are possible, too.
     """
 
     source: str
     target: str
-    source_spans: np.ndarray
-    target_spans: np.ndarray
     sure: np.ndarray
     possible: np.ndarray
-
-    def words(self) -> tuple[list[str], list[str]]:
-        """The words of both sides, lower-cased."""
-        sides = ((self.source, self.source_spans), (self.target, self.target_spans))
-        source, target = ([text[start:end].lower() for start, end in spans] for text, spans in sides)
-        return source, target
 
 
 def word_spans(sentence: str) -> list[tuple[int, int]]:
@@ -77,6 +67,11 @@ def _word_pattern() -> re.Pattern[str]:
     return re.compile(rf"{letters}(?:['’]{letters})*|\S")
 
 
+def lower_words(sentence: str) -> list[str]:
+    """The words as an aligner compares them."""
+    return [sentence[start:end].lower() for start, end in word_spans(sentence)]
+
+
 def is_trivial(source: str, target: str) -> bool:
     """Whether a link says nothing about translation: equal words, or one that has no letter and no digit.
 
@@ -87,7 +82,7 @@ def is_trivial(source: str, target: str) -> bool:
 
 
 def reference(
-    pairs: Pairs, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str | None = None
+    pairs: Pairs, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str
 ) -> dict[str, list[AlignedPair]]:
     """Language code -> its first `wanted` pairs with silver links, from `folder` where it has those of this text.
 
@@ -96,7 +91,7 @@ def reference(
         train_data: parallel text, as training takes it; each file is shuffled, those given first are used up first.
         wanted: pairs to link.
         training_pairs: most pairs of `train_data` a language, of at most `LONGEST` words a side.
-        folder: where the links are kept; None keeps none.
+        folder: where the links are kept.
 
     Raises:
         ValueError: a language without spaces between words or without training text, or a file that holds no links.
@@ -108,13 +103,12 @@ def reference(
         raise UserError(f"{' '.join(absent)}: {', '.join(train_data)} holds {' '.join(found)} only")
     aligned = {}
     for code, rows in pairs.items():
-        path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json") if folder else None
-        if path and path.is_file():
-            aligned[code] = _read(path)
-            continue
-        aligned[code] = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
-        if path:
-            write_json({"pairs": [_row(pair) for pair in aligned[code]]}, path)
+        path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json")
+        if not path.is_file():
+            linked = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
+            links = [vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()} for pair in linked]
+            write_json({"pairs": links}, path)
+        aligned[code] = _read(path)
     return aligned
 
 
@@ -128,21 +122,16 @@ def link_pairs(
     """
     if wanted > len(rows):
         raise UserError(f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer")
-    short = (pair for pair in map(_split, text) if min(map(len, pair)) > 0 and max(map(len, pair)) <= LONGEST)
-    words = [*map(_split, rows), *islice(short, training_pairs)]
-    source, target = zip(*words, strict=True)
+    split = ([lower_words(side) for side in pair] for pair in text)
+    short = (sides for sides in split if all(0 < len(side) <= LONGEST for side in sides))
+    everything = [*([lower_words(side) for side in pair] for pair in rows), *islice(short, training_pairs)]
+    source, target = zip(*everything, strict=True)
     often = [{word for word, n in Counter(chain(*side)).items() if n >= MIN_COUNT} for side in (source, target)]
     aligned = []
-    for row, links in enumerate(align_words(source, target, wanted)):
-        known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in links.sure]
-        spans = [np.array(word_spans(side), np.int64).reshape(-1, 2) for side in rows[row]]
-        aligned.append(AlignedPair(*rows[row], *spans, links.sure[np.array(known, bool)], links.possible))
+    for row, (sure, possible) in enumerate(align_words(source, target, wanted)):
+        known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in sure]
+        aligned.append(AlignedPair(*rows[row], sure[np.array(known, bool)], possible))
     return aligned
-
-
-def _split(pair: tuple[str, str]) -> tuple[list[str], list[str]]:
-    source, target = ([side[start:end].lower() for start, end in word_spans(side)] for side in pair)
-    return source, target
 
 
 def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
@@ -160,17 +149,12 @@ def _digest(rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted
     return hashlib.sha256(json.dumps([rows, text, chosen]).encode()).hexdigest()[:12]
 
 
-def _row(pair: AlignedPair) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(pair).items()}
-
-
 def _read(path: Path) -> list[AlignedPair]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["pairs"]
-        return [AlignedPair(**{name: _value(value) for name, value in row.items()}) for row in rows]
+        found = []
+        for row in read_object(path)["pairs"]:
+            links = (np.array(row[kind], np.int64).reshape(-1, 2) for kind in ("sure", "possible"))
+            found.append(AlignedPair(row["source"], row["target"], *links))
+        return found
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} does not hold links ({error!r}): delete it") from error
-
-
-def _value(value: Any) -> Any:
-    return value if isinstance(value, str) else np.array(value, np.int64).reshape(-1, 2)

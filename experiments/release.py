@@ -10,7 +10,6 @@ Shapes in the comments: `B` pairs of a batch, `W` processes that share it, `Q` q
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,17 +19,15 @@ from torch import Tensor
 import train_dap
 from dap.commands import command
 from dap.errors import UserError
-from dap.training import DAPTrainingArguments, parse_arguments
-from modeling_dap import DAPConfig, DAPForPreTraining
+from dap.training import parse_arguments
+from modeling_dap import DAPForPreTraining
 from objectives_dap import Batch, Objective, RepresentationTranslation, TranslationRanking
 
 
 class ReleasedRanking(TranslationRanking):
     """TR with 1/W of its gradient."""
 
-    def __init__(self, config: DAPConfig, processes: int) -> None:
-        super().__init__(config)
-        self.processes = processes
+    processes: int
 
     def compare(self, compared: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss, measures = super().compare(compared, batch)
@@ -41,9 +38,7 @@ class ReleasedRanking(TranslationRanking):
 class ReleasedTranslation(RepresentationTranslation):
     """RTL as a mean of the processes' means."""
 
-    def __init__(self, config: DAPConfig, processes: int) -> None:
-        super().__init__(config)
-        self.processes = processes
+    processes: int
 
     def groups(self, labels: Tensor, first: int) -> Tensor:
         """The labels (B, Q) of each process and direction apart, (G, B, Q)."""
@@ -69,8 +64,10 @@ class ReleasedDAP(DAPForPreTraining):
     @property
     def objectives(self) -> list[Objective]:
         own = {"tr": ReleasedRanking, "rtl": ReleasedTranslation}
-        usual = super().objectives
-        return [own[o.name](self.config, self.processes) if o.name in own else o for o in usual]
+        found = [own[each.name](self.config) if each.name in own else each for each in super().objectives]
+        for each in found:
+            each.processes = self.processes
+        return found
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Saves what any `DAPForPreTraining` does: neither this class's name nor its file belongs to a checkpoint."""
@@ -81,35 +78,21 @@ class ReleasedDAP(DAPForPreTraining):
             self.__class__ = own
 
 
-def released(processes: int) -> type[ReleasedDAP]:
-    """The class for so many processes."""
-    return type("ReleasedDAP", (ReleasedDAP,), {"processes": processes})
-
-
-def check(training: DAPTrainingArguments, processes: int) -> None:
-    """Raise `ValueError` for a batch that W processes cannot share, or that is not taken whole by one."""
-    given, pairs = f"--released_processes {processes}", training.per_device_train_batch_size
-    if processes < 1 or pairs % processes:
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: trains as `train_dap.run` does, with batches that one process takes whole and W can share."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--released_processes", type=int, default=ReleasedDAP.processes)
+    args, others = parser.parse_known_args(argv)
+    training = parse_arguments(others)[2]
+    given, pairs = f"--released_processes {args.released_processes}", training.per_device_train_batch_size
+    if args.released_processes < 1 or pairs % args.released_processes:
         raise UserError(f"{given} do not share a batch of {pairs} pairs evenly: give a divisor of it")
     if training.world_size > 1:
         raise UserError(f"{given} are simulated in one process, not in {training.world_size}: start one")
     if training.mini_batch_size is not None:
         raise UserError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
-
-
-def run(argv: Sequence[str]) -> None:
-    """Trains as `train_dap.run` does, with the same errors and those of `check`."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--released_processes", type=int, default=ReleasedDAP.processes)
-    args, others = parser.parse_known_args(argv)
-    check(parse_arguments(others)[2], args.released_processes)
-    train_dap.run(others, released(args.released_processes), vars(args))
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    run(sys.argv[1:] if argv is None else argv)
+    train_dap.run(others, type("ReleasedDAP", (ReleasedDAP,), {"processes": args.released_processes}), vars(args))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,19 @@ say.
 """
 
 import argparse
-import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dap.commands import command
 from experiments.cost import cost_block
 from experiments.markdown import Cell, filled, paragraph, table
-from experiments.plots import Picture, digest_of, pictures, save
+from experiments.plots import is_drawn, pictures, save
 from experiments.reading import read_studies
 from experiments.statistics import (
     ORDER,
-    PAPER_LABELS,
     START,
     Measure,
     Spread,
@@ -33,13 +31,13 @@ from experiments.statistics import (
     clear_best,
     headline,
     measures,
-    sd_of_differences,
+    pooled_sd,
     spread,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = "docs/reproduction.md"
 ABSENT, NOT_RUN = "–", "Not run yet."
-PAPER_ENCODERS = ("mBERT", "XLM-R")
 AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
 #: Study -> the runs that README shows, at most six in all.
 README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW"), "edits": ("TR", "TR+BOW+edits")}
@@ -66,16 +64,17 @@ def comparison(
     study: Study,
     runs: Mapping[str, str],
     rows: Sequence[Measure],
-    heads: Mapping[str, list[Cell]] | None = None,
     against_tr: Collection[str] = AGAINST_TR,
+    is_headed: bool = True,
 ) -> str:
     """A row a measure, a column a run, and those of `against_tr` minus TR: mean, by seed, 95% of draws.
 
-    `heads` are rows above them.
+    `is_headed`: what the runs' trainings were stands above.
     """
     against = [label for label in runs if label in against_tr and label != "TR" and "TR" in runs]
     paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
-    lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in (heads or {}).items()]
+    heads = _training(study, runs) if is_headed else {}
+    lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in heads.items()]
     for measure in rows:
         differences = [cell for label in against for cell in _paired(study, runs[label], runs["TR"], measure)]
         lines.append([measure.label, *_cells(study, runs, measure), *differences])
@@ -117,16 +116,13 @@ def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
 def paper_block(studies: Sequence[Study]) -> str:
     """The paper's numbers for every measure of the studies that it has."""
     rows = {each.label: each.paper for study in studies if study.is_comparison for each in measures(study)}
-    models = [
-        name if label == START else f"{name}+{label}"
-        for name in PAPER_ENCODERS
-        for label in (START, *PAPER_LABELS.values())
-    ]
-    lines = [
-        [label.replace(" sample", ""), *(f"{paper[model]:.1f}" if model in paper else ABSENT for model in models)]
-        for label, paper in rows.items()
-        if paper
-    ]
+    models = [f"{encoder}{more}" for encoder in ("mBERT", "XLM-R") for more in ("", "+TR", "+TR+TLM", "+DAP")]
+    lines = []
+    for label, paper in rows.items():
+        if paper:
+            numbers = [paper.get(model) for model in models]
+            cells = [ABSENT if each is None else f"{each:.1f}" for each in numbers]
+            lines.append([label.replace(" sample", ""), *cells])
     return table(["", *models], lines) if lines else NOT_RUN
 
 
@@ -138,27 +134,24 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
     main = {label: name for label, name in runs.items() if label in ORDER}
     others = {label: name for label, name in runs.items() if label not in main}
     same_pairs = " ".join(["**The same number of pairs.**", _size_of_tatoeba(study)]).strip()
-    parts = [same_pairs, comparison(study, main, rows, _training(study, main))]
+    parts = [same_pairs, comparison(study, main, rows)]
     if others:
         measured = [row for row in rows if any(study.spread(name, row) for name in others.values())]
-        parts += ["**Controls and variants.**", comparison(study, others, measured, _training(study, others))]
+        parts += ["**Controls and variants.**", comparison(study, others, measured)]
     for whose, runs in study.same_time_runs().items():
         shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
         parts.append(f"**The same time as `{whose}`**, by CPU time a step.")
-        parts.append(comparison(study, runs, shared, _training(study, runs), runs))
-    names = [f"{kind}-{study.name}.svg" for kind in ("comparison", "loss")]
-    return "\n\n".join(parts + [images[name] for name in names if name in images])
+        parts.append(comparison(study, runs, shared, runs))
+    return "\n\n".join(parts + _images(images, f"comparison-{study.name}.svg", f"loss-{study.name}.svg"))
 
 
 def _size_of_tatoeba(study: Study) -> str:
-    reports = [each.content["evaluations"].get("tatoeba") for each in study.outcomes]
-    sizes = {report["settings"].get("max_pairs") for report in reports if report}
-    if not sizes:
+    evaluations = [each.content["evaluations"] for each in study.outcomes]
+    settings = [each["tatoeba"]["settings"] for each in evaluations if "tatoeba" in each]  # the same of all
+    if not settings:
         return ""
-    cut = sizes.pop()
-    return (
-        f"Tatoeba: the first {cut} pairs of each language, which is easier than all." if cut else "Tatoeba: all pairs."
-    )
+    cut = settings[0].get("max_pairs")
+    return f"Tatoeba: {f'the first {cut} pairs of each language, which is easier than all' if cut else 'all pairs'}."
 
 
 def alignment_block(studies: Sequence[Study]) -> str:
@@ -167,18 +160,13 @@ def alignment_block(studies: Sequence[Study]) -> str:
     for study in studies:
         rows, runs = alignment_measures(study), study.main_runs()
         runs = {label: name for label, name in runs.items() if any(study.spread(name, row) for row in rows)}
+        reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
+        codes = sorted({code for report in reports for code in report.get("languages", {})})
+        of_each = [Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), True) for code in codes]
         if rows:
-            parts += [f"**{study.name}**", comparison(study, runs, rows), _alignment_by_language(study, runs)]
-    return "\n\n".join(parts) if parts else NOT_RUN
-
-
-def _alignment_by_language(study: Study, runs: Mapping[str, str]) -> str:
-    reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
-    codes = sorted({code for report in reports for code in report.get("languages", {})})
-    rows = [
-        Measure(f"AER, {code}", (("alignment", "languages", code, "AER"),), lower_is_better=True) for code in codes
-    ]
-    return table(["", *runs], [[row.label, *_cells(study, runs, row)] for row in rows])
+            by_language = table(["", *runs], [[row.label, *_cells(study, runs, row)] for row in of_each])
+            parts += [f"**{study.name}**", comparison(study, runs, rows, is_headed=False), by_language]
+    return "\n\n".join(parts) or NOT_RUN
 
 
 # ------------------------------------------------------------------------------ searches and ablations
@@ -192,15 +180,13 @@ def search_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
         for label, name in study.main_runs().items():
             if (run := study.recipe.runs[name]).is_searched:
                 found, chosen = study.search(run), study.rate(run)
-                cells = [ABSENT if dev is None else f"{dev:.2f}" for dev in found.values()]
-                rows.append(
-                    [label, *(f"**{c}**" if rate == chosen else c for rate, c in zip(found, cells, strict=True))]
-                )
+                cells = {rate: ABSENT if dev is None else f"{dev:.2f}" for rate, dev in found.items()}
+                rows.append([label, *(f"**{cell}**" if rate == chosen else cell for rate, cell in cells.items())])
         if rows:
             parts += [f"**{study.name}**", table(["", *(f"{rate:g}" for rate in study.recipe.learning_rates)], rows)]
     note = f"""Accuracy in percent on held-out pairs of the training text, mean of both directions and all languages,
     first seed. **Bold**: the rate taken, once all of a run's are there; {ABSENT}: not run."""
-    return "\n\n".join([*parts, paragraph(note), *(images[name] for name in images if name == "learning-rates.svg")])
+    return "\n\n".join([*parts, paragraph(note), *_images(images, "learning-rates.svg")])
 
 
 def ablation_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
@@ -209,45 +195,41 @@ def ablation_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
     for study in studies:
         if study.is_ablation and study.outcomes:
             parts += [f"**{study.name}**", ablation_table(study), paragraph(ablation_note(study))]
-            parts += [images[name] for name in images if name == f"{study.name}.svg"]
+            parts += _images(images, f"{study.name}.svg")
     return "\n\n".join(parts) or NOT_RUN
 
 
 def ablation_note(study: Study) -> str:
     """What a difference is worth, as far as the runs with several seeds can tell."""
-    note = "Percent; differences are of equal seeds."
-    others = [name for name in study.recipe.runs if name != "base" and "base" in study.recipe.runs]
-    found = {
-        measure.label: sd_of_differences(study.differences(name, "base", measure).values() for name in others)
-        for measure in ablated(study)
-    }
-    deviations = [
-        f"{each[0]:.2f} ({label}; {each[1]} degree{'s' * (each[1] > 1)} of freedom)"
-        for label, each in found.items()
-        if each
-    ]
-    if not deviations:
-        return f"{note} None has a second seed, so that it is not known how much of a difference is chance."
-    return f"""{note} By the runs with several seeds, one seed's difference from `base` has a standard deviation of
-    {", ".join(deviations)}."""
+    deviations = []
+    for measure in ablated(study):
+        spreads = [spread(each.values()) for each in study.minus_base(measure).values()]
+        if several := [each for each in spreads if each and each.sd is not None]:
+            freedom = sum(each.count - 1 for each in several)
+            degrees = f"{freedom} degree{'s' * (freedom > 1)} of freedom"
+            deviations.append(f"{pooled_sd(several):.2f} ({measure.label}; {degrees})")
+    return f"""Percent; differences are of equal seeds. By the runs with several seeds, one seed's difference from
+    `base` has a standard deviation of {", ".join(deviations) or "unknown size"}."""
 
 
 def ablation_table(study: Study) -> str:
     """A row a run, whose name is GROUP-VALUE; the group stands on its first row."""
-    columns, has_base = ablated(study), "base" in study.recipe.runs
+    columns = ablated(study)
     rows, before = [], None
     for name in sorted(study.recipe.runs, key=lambda name: name != "base"):
         group, _, value = name.partition("-")
         seeds, cells = len(study.final(name)), []
         for measure in columns:
-            cells.append(number(study.spread(name, measure), seeds))
-            if has_base:
-                found = spread(study.differences(name, "base", measure).values()) if name != "base" else None
-                cells.append(number(found, seeds, "+"))
+            difference = spread(study.minus_base(measure).get(name, {}).values())
+            cells += [number(study.spread(name, measure), seeds), number(difference, seeds, "+")]
         rows.append([group if group != before else "", value, seeds or "not run", *cells])
         before = group
-    titles = [title for measure in columns for title in (measure.label, "minus base")[: 1 + has_base]]
+    titles = [title for measure in columns for title in (measure.label, "minus base")]
     return table(["", "", "seeds", *titles], rows)
+
+
+def _images(images: Mapping[str, str], *names: str) -> list[str]:
+    return [images[name] for name in names if name in images]
 
 
 # ------------------------------------------------------------------------------- what was run, and where
@@ -260,7 +242,7 @@ def missing_block(studies: Sequence[Study]) -> str:
         if not study.outcomes:
             lines.append(f"- `{study.name}`: nothing of it was run")
         else:
-            lines += [f"- `{study.name}`, `{name}`: {what}" for name, what in study.missing().items()]
+            lines += [f"- `{study.name}`, `{name}`: {'; '.join(parts)}" for name, parts in study.missing().items()]
     return "\n".join(lines) or "Everything that the recipes ask for was run."
 
 
@@ -269,23 +251,12 @@ def machine_block(studies: Sequence[Study]) -> str:
     contents = [each.content for study in studies for each in study.outcomes]
     if not contents:
         return NOT_RUN
-    machines = _counted([_machine(each.get("machine") or {}) for each in contents])
-    versions = [
-        " ".join(f"{name} {found}" for name, found in (each.get("versions") or {}).items()) for each in contents
-    ]
-    commits = [_short_commit(each.get("commit")) for each in contents]
-    return f"{len(contents)} trainings. {machines}. {_counted(versions)}. From {_counted(commits)}."
-
-
-def _machine(found: Mapping[str, Any]) -> str:
-    return f"{found.get('gpu') or found.get('cpu', 'unknown')}, threads: {found.get('threads', 'unknown')}"
-
-
-def _short_commit(name: str | None) -> str:
-    if name is None:
-        return "a commit that was not recorded"
-    commit, dash, mark = name.partition("-")
-    return commit[:7] + dash + mark
+    found = [each["machine"] for each in contents]
+    machines = [f"{each['gpu'] or each['cpu']}, threads: {each['threads']}" for each in found]
+    versions = [" ".join(f"{name} {found}" for name, found in each["versions"].items()) for each in contents]
+    commits = [each.get("commit") or "a commit that was not recorded" for each in contents]
+    short = [re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", commit) for commit in commits]
+    return f"{len(contents)} trainings. {_counted(machines)}. {_counted(versions)}. From {_counted(short)}."
 
 
 def _counted(words: Sequence[str]) -> str:
@@ -298,102 +269,68 @@ def _counted(words: Sequence[str]) -> str:
     return ", ".join(f"{word} ({count})" if len(counts) > 1 else word for word, count in counts)
 
 
-def readme_block(studies: Sequence[Study], docs: str) -> str:
+def readme_block(studies: Sequence[Study]) -> str:
     """The few rows of `README_ROWS`."""
-    by_name = {study.name: study for study in studies if study.outcomes}
-    compared = [by_name[name] for name in README_ROWS if name in by_name]
+    compared = [study for name in README_ROWS for study in studies if study.name == name and study.outcomes]
+    if not compared:
+        return NOT_RUN
     columns = list(dict.fromkeys(short for study in compared for short in headline(study)))
-    rows = [line for study in compared for line in _readme_rows(study, columns)]
-    text = table(["", *columns], rows) if rows else NOT_RUN
+    rows = []
+    for study in compared:
+        shown, runs = headline(study), study.main_runs()
+        for label in README_ROWS[study.name]:
+            if seeds := len(study.final(runs[label])):
+                found = [study.spread(runs[label], shown[short]) if short in shown else None for short in columns]
+                rows.append([f"{study.name}: {label}", *(number(each, seeds) for each in found)])
     sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
     note = f"""Percent, mean ± standard deviation over seeds. {sizes} All tables and their commands:
-    [{docs}]({docs})."""
-    return f"{text}\n\n{paragraph(note)}"
-
-
-def _readme_rows(study: Study, columns: Sequence[str]) -> list[list[Cell]]:
-    shown, runs, rows = headline(study), study.main_runs(), []
-    for label in README_ROWS[study.name]:
-        if outcomes := study.final(runs[label]):
-            found = [study.spread(runs[label], shown[short]) if short in shown else None for short in columns]
-            rows.append([f"{study.name}: {label}", *(number(each, len(outcomes)) for each in found)])
-    return rows
+    [{DOCS}]({DOCS})."""
+    return f"{table(['', *columns], rows)}\n\n{paragraph(note)}"
 
 
 # ------------------------------------------------------------------------------------------------ files
 
 
-def blocks(studies: Sequence[Study], images: Mapping[str, str]) -> dict[str, str]:
-    """Name -> text of every block of docs/reproduction.md."""
-    found = {f"comparison-{study.name}": comparison_block(study, images) for study in studies if study.is_comparison}
-    return found | {
+def documents(studies: Sequence[Study], images: Mapping[str, str], results_dir: Path) -> dict[str, dict[str, str]]:
+    """File -> name -> text of every block that is made."""
+    compared = [study for study in studies if study.is_comparison]
+    made = {f"comparison-{study.name}": comparison_block(study, images) for study in compared} | {
         "paper": paper_block(studies),
         "learning-rates": search_block(studies, images),
         "ablations": ablation_block(studies, images),
-        "alignment": alignment_block([study for study in studies if study.is_comparison]),
+        "alignment": alignment_block(compared),
         "missing": missing_block(studies),
         "machine": machine_block(studies),
+        "cost": cost_block(results_dir / "cost.json"),
     }
-
-
-def stale_pictures(drawn: Mapping[str, Picture], folder: Path) -> list[str]:
-    """Names of the plots that are not there, or show other numbers."""
-    return [name for name, picture in drawn.items() if digest_of(folder / name) != picture.digest]
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments = ROOT / "experiments"
-    parser.add_argument("--results_dir", type=Path, default=experiments / "results", help="what experiments.run wrote")
-    parser.add_argument("--recipes_dir", type=Path, default=experiments / "recipes", help="what was to be run")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "reproduction.md")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of the plots")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; end with status 1 if anything would change"
-    )
-    return parser.parse_args(argv)
-
-
-def run(args: argparse.Namespace) -> list[str]:
-    """Writes what differs from the results, or with `--check` only finds it; returns one line a file that differs.
-
-    Raises:
-        ValueError: result files, recipes or marks that do not fit.
-        OSError: no such document.
-    """
-    studies = read_studies(args.recipes_dir, args.results_dir)
-    drawn = pictures(studies)
-    place = os.path.relpath(args.figures, args.docs.parent)
-    images = {name: f"![{picture.caption}]({Path(place, name).as_posix()})" for name, picture in drawn.items()}
-    link = Path(os.path.relpath(args.docs, args.readme.parent)).as_posix()
-    cost = {"cost": cost_block(args.results_dir / "cost.json")}
-    made = {
-        args.docs: blocks(studies, images) | cost,
-        args.readme: {"results-comparison": readme_block(studies, link)},
-    }
-    found = {path: filled(path.read_text(encoding="utf-8"), each, path) for path, each in made.items()}
-    changes = [f"{path}: {', '.join(stale)}" for path, (_, stale) in found.items() if stale]
-    redrawn = stale_pictures(drawn, args.figures)
-    changes += [f"{args.figures / name}: the picture" for name in redrawn]
-    if not args.check:
-        for path, (text, stale) in found.items():
-            if stale:
-                path.write_text(text, encoding="utf-8")
-        for name, picture in drawn.items():  # all, as the digest does not tell how they were drawn
-            save(picture, args.figures / name)
-    return changes
+    return {DOCS: made, "README.md": {"results-comparison": readme_block(studies)}}
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    args = parse(argv)
-    changes = run(args)
+    """The command: writes what differs from the results, or with `--check` only finds it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder laid out as this checkout; default: itself")
+    parser.add_argument("--check", action="store_true", help="write nothing; end with status 1 if it would")
+    args = parser.parse_args(argv)
+    results, figures = args.root / "experiments" / "results", args.root / "docs" / "figures"
+    studies = read_studies(args.root / "experiments" / "recipes", results)
+    drawn = pictures(studies)
+    images = {name: f"![{picture.caption}](figures/{name})" for name, picture in drawn.items()}
+    changes, texts = [], {}
+    for path, blocks in ((args.root / name, each) for name, each in documents(studies, images, results).items()):
+        texts[path], stale = filled(path.read_text(encoding="utf-8"), blocks, path)
+        if stale:
+            changes.append(f"{path}: {', '.join(stale)}")
+    changes += [f"{figures / name}: the picture" for name, each in drawn.items() if not is_drawn(each, figures / name)]
     if args.check and changes:
         lines = "\n".join(changes)
         sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m experiments.report`")
+    if not args.check:
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        for name, picture in drawn.items():  # all, as the digest does not tell how they were drawn
+            save(picture, figures / name)
     print("\n".join(f"written: {each}" for each in changes) or "everything is as the results say")
 
 

@@ -8,7 +8,6 @@ versions, machine, seed, loss curve and results; it goes to `--results_dir`, mod
 """
 
 import argparse
-import fcntl
 import hashlib
 import logging
 import shlex
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dap.commands import claimed, command
 from dap.errors import UserError
@@ -34,7 +33,6 @@ logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
 BEGUN = "begun.json"  # in a run's folder: what trained it, on what machine
-TOLD = ("command", "commit", "machine", "versions", "encoder")  # what it holds
 
 
 class Busy(Exception):
@@ -80,20 +78,19 @@ class Workspace:
         """The trainings of a run that can be named by now: the search's, then those of the chosen rate by seed."""
         if run.is_past:
             return
-        if run.is_searched:
-            for rate in self.recipe.learning_rates:
-                yield Job(run, run.seeds[0], rate, ())
-        rate = self.learning_rate(run)
-        if rate is not None:
+        for rate in self.recipe.learning_rates if run.is_searched else ():
+            yield Job(run, run.seeds[0], rate, ())
+        if (rate := self.learning_rate(run)) is not None:
             for seed in run.seeds:
                 yield Job(run, seed, rate, run.evaluate)
 
     def learning_rate(self, run: Run) -> float | None:
         """What the recipe says, or the best of its search; None while that has not ended."""
-        return self.recipe.learning_rate(run, lambda run, rate: self.score(Job(run, run.seeds[0], rate, ())))
+        return self.recipe.learning_rate(run, self.score)
 
-    def score(self, job: Job) -> float | None:
+    def score(self, run: Run, rate: float) -> float | None:
         """The accuracy on held-out pairs that chooses learning rates; None for a training that has not ended."""
+        job = Job(run, run.seeds[0], rate, ())
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
             return None
@@ -103,20 +100,20 @@ class Workspace:
         return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """The arguments of the training command, but for its folder."""
-        own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
-        if job.run.same_time_as is not None:
-            own["max_steps"] = round(own["max_steps"] * self.relative_cost(job.run))
-        return own
+        """The arguments of the training command, but for its folder.
 
-    def relative_cost(self, run: Run) -> float:
-        """CPU time of a step of `same_time_as` in units of the run's own, as `experiments.timing` measured it."""
-        if run.same_time_as == run.like:
-            return 1.0
-        steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
-        if lacking := {run.same_time_as, run.like} - set(steps):
-            raise UserError(f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it")
-        return steps[run.same_time_as]["cpu"] / steps[run.like]["cpu"]
+        A run of the same time has as many steps as `experiments.timing` found those of `same_time_as` to be worth.
+        """
+        own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
+        like, timed = job.run.like, job.run.same_time_as
+        if timed not in (None, like):
+            steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
+            if lacking := {timed, like} - set(steps):
+                raise UserError(
+                    f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it"
+                )
+            own["max_steps"] = round(own["max_steps"] * (steps[timed]["cpu"] / steps[like]["cpu"]))
+        return own
 
     # ---------------------------------------------------------------------------------------- doing it
 
@@ -131,8 +128,9 @@ class Workspace:
             return "begun" if folder.is_dir() else "open"
         if left := [name for name in job.evaluate if not evaluation(folder, name).is_file()]:
             return "trained, without " + " ".join(left)
-        known, found = self.known(job), self.measured(job)
-        return "done" if {key: known.get(key) for key in found} == found else "not collected"
+        result = self.result(job)
+        known = read_object(result) if result.is_file() else {}
+        return "done" if known == known | self.measured(job) else "not collected"
 
     def carry_out(self, job: Job) -> None:
         """Train, evaluate and collect, as far as that is not done.
@@ -156,34 +154,22 @@ class Workspace:
                     line = words(self.recipe.evaluate[name], {**self.recipe.places, **places})
                     execute(line, folder / f"{name}.log")
             if self.state(job) != "done":  # another process may have done it all meanwhile
-                write_json(self.collected(job), self.result(job))
+                about = {"recipe": self.recipe.name, "run": job.run.name, "seed": job.seed}
+                about |= {"learning_rate": job.learning_rate} | read_object(folder / BEGUN)
+                write_json(about | self.measured(job), self.result(job))
 
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
         """Writes down what trains a model, unless it goes on from a checkpoint of a command that has done so."""
         path = self.folder(job) / BEGUN
         if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
-            line = [job.run.command, *flags(arguments)]
-            told = (line, commit(), machine(), versions(), digest_of_weights(arguments.get("model_name_or_path")))
-            write_json(dict(zip(TOLD, told, strict=True)), path)
-
-    # ---------------------------------------------------------------------------------------- results
-
-    def collected(self, job: Job) -> dict[str, Any]:
-        """Everything small that a run left behind."""
-        measured, known = self.measured(job), self.known(job)
-        path = self.folder(job) / BEGUN
-        if path.is_file():
-            told = read_object(path)
-        else:  # trained before this was written down, if it is known at all
-            is_same = all(known.get(key) == measured[key] for key in ("record", "train"))
-            told = {key: known.get(key) if is_same else None for key in TOLD}
-        about = {"recipe": self.recipe.name, "run": job.run.name, "seed": job.seed}
-        return about | {"learning_rate": job.learning_rate} | told | measured
-
-    def known(self, job: Job) -> dict[str, Any]:
-        """The run's JSON file as it is; empty where there is none."""
-        path = self.result(job)
-        return read_object(path) if path.is_file() else {}
+            about = {
+                "command": [job.run.command, *flags(arguments)],
+                "commit": commit(),
+                "machine": machine(),
+                "versions": versions(),
+                "encoder": digest_of_weights(arguments.get("model_name_or_path")),
+            }
+            write_json(about, path)
 
     def measured(self, job: Job) -> dict[str, Any]:
         """What a finished training and its evaluations left in their folder."""
@@ -212,7 +198,7 @@ def taken(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(claimed(folder, beside=True))
-        except ValueError as error:
+        except UserError as error:
             raise Busy(str(error)) from error
         yield
 
@@ -223,17 +209,17 @@ def commit(checkout: Path = ROOT) -> str | None:
     None for a folder that is no checkout, or where there is no git.
     """
 
-    def git(*arguments: str) -> str | None:
-        try:
-            found = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return None
-        return found.stdout.strip() if found.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
 
-    top, _, name = (git("rev-parse", "--show-toplevel", "HEAD") or "").partition("\n")
-    if not name or Path(top).resolve() != checkout.resolve():
+    try:
+        top, name = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
+        changes = git("status", "--porcelain", "--", "*.py", "*.yaml")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    if Path(top).resolve() != checkout.resolve():
         return None  # a copy within another project's checkout has not that one's commit
-    return name + ("-dirty" if git("status", "--porcelain", "--", "*.py", "*.yaml") else "")
+    return name + "-dirty" * bool(changes)
 
 
 def digest_of_weights(encoder: str | None) -> str | None:
@@ -241,39 +227,24 @@ def digest_of_weights(encoder: str | None) -> str | None:
     path = Path(encoder or "", "model.safetensors")
     if encoder is None or not path.is_file():
         return None
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:12]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def execute(arguments: Sequence[str], log: Path) -> None:
     """Runs one of the project's scripts or modules and adds what it prints to a log.
 
     Raises:
-        Busy: a command that was left behind when its parent was killed is still writing to the log.
         RuntimeError: it failed; names the log.
     """
     line = [sys.executable, *arguments]
     if not (ROOT / arguments[0]).is_file():  # a module, such as `experiments.alignment`
         line = [sys.executable, "-m", *arguments]
     with log.open("a", encoding="utf-8") as file:
-        lock(file, log)
         print("$", shlex.join(line), file=file, flush=True)
         outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False)
     if outcome.returncode:
         raise RuntimeError(f"{arguments[0]} ended with status {outcome.returncode}: see {log}")
-
-
-def lock(file: TextIO, log: Path) -> None:
-    """Locks a log until it is closed here and in every command that has it for its output."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Busy(f"{log}: a command of a runner that was killed still runs and writes it") from None
-    except OSError as error:  # some network file systems know no locks
-        logger.warning("%s cannot be locked (%s): start no second command", log, error.strerror)
 
 
 def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
@@ -284,36 +255,21 @@ def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
 
 
 def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
-    """Carries out everything that can be and that no other process is at work on; returns what failed.
-
-    What another process has is tried once more after everything else, and then left to it.
-    """
-    failed: dict[str, str] = {}
-    busy: dict[str, int] = {}
-
-    def next_job() -> Job | None:
-        for job in sorted(in_order(workspace, only), key=lambda job: busy.get(job.name, 0)):  # as a search names more
-            if job.name in failed or busy.get(job.name, 0) > 1:
-                continue
-            try:
-                if workspace.state(job) != "done":
-                    return job
-            except ValueError as reason:
-                failed[job.name] = str(reason)
-        return None
-
-    while job := next_job():
-        started = time.perf_counter()
+    """Carries out everything that can be; what another process is at work on is left to it. Returns what failed."""
+    failed: list[str] = []
+    tried: list[Job] = []
+    while left := [job for job in in_order(workspace, only) if job not in tried]:  # as a search names more
+        job, started = left[0], time.perf_counter()
+        tried.append(job)
         try:
-            workspace.carry_out(job)
-            logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
+            if workspace.state(job) != "done":
+                workspace.carry_out(job)
+                logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
         except Busy as reason:
-            busy[job.name] = busy.get(job.name, 0) + 1
-            if busy[job.name] > 1:
-                logger.info("%s is left to another process: %s", job.name, reason)
+            logger.info("%s is left to another process: %s", job.name, reason)
         except (RuntimeError, ValueError, OSError) as reason:
-            failed[job.name] = str(reason)
-    return [f"{name}: {reason}" for name, reason in failed.items()]
+            failed.append(f"{job.name}: {reason}")
+    return failed
 
 
 def parse_places(given: Sequence[str]) -> dict[str, str]:
@@ -339,11 +295,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
         raise UserError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
     workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
-    failed = [] if args.list else work(workspace, args.only)
     if args.list:
         for job in in_order(workspace, args.only):
             print(f"{job.name}: {workspace.state(job)}")
-    if failed:
+    elif failed := work(workspace, args.only):
         sys.exit("\n".join(f"error: {each}" for each in failed))
 
 

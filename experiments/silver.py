@@ -9,14 +9,17 @@ Legend: `P` sentence pairs, `R` target words of all pairs, `C` candidates: a tar
 sentence or with none, `K` distinct (source word, target word), `L` links of a pair.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
+from itertools import count, islice
 
 import numpy as np
 
 from dap.errors import UserError
 
 Sentences = Sequence[Sequence[str]]
+Links = tuple[np.ndarray, np.ndarray]
 
 ITERATIONS = 5
 #: Probability that a target word comes from no source word, as in fast_align.
@@ -26,24 +29,11 @@ NO_SOURCE = 0.08
 TENSION = 2.0
 
 
-@dataclass(frozen=True)
-class Links:
-    """The links of one sentence pair: (source word, target word), counted from 0, ascending.
-
-    Attributes:
-        sure: (L, 2) int64, found in both directions.
-        possible: (L', 2) int64, found in one direction or both.
-    """
-
-    sure: np.ndarray
-    possible: np.ndarray
-
-
 def align_words(source: Sentences, target: Sentences, wanted: int | None = None) -> list[Links]:
-    """The links of the first `wanted` pairs (all by default), by an aligner trained on all pairs.
+    """Sure and possible links of the first `wanted` pairs (all by default), by an aligner trained on all pairs.
 
     >>> found = align_words([["das", "haus"], ["das", "buch"]], [["the", "house"], ["the", "book"]])
-    >>> [links.sure.tolist() for links in found]
+    >>> [sure.tolist() for sure, _ in found]
     [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
 
     Args:
@@ -51,80 +41,65 @@ def align_words(source: Sentences, target: Sentences, wanted: int | None = None)
         target: P sentences, row i the translation of row i.
         wanted: pairs whose links are returned.
 
+    Returns:
+        For each pair two arrays (L, 2) int64 of a source and a target word, counted from 0, ascending: the links found
+        in both directions, and those found in one direction or both.
+
     Raises:
         ValueError: unequal numbers of sentences.
     """
     if len(source) != len(target):
         raise UserError(f"{len(source)} source and {len(target)} target sentences: an aligner needs pairs")
-    wanted = len(source) if wanted is None else wanted
-    forward = generating_words(source, target)
-    backward = generating_words(target, source)
-    return [_links(forward[row], backward[row]) for row in range(wanted)]
+    aligned = []
+    for forward, backward in islice(zip(generating_words(source, target), generating_words(target, source)), wanted):
+        one = {(int(i), j) for j, i in enumerate(forward) if i >= 0}
+        other = {(i, int(j)) for i, j in enumerate(backward) if j >= 0}
+        sure, possible = (np.array(sorted(links), np.int64).reshape(-1, 2) for links in (one & other, one | other))
+        aligned.append((sure, possible))
+    return aligned
 
 
-def generating_words(source: Sentences, target: Sentences, iterations: int = ITERATIONS) -> list[np.ndarray]:
+def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
     """For each pair the source word that each target word most probably comes from, -1 for none: (words,) int64.
 
     Of equally probable source words the first is taken, and none before any of them.
     """
-    lengths = np.array([(len(x), len(y)) for x, y in zip(source, target, strict=True)], np.int64).reshape(-1, 2)
-    rows = _target_words(lengths)  # 3 × (R,): pair, place, number of source words
-    start = np.concatenate([[0], np.cumsum(rows[2] + 1)])  # (R + 1,): candidates of word r from start[r] on
-    if not len(rows[0]):
+    if not any(target):
         return [np.empty(0, np.int64) for _ in source]
-    prior, entry, word = _candidates(source, target, lengths, rows, start)
+    lengths = [len(words) for words in target]
+    width = np.repeat([len(words) + 1 for words in source], lengths)  # (R,) candidates of each target word
+    start = np.cumsum(width) - width  # (R,) number of its first candidate
+    row = np.repeat(np.arange(len(width)), width)  # (C,) number of its target word
+    prior = np.concatenate([_prior(len(x), len(y)).ravel() for x, y in zip(source, target, strict=True)])  # (C,)
+
+    source_ids, target_ids = _numbers(source, 1), _numbers(target, 0)  # source word 0: none
+    words = np.concatenate([np.tile([0, *x], len(y)) for x, y in zip(source_ids, target_ids, strict=True)])  # (C,)
+    ids = np.concatenate(target_ids).astype(np.int64)  # (R,)
+    table, entry = np.unique(words * (ids.max() + 1) + ids[row], return_inverse=True)  # (K,), (C,)
+    word = table // (ids.max() + 1)  # (K,)
+
     probability = np.ones(len(word))  # (K,) of the target word, given the source word
-    of_row = np.repeat(np.arange(len(rows[0])), np.diff(start))  # (C,)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         posterior = probability[entry] * prior  # (C,)
-        posterior /= np.add.reduceat(posterior, start[:-1])[of_row]
+        posterior /= np.add.reduceat(posterior, start)[row]
         counts = np.bincount(entry, posterior, len(word))  # (K,)
         probability = counts / np.bincount(word, counts)[word]
     score = probability[entry] * prior  # (C,)
-    best = np.flatnonzero(score == np.maximum.reduceat(score, start[:-1])[of_row])  # (>= R,): ties
-    _, first = np.unique(of_row[best], return_index=True)
-    return np.split(best[first] - start[:-1] - 1, np.cumsum(lengths[:, 1])[:-1])  # the candidate at 0 is "none"
+    best = np.flatnonzero(score == np.maximum.reduceat(score, start)[row])  # (>= R,): ties
+    _, first = np.unique(row[best], return_index=True)
+    return np.split(best[first] - start - 1, np.cumsum(lengths)[:-1])  # the candidate at 0 is "none"
 
 
-def _target_words(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pair, place in the sentence and number of source words of every target word, each (R,)."""
-    pair = np.repeat(np.arange(len(lengths)), lengths[:, 1])
-    before = np.cumsum(lengths[:, 1]) - lengths[:, 1]
-    return pair, np.arange(len(pair)) - before[pair], lengths[pair, 0]
+@cache
+def _prior(width: int, height: int) -> np.ndarray:
+    """How probably each of `height` target words comes from no source word and from each of `width`, (T, 1 + S)."""
+    share, other = (np.arange(1, words + 1) / words for words in (height, width))
+    weights = np.exp(-TENSION * np.abs(share[:, None] - other))  # (T, S)
+    weights *= (1 - NO_SOURCE) / np.maximum(weights.sum(1, keepdims=True), 1e-300)  # no other order: it settles ties
+    return np.hstack([np.full((height, 1), NO_SOURCE), weights])
 
 
-def _candidates(
-    source: Sentences,
-    target: Sentences,
-    lengths: np.ndarray,
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
-    start: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every candidate its prior (C,) and its entry (C,) in the table of translations; and the source word (K,)."""
-    source_ids, target_ids = _number(source, 1), _number(target, 0)  # source word 0: none
-    pair, place, width = rows
-    of_row = np.repeat(np.arange(len(pair)), np.diff(start))  # (C,)
-    column = np.arange(start[-1]) - start[of_row]  # (C,): 0 is "none", i the i-th source word
-    before = (np.cumsum(lengths[:, 0]) - lengths[:, 0])[pair]  # (R,)
-    words = np.where(column > 0, source_ids[np.maximum(before[of_row] + column - 1, 0)], 0)  # (C,)
-    size = int(target_ids.max()) + 1
-    table, entry = np.unique(words * size + target_ids[of_row], return_inverse=True)
-    share = ((place + 1) / lengths[pair, 1])[of_row]  # (C,)
-    prior = np.where(column > 0, np.exp(-TENSION * np.abs(share - column / np.maximum(width, 1)[of_row])), 0.0)
-    prior *= ((1 - NO_SOURCE) / np.maximum(np.add.reduceat(prior, start[:-1]), 1e-300))[of_row]
-    return np.where(column > 0, prior, NO_SOURCE), entry, table // size
-
-
-def _number(sentences: Sentences, first: int) -> np.ndarray:
-    """All words as numbers from `first` on; one more at the end, so that no text is empty."""
-    numbers: dict[str, int] = {}
-    ids = [numbers.setdefault(word, len(numbers) + first) for sentence in sentences for word in sentence]
-    return np.array([*ids, 0], np.int64)
-
-
-def _links(forward: np.ndarray, backward: np.ndarray) -> Links:
-    """forward: (target words,), the source word of each; backward: (source words,), the target word of each."""
-    one = {(int(i), j) for j, i in enumerate(forward) if i >= 0}
-    other = {(i, int(j)) for i, j in enumerate(backward) if j >= 0}
-    sure, possible = (np.array(sorted(links), np.int64).reshape(-1, 2) for links in (one & other, one | other))
-    return Links(sure, possible)
+def _numbers(sentences: Sentences, first: int) -> list[list[int]]:
+    """The words as numbers from `first` on."""
+    numbers: defaultdict[str, int] = defaultdict(count(first).__next__)
+    return [[numbers[word] for word in sentence] for sentence in sentences]

@@ -5,7 +5,6 @@ otherwise; a spread is the standard deviation of the sample (n - 1), and one see
 """
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,13 @@ import numpy as np
 from dap.reports import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
 from experiments.recipes import Recipe, Run
 
-HARD = ("hard_negatives", "mean", "error")
+HARD = "hard_negatives/mean/error"
 DRAWS = 5_000  # of a bootstrap
+LARGEST = TATOEBA_GROUPS[-1]
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
-PAPER_LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP"}
-LABELS = PAPER_LABELS | {"tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
+LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP", "tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
 EDITS = "+edits"  # of those with targets of which a word is changed
 ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
 ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
@@ -34,15 +33,16 @@ class Measure:
 
     Attributes:
         label: its name in tables.
-        paper: the paper's model -> its number; empty where it has none.
-        by_language: where the number of a language stands, with None in place of its code; empty where nowhere.
+        paths: keys from the outside to the inside, with `/` between them.
+        paper: the paper's model -> its number, None where it prints none.
+        by_language: path to the number of a language, with `*` in place of its code; empty where there is none.
     """
 
     label: str
-    paths: tuple[tuple[str, ...], ...]
+    paths: tuple[str, ...]
     lower_is_better: bool = False
-    paper: Mapping[str, float] = field(default_factory=dict)
-    by_language: tuple[str | None, ...] = ()
+    paper: Mapping[str, float | None] = field(default_factory=dict)
+    by_language: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,6 @@ class Outcome:
     def pairs_a_step(self) -> int:
         return self.content["record"]["pairs a step"]
 
-    @property
-    def dev(self) -> float | None:
-        """Accuracy on held-out pairs of the training text, which chooses the learning rate."""
-        return self.content["dev"].get(DEV)
-
     def value(self, measure: Measure) -> float | None:
         """The number, or None where it was not measured."""
         numbers = {**self.content["evaluations"], "dev": self.content.get("dev", {})}
@@ -77,16 +72,14 @@ class Outcome:
 
     def languages(self, measure: Measure) -> dict[str, float]:
         """Language code -> its number; empty where there is none by language."""
-        if None not in measure.by_language:
-            return {}
-        place = measure.by_language.index(None)
-        parts = _at(self.content["evaluations"], measure.by_language[:place]) or {}
-        found = {code: _at(part, measure.by_language[place + 1 :]) for code, part in parts.items() if code != "mean"}
+        folder, _, rest = measure.by_language.partition("/*/")
+        parts = (_at(self.content["evaluations"], folder) if folder else None) or {}
+        found = {code: _at(part, rest) for code, part in parts.items() if code != "mean"}
         return {code: value for code, value in found.items() if value is not None}
 
 
-def _at(tree: Any, path: Sequence[str]) -> Any:
-    for key in path:
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("/"):
         if not isinstance(tree, Mapping) or key not in tree:
             return None
         tree = tree[key]
@@ -105,26 +98,24 @@ class Spread:
     count: int
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are there; None if none is.
+def spread(values: Iterable[float]) -> Spread | None:
+    """Of one value or more; None of none.
 
-    >>> spread([1.0, None, 3.0])
+    >>> spread([1.0, 3.0])
     Spread(mean=2.0, sd=1.4142135623730951, count=2)
     """
-    present = [value for value in values if value is not None]
-    if not present:
+    found = list(values)
+    if not found:
         return None
-    return Spread(statistics.fmean(present), statistics.stdev(present) if len(present) > 1 else None, len(present))
+    return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
 
 
-def pooled_sd(spreads: Sequence[Spread]) -> float | None:
-    """The standard deviation within the groups, each weighed by its n - 1; None if a group has one seed only.
+def pooled_sd(spreads: Sequence[Spread]) -> float:
+    """The standard deviation within groups of several values, each weighed by its n - 1.
 
     >>> pooled_sd([Spread(0.0, 1.0, 2), Spread(9.0, 7.0, 2)])
     5.0
     """
-    if any(each.sd is None for each in spreads):
-        return None
     freedom = sum(each.count - 1 for each in spreads)
     return math.sqrt(sum((each.count - 1) * each.sd**2 for each in spreads) / freedom)
 
@@ -137,26 +128,14 @@ def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = Fal
     >>> clear_best({"a": Spread(5.5, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
     'a'
     """
-    present = {name: each for name, each in spreads.items() if each is not None}
-    ranked = sorted(present, key=lambda name: present[name].mean, reverse=not lower_is_better)[:2]
+    present = [(name, each) for name, each in spreads.items() if each is not None]
+    ranked = sorted(present, key=lambda item: item[1].mean, reverse=not lower_is_better)
     if len(ranked) < 2:
         return None
-    best, following = (present[name] for name in ranked)
+    (name, best), (_, following) = ranked[:2]
     if min(best.count, following.count) < 3 or not (best.sd and following.sd):
         return None
-    return ranked[0] if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
-
-
-def sd_of_differences(groups: Iterable[Iterable[float]]) -> tuple[float, int] | None:
-    """Standard deviation of a difference within groups of several, and their n - 1 added up; None without a group.
-
-    >>> sd_of_differences([[1.0, 3.0, 5.0], [-4.0, 0.0, 4.0], [7.0]])
-    (3.1622776601683795, 4)
-    """
-    several = [each for each in map(spread, groups) if each is not None and each.sd is not None]
-    if not several:
-        return None
-    return pooled_sd(several), sum(each.count - 1 for each in several)
+    return name if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
 
 
 def interval(differences: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -190,7 +169,8 @@ class Study:
 
     @property
     def is_ablation(self) -> bool:
-        return self.name.startswith("ablations")
+        """Whether its runs are changes to `base`, alone."""
+        return "base" in self.recipe.runs
 
     @property
     def is_comparison(self) -> bool:
@@ -222,7 +202,7 @@ class Study:
     def dev(self, run: Run, rate: float) -> float | None:
         """What chooses learning rates: accuracy on held-out pairs with a run's first seed; None: not run."""
         found = self.find(run.name, rate, run.seeds[0])
-        return found.dev if found else None
+        return found.value(HELD_OUT) if found else None
 
     def search(self, run: Run) -> dict[float, float | None]:
         """Learning rate -> accuracy on held-out pairs, for a run whose rate is searched."""
@@ -253,6 +233,10 @@ class Study:
         ours, theirs = self.values(name, measure), self.values(base, measure)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
+    def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
+        """Run -> seed -> its difference to `base`, of the other runs of an ablation."""
+        return {name: self.differences(name, "base", measure) for name in self.recipe.runs if name != "base"}
+
     def interval(self, name: str, base: str, measure: Measure) -> tuple[float, float] | None:
         """`interval` of a run minus another; None below two seeds and languages that both have."""
         ours, theirs = ({each.seed: each.languages(measure) for each in self.final(run)} for run in (name, base))
@@ -261,24 +245,18 @@ class Study:
             return None
         return interval([[ours[seed][code] - theirs[seed][code] for code in ours[seed]] for seed in seeds])
 
-    def missing(self) -> dict[str, str]:
+    def missing(self) -> dict[str, list[str]]:
         """Run -> which of its trainings and evaluations have no result, of those that lack one."""
-        found = {name: self._missing(run) for name, run in self.recipe.runs.items()}
-        return {name: "; ".join(parts) for name, parts in found.items() if parts}
-
-    def _missing(self, run: Run) -> list[str]:
-        if run.is_searched and (rates := [rate for rate, dev in self.search(run).items() if dev is None]):
-            others = run.seeds[1:]  # the first is one of the search's
-            search = f"search at {', '.join(f'{rate:g}' for rate in rates)}"
-            return [search, *([f"training of {seeds(others)}"] if others else [])]
-        done = {each.seed: each for each in self.final(run.name)}
-        parts = []
-        if left := [seed for seed in run.seeds if seed not in done]:
-            parts.append(f"training of {seeds(left)}")
-        for name in run.evaluate:
-            if left := [seed for seed, each in done.items() if name not in each.content["evaluations"]]:
-                parts.append(f"{name} of {seeds(left)}")
-        return parts
+        found: dict[str, list[str]] = {}
+        for run in self.recipe.runs.values():
+            done = {each.seed: each.content["evaluations"] for each in self.final(run.name)}
+            left = {"training": [seed for seed in run.seeds if seed not in done]}
+            left |= {name: [seed for seed, has in done.items() if name not in has] for name in run.evaluate}
+            for what, numbers in left.items():
+                if numbers:
+                    plural = "s" * (len(numbers) > 1)
+                    found.setdefault(run.name, []).append(f"{what} of seed{plural} {', '.join(map(str, numbers))}")
+        return found
 
 
 def label_of(run: Run) -> str:
@@ -289,29 +267,34 @@ def label_of(run: Run) -> str:
     return label + EDITS * bool(run.arguments.get("tr_hard_negatives"))
 
 
-def seeds(numbers: Sequence[int]) -> str:
-    """`seed 0` or `seeds 0, 1`."""
-    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
-
-
 # -------------------------------------------------------------------------------------------------- measures
 
 
 #: What chose the learning rates; of the text's own domain, and far from 0 where Tatoeba is not.
-HELD_OUT = Measure("held-out training pairs", (("dev", DEV),))
+HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 
 
 def measures(study: Study) -> list[Measure]:
     """What was measured of any of a study's models, in the order of the tables."""
-    reports = [each.content["evaluations"] for each in study.outcomes]
-    groups = dict.fromkeys(name for report in reports for name in report.get("tatoeba", {}).get("averages", {}))
-    pairs = dict.fromkeys(pair for report in reports for pair in report.get("bucc", {}).get("pairs", {}))
-    found = [HELD_OUT, *(_tatoeba(group, direction) for direction in DIRECTIONS for group in groups)]
-    hard = {(name, won) for report in reports for name in report for won in _at(report[name], HARD) or ()}
-    found += [_hard(name, won) for name, won in sorted(hard)]
-    found += [_bucc(pair, name) for pair in pairs for name in ("f1", "precision", "recall")]
+    found = [HELD_OUT]
+    for direction, arrow in DIRECTIONS.items():
+        for column, group in enumerate(TATOEBA_GROUPS):
+            paper = {model: row[direction][column] for model, row in PAPER_TATOEBA.items()}
+            path = f"tatoeba/averages/{group}/{direction}"
+            by_language = f"tatoeba/languages/*/{direction}" if group == LARGEST else ""
+            found.append(Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper, by_language=by_language))
+    for name in sorted(study.recipe.evaluate):
+        reports = [each.content["evaluations"].get(name) for each in study.outcomes]
+        for kind in sorted({kind for report in reports for kind in _at(report, HARD) or ()}):
+            label = f"hard negatives of {name}, error" + ("" if kind == "error" else f" by {kind}")
+            path, by_language = f"{name}/{HARD}/{kind}", f"{name}/hard_negatives/*/error/{kind}"
+            found.append(Measure(label, (path,), lower_is_better=True, by_language=by_language))
+    for pair in BUCC_PAIRS:
+        for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
+            paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items()}
+            found.append(Measure(f"BUCC {pair} sample, {name}", (f"bucc/pairs/{pair}/{name.lower()}",), paper=paper))
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
-    found.append(Measure("XNLI, mean accuracy", (("xnli", "mean", "accuracy"),), paper=xnli))
+    found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
     found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
     return measured(study, found)
 
@@ -321,66 +304,26 @@ def alignment_measures(study: Study) -> list[Measure]:
     return measured(study, [_alignment(name, name) for name in ALIGNMENT])
 
 
+def _alignment(label: str, *names: str) -> Measure:
+    return Measure(label, tuple(f"alignment/mean/{name}" for name in names), lower_is_better="AER" in names)
+
+
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
     """Those that any of the study's models has."""
     return [measure for measure in among if any(each.value(measure) is not None for each in study.outcomes)]
 
 
-def largest_group(study: Study) -> str | None:
-    """The largest group of Tatoeba's languages that was measured, such as "36 languages"; None where none was."""
-    averages = [_at(each.content["evaluations"], ("tatoeba", "averages")) or () for each in study.outcomes]
-    groups = [name for names in averages for name in names]
-    return max(groups, key=lambda name: int(re.search(r"\d+", name)[0]), default=None)
-
-
 def headline(study: Study) -> dict[str, Measure]:
-    """Short name -> measure, of the few that plots and README show; Tatoeba's largest group of languages."""
-    group = largest_group(study)
-    names = {
-        ("tatoeba", "averages", group, "xx-en"): "Tatoeba xx→en",
-        ("tatoeba", "averages", group, "en-xx"): "en→xx",
-    }
-    names |= {(each, *HARD, "error"): "hard-negative error" for each in study.recipe.evaluate}
-    names |= {("bucc", "pairs", "zh-en", "f1"): "BUCC zh-en F1", ("xnli", "mean", "accuracy"): "XNLI"}
-    names |= {("alignment", "mean", "AER"): "AER"}
+    """Short name -> measure, of the few that plots and README show."""
+    tatoeba = f"tatoeba/averages/{LARGEST}"
+    names = {f"{tatoeba}/xx-en": "Tatoeba xx→en", f"{tatoeba}/en-xx": "en→xx"}
+    names |= {f"{each}/{HARD}/error": "hard-negative error" for each in study.recipe.evaluate}
+    names |= {"bucc/pairs/zh-en/f1": "BUCC zh-en F1", "xnli/mean/accuracy": "XNLI", "alignment/mean/AER": "AER"}
     found = {measure.paths[0]: measure for measure in measures(study)}
     return {short: found[path] for path, short in names.items() if path in found}
 
 
-def both_directions(study: Study) -> Measure | None:
-    """Mean of Tatoeba's two directions over the largest group of languages; None where it was not measured."""
-    group = largest_group(study)
-    paths = tuple(("tatoeba", "averages", group, direction) for direction in DIRECTIONS)
-    return Measure(f"Tatoeba, {group}, mean of both directions", paths) if group else None
-
-
 def ablated(study: Study) -> list[Measure]:
     """What ablations are compared in."""
-    return measured(study, [each for each in (HELD_OUT, both_directions(study)) if each is not None])
-
-
-def _tatoeba(group: str, direction: str) -> Measure:
-    paper = {}
-    if group in TATOEBA_GROUPS:
-        printed = {model: row[direction][TATOEBA_GROUPS.index(group)] for model, row in PAPER_TATOEBA.items()}
-        paper = {model: number for model, number in printed.items() if number is not None}
-    label = f"Tatoeba {DIRECTIONS[direction]}, {group}"
-    by_language = ("tatoeba", "languages", None, direction) if group not in TATOEBA_GROUPS[:2] else ()
-    return Measure(label, (("tatoeba", "averages", group, direction),), paper=paper, by_language=by_language)
-
-
-def _hard(name: str, won: str) -> Measure:
-    label = f"hard negatives of {name}, error" + ("" if won == "error" else f" by {won}")
-    path = (name, *HARD, won)
-    return Measure(label, (path,), lower_is_better=True, by_language=(*path[:2], None, *path[3:]))
-
-
-def _bucc(pair: str, name: str) -> Measure:
-    column = ("precision", "recall", "f1").index(name)
-    paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items() if pair in BUCC_PAIRS}
-    label = f"BUCC {pair} sample, {'F1' if name == 'f1' else name}"
-    return Measure(label, (("bucc", "pairs", pair, name),), paper=paper)
-
-
-def _alignment(label: str, *names: str) -> Measure:
-    return Measure(label, tuple(("alignment", "mean", name) for name in names), lower_is_better="AER" in names)
+    paths = tuple(f"tatoeba/averages/{LARGEST}/{direction}" for direction in DIRECTIONS)
+    return measured(study, [HELD_OUT, Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)])

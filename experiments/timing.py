@@ -8,7 +8,7 @@ the results, where `experiments.run` looks for it.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -39,22 +39,19 @@ SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False, "bf16": False}
 
 def compared(workspace: Workspace) -> dict[str, Run]:
     """The runs whose steps are counted in each other's."""
-    wanted = {}
-    for run in workspace.recipe.runs.values():
-        if run.same_time_as not in (None, run.like):
-            for name in (run.same_time_as, run.like):
-                wanted[name] = workspace.recipe.runs[name]
-    return wanted
+    timed = [run for run in workspace.recipe.runs.values() if run.same_time_as not in (None, run.like)]
+    return {name: workspace.recipe.runs[name] for run in timed for name in (run.same_time_as, run.like)}
 
 
 def model_folder(workspace: Workspace, run: Run) -> Path:
     """The finished model of a run's first seed."""
     rate = workspace.learning_rate(run)
     if rate is None:
-        raise UserError(
-            f"{run.name}: the search for its learning rate has not ended: run `python -m experiments.run` first"
-        )
-    return workspace.folder(Job(run, run.seeds[0], rate, ()))
+        raise UserError(f"{run.name}: the search for its learning rate has not ended: run `experiments.run` first")
+    folder = workspace.folder(Job(run, run.seeds[0], rate, ()))
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(f"{folder} has no finished model: run `python -m experiments.run` first")
+    return folder
 
 
 def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
@@ -67,12 +64,12 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
     if not found:
         raise UserError("no run of the recipe has same_time_as, so there is nothing to measure")
     first, arguments = next(iter(found.items()))
-    if lacking := [key for key, value in arguments.items() if value is None]:
-        raise UserError(f"{first} has no {lacking[0]}: give it, in `train` for one")
     for name, other in found.items():
-        if differing := [key for key in SHARED if other[key] != arguments[key]]:
-            key = differing[0]
-            raise UserError(f"{first} has {key}={arguments[key]!r}, {name} {other[key]!r}: give both the same")
+        for key, value in arguments.items():
+            if value is None:
+                raise UserError(f"{first} has no {key}: give it, in `train` for one")
+            if other[key] != value:
+                raise UserError(f"{first} has {key}={value!r}, {name} {other[key]!r}: give both the same")
     return arguments
 
 
@@ -102,7 +99,7 @@ def training_step(folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[st
         model.get_input_embeddings().weight.requires_grad_(False)
     trained = [part for part in model.parameters() if part.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)  # the Trainer's own default
-    turns: Iterator[dict[str, Tensor]] = cycle(data)
+    turns = cycle(data)
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -114,32 +111,9 @@ def training_step(folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[st
     return step
 
 
-def measure(workspace: Workspace, repeats: int) -> None:
-    """Writes and prints what a step of each compared run costs.
-
-    Raises:
-        ValueError: nothing to measure, runs that cannot be compared, a search for a learning rate that has not ended,
-            or a model that is not there.
-    """
-    runs = compared(workspace)
-    arguments = shared_arguments(runs)
-    folders = {name: model_folder(workspace, run) for name, run in runs.items()}
-    if lacking := [str(folder) for folder in folders.values() if not (folder / "model.safetensors").is_file()]:
-        raise UserError(f"{lacking[0]} has no finished model: run `python -m experiments.run` first")
-    shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
-    data = {share: batches(arguments, next(iter(folders.values())), share) for share in {*shares.values()}}
-    how = bool(arguments["freeze_word_embeddings"]), bool(arguments["bf16"])
-    steps = {name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()}
-    found = alternate(steps, repeats, "cpu")
-    about = {"pairs": arguments["total_train_batch_size"], "machine": machine(), "versions": versions()}
-    write_json({"steps": found, **about}, workspace.timing)
-    for name, part in found.items():
-        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {repeats})")
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """The command: writes and prints what a step of each compared run costs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")
@@ -148,7 +122,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns")
     args = parser.parse_args(argv)
     recipe = read_recipe(args.recipe, parse_places(args.places))
-    measure(Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute()), args.repeats)
+    workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+    runs = compared(workspace)
+    shared = shared_arguments(runs)
+    folders = {name: model_folder(workspace, run) for name, run in runs.items()}
+    shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
+    data = {share: batches(shared, next(iter(folders.values())), share) for share in {*shares.values()}}
+    how = bool(shared["freeze_word_embeddings"]), bool(shared["bf16"])
+    steps = {name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()}
+    found = alternate(steps, args.repeats, "cpu")
+    about = {"pairs": shared["total_train_batch_size"], "machine": machine(), "versions": versions()}
+    write_json({"steps": found, **about}, workspace.timing)
+    for name, part in found.items():
+        print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")
 
 
 if __name__ == "__main__":

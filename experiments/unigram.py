@@ -9,12 +9,13 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
-from datasets import Dataset
 from transformers import AutoTokenizer
 
 from dap.commands import command
 from dap.text import load_bitext
 from dap.training import token_counts, tokenize_bitext
+
+PAIRS = 700  # of each language, spread over its text
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -27,23 +28,18 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def spread_out(text: Dataset, pairs: int) -> Dataset:
-    """So many of the pairs, evenly spread; all of fewer."""
-    return text.select(np.linspace(0, len(text) - 1, min(len(text), pairs)).astype(int))
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", required=True, help="folder or Hub id")
     parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
-    parser.add_argument("--pairs", type=int, default=700, help="pairs of each language, spread over its text")
-    parser.add_argument("--max_seq_length", type=int, default=32)
     args = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    sample = {code: spread_out(part, args.pairs) for code, part in load_bitext(args.train_data).items()}
-    counts = token_counts(tokenize_bitext(sample, tokenizer, args.max_seq_length), tokenizer)  # (V,)
+    sample = {}
+    for code, text in load_bitext(args.train_data).items():
+        sample[code] = text.select(np.linspace(0, len(text) - 1, min(len(text), PAIRS)).astype(int))
+    counts = token_counts(tokenize_bitext(sample, tokenizer, 32), tokenizer)  # (V,)
     print(f"{entropy(counts):.2f} nats a token, of {counts.sum():,} target tokens")
 
 

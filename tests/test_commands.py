@@ -504,3 +504,10 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
     pytest.raises(KeyboardInterrupt, stopped)
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_link_stays_one_when_its_file_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "file.json")
+    write_json({"a": 1}, tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert read_json(tmp_path / "file.json") == {"a": 1}

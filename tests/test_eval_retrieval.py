@@ -145,6 +145,10 @@ def test_accuracies_are_drawn_beside_those_of_an_earlier_report(argv: list[str],
     for wrong, why in ((["--before", "a.json"], "name that with --plot"), (["--plot", "a.doc"], "ends in .svg, .png")):
         with pytest.raises(UserError, match=why):
             run([*argv, *wrong])
+    of_xnli = json.loads(earlier.read_text()) | {"languages": {"de": {"accuracy": 60.0}}}
+    earlier.write_text(json.dumps(of_xnli))
+    with pytest.raises(UserError, match=r"--before .*earlier\.json: no accuracies by language; give a report"):
+        run([*argv, "--plot", str(picture), "--before", str(earlier)])
     with pytest.raises(UserError, match="no language is in all reports to draw"):
         plot_accuracies({"before": {"languages": {"de": {}}}, "after": {"languages": {"fr": {}}}}, picture)
 

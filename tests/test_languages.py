@@ -16,6 +16,8 @@ from dap.languages import (
     base_language,
     to_iso1,
 )
+from dap.prepare.deduplication import normalise_all
+from dap.training import normalise
 
 TATOEBA_DIR = Path(__file__).parents[1] / ".." / "shared" / "data" / "tatoeba"
 
@@ -71,3 +73,19 @@ def test_tatoeba_sentences_are_in_their_scripts(code: str) -> None:
     own = "".join(rf"\p{{{script}}}" for script in SCRIPTS[code])
     native, letters = (pl.Series([text]).str.count_matches(pattern).item() for pattern in (f"[{own}]", r"\p{L}"))
     assert native > 0.97 * letters
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("मैं कल घर गया था", "मैं कल घर गयी थी", False),
+        ("คน", "คืน", False),
+        ("দিন", "দান", False),
+        ("مُحَمَّد", "محمد", True),
+        ("שָׁלוֹם", "שלום", True),
+        ("ISTANBUL", "İstanbul", True),
+    ],
+)
+def test_vowel_signs_tell_texts_apart_and_points_do_not(one: str, other: str, is_same: bool) -> None:
+    assert (normalise(one) == normalise(other)) is is_same
+    assert normalise_all([one, other]) == [normalise(one), normalise(other)]

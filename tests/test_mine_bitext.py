@@ -300,6 +300,8 @@ def test_texts_of_unequal_length_cannot_be_scored(command: list[str], tmp_path: 
     write(tmp_path / "a.en", TARGET[:-1])
     with pytest.raises(ValueError, match=r"a\.de has 40 lines, .*a\.en has 39: --score_only"):
         run([*command, "--score_only", "--model", "no-such-model"])
+    with pytest.raises(ValueError, match="--retrieval backward is for mining: --score_only takes the pairs"):
+        run([*command, "--score_only", "--retrieval", "backward"])
 
 
 def test_a_text_may_be_mined_against_itself(command: list[str], tmp_path: Path) -> None:

@@ -317,3 +317,12 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
     assert loss.item() == pytest.approx(sum(means) / len(means), rel=1e-9)
     with pytest.raises(ValueError, match="language_ids=None.*" + direction):
         model(**batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sampled_negatives_in_half_precision_are_those_of_float32(dtype: torch.dtype) -> None:
+    model, batch = tiny_model(rtl_sampled_negatives=50), make_batch()
+    torch.manual_seed(0)
+    expected = model(**batch).rtl_loss
+    torch.manual_seed(0)
+    torch.testing.assert_close(model.to(dtype)(**batch).rtl_loss, expected, rtol=0.05, atol=0)

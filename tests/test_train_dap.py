@@ -578,3 +578,26 @@ def test_a_sentence_transformers_folder_gives_its_settings_and_the_model_keeps_t
     kept = tokenizer("ka:")["input_ids"][:-1]
     assert any(copies)
     assert all(copy[: len(kept)] in (kept, []) for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--streaming", "--num_train_epochs", "1"], "--streaming reads text again and again.*give --max_steps"),
+        (["--save_strategy", "best"], "metric_for_best_model='eval_foo' is in no evaluation"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau"], "metric_for_best_model='eval_foo' is in no evaluation"),
+    ],
+)
+def test_what_would_end_in_the_midst_of_a_run_is_refused(
+    more: list[str], message: str, flags: list[str], tmp_path: Path
+) -> None:
+    options = ["--eval_strategy", "steps", "--eval_steps", "1", "--metric_for_best_model", "eval_foo"]
+    with pytest.raises(UserError, match=message):
+        run([*flags, *options, *more, "--output_dir", str(tmp_path)])
+
+
+def test_other_text_is_not_taken_for_the_dev_pairs(flags: list[str], tmp_path: Path) -> None:
+    trainer = built([*flags, "--output_dir", str(tmp_path)])
+    for other in ([], {}, "de"):
+        with pytest.raises(UserError, match="nothing to evaluate on: pass sources and targets by language"):
+            trainer.evaluate(other)

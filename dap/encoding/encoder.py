@@ -27,14 +27,13 @@ from dap.encoding.loading import (
     longest_input,
 )
 from dap.errors import UserError, loading
-from dap.tokenizers import load_tokenizer, require_embeddings
+from dap.tokenizers import load_tokenizer, require_embeddings, require_room
 from encoder_dap import computes_some, packed_states, pool, pooled_tokens, takes_packed, use_packing
 from modeling_dap import DAPModel
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SEQ_LENGTH = 128
-SHORTEST = 3  # tokens: CLS, one of text, SEP
 #: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
 CHUNK = 100_000
 #: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.
@@ -55,7 +54,8 @@ class SentenceEncoder:
         layer: the hidden layer whose states are pooled, from 0 (embeddings); None takes the last.
 
     Raises:
-        ValueError: an unknown pooling or layer, or a length below 3 or above what the model's position table holds.
+        ValueError: an unknown pooling or layer, or a length that leaves no token of the text behind the prefix, or is
+            above what the model's position table holds.
     """
 
     def __init__(
@@ -77,8 +77,7 @@ class SentenceEncoder:
             max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, limit or DEFAULT_MAX_SEQ_LENGTH)
         if limit is not None and max_seq_length > limit:
             raise UserError(f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it")
-        if max_seq_length < SHORTEST:
-            raise UserError(f"max_seq_length={max_seq_length} leaves no token of the text: give {SHORTEST} or more")
+        require_room(tokenizer, max_seq_length, prefix)
         self.model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
         if device is not None:
             self.model.to(device)
@@ -146,6 +145,7 @@ class SentenceEncoder:
             raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
         if token_budget < 1:
             raise UserError(f"token_budget={token_budget}: at least 1 token")
+        sentences = list(sentences)
         index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
         unique, parts = list(index), [np.empty((0, self.hidden_size), np.float32)]
         with tqdm(total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress) as bar:

@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 import xxhash
 
+from dap.languages import is_letter
+
 PART = 4_000_000  # rows whose keys are sorted at a time
 
 
@@ -26,7 +28,7 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     ['its5oclock', '…']
     """
     codes = code_points("\n".join(text.replace("\n", " ") for text in texts).casefold())
-    letters = codes[_alphanumeric()[codes]].tobytes().decode("utf-32-le").split("\n")
+    letters = codes[_letters()[codes]].tobytes().decode("utf-32-le").split("\n")
     return letters if all(letters) else [found or text.strip() for found, text in zip(letters, texts)]
 
 
@@ -36,9 +38,9 @@ def code_points(text: str) -> np.ndarray:
 
 
 @cache
-def _alphanumeric() -> np.ndarray:
+def _letters() -> np.ndarray:
     """Whether each code point is a letter, a digit or the line feed between two texts: bool (0x110000,)."""
-    return np.array([chr(code).isalnum() or chr(code) == "\n" for code in range(0x110000)])
+    return np.array([is_letter(chr(code)) or chr(code) == "\n" for code in range(0x110000)])
 
 
 def text_keys(letters: Sequence[str]) -> np.ndarray:

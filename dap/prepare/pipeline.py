@@ -263,7 +263,7 @@ def write_vocabulary(plan: Plan) -> None:
     """
     name = plan.options.target_vocabulary
     tokenizer, ids = load_tokenizer(name), set()
-    for path in (plan.output_dir / "train").iterdir():
+    for path in (plan.output_dir / "train").glob("[!.]*.parquet"):
         with pq.ParquetFile(path) as shard:
             for batch in shard.iter_batches(columns=["target"]):
                 codes = tokenizer.backend_tokenizer.encode_batch_fast(batch["target"].to_pylist())

@@ -200,7 +200,8 @@ def _dataset(info: Mapping[str, Any] | str | None) -> str:
         return info
     lines = [str(info[name]).strip() for name in ("description", "homepage") if info.get(name)]
     licences, origins = info.get("licences") or {}, Counter()
-    for each in info.get("languages", {}).values():
+    languages = info.get("languages")  # those of `prepare_data.py`; others list codes under this name
+    for each in languages.values() if isinstance(languages, Mapping) else ():
         origins.update(each.get("origins", {}))
     if origins:
         rows = [[name, f"{count:,}", licences.get(name) or NOT_STATED] for name, count in origins.most_common()]

@@ -16,7 +16,7 @@ from dap.reports.paper import (
     tatoeba_table,
     xnli_table,
 )
-from dap.reports.plots import CURVES, plot_accuracies, plot_curves, require_drawable
+from dap.reports.plots import CURVES, drawable_languages, plot_accuracies, plot_curves, require_drawable
 from dap.reports.records import (
     HEAD,
     RECORD,

@@ -56,6 +56,12 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
     figure.savefig(path)
 
 
+def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The languages of a report with their numbers, as far as these are accuracies of both directions."""
+    languages = report.get("languages", {})
+    return {code: numbers for code, numbers in languages.items() if DIRECTIONS.keys() <= numbers.keys()}
+
+
 def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
     """Draws accuracy by language, a panel a direction, as .svg, .png or .pdf.
 
@@ -67,7 +73,7 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
     """
     from matplotlib.figure import Figure
 
-    found = {label: report.get("languages", {}) for label, report in reports.items()}
+    found = {label: drawable_languages(report) for label, report in reports.items()}
     first = next(iter(found.values()))
     codes = [code for code in first if all(code in languages for languages in found.values())]
     if not codes:

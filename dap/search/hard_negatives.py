@@ -60,8 +60,8 @@ for _one, _other in (pair.split("/") for pair in ANTONYMS.split()):
     _OPPOSITE.setdefault(_one, _other)
     _OPPOSITE.setdefault(_other, _one)
 _FULL_VERB = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}  # before n't
-_NUMBER = re.compile(rf"(?<![^\W_])(?:[0-9]+(?:(?:st|nd|rd|th)\b)?|(?:{'|'.join(_GROUP)})\b)", re.IGNORECASE)
-_ANTONYM = re.compile(rf"\b(?:{'|'.join(_OPPOSITE)})\b", re.IGNORECASE)
+_NUMBER = re.compile(rf"(?<![^\W_])(?:[0-9]+(?:(?ai:st|nd|rd|th)\b)?|(?ai:{'|'.join(_GROUP)})\b)")
+_ANTONYM = re.compile(rf"\b(?ai:{'|'.join(_OPPOSITE)})\b")
 _NEGATED = re.compile(
     r"\b(?:(can)not\b|(\w+)n['’]t\b|(?:never|not(?!\s+only\b)|no(?!\s+(?:one|longer|matter)\b))\s+)", re.IGNORECASE
 )

@@ -13,7 +13,7 @@ target side of PO is English.
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,10 +51,18 @@ _LANGUAGE = rf"(?:{_SMALL}|[a-z]{{2,3}}(?:[-_](?:[A-Z][a-z]{{3}}|[A-Z]{{2}}|[0-9
 _TABLE = re.compile(rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:tsv|jsonl|parquet)(?:\.gz|\.xz)?")
 _CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po(?:\.gz|\.xz)?")
 _SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(?:\.gz|\.xz)?")
-_PARALLEL = re.compile(r".*\.(?:tsv|jsonl|parquet|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?")
+_PACKED = (".gz", ".xz")
+#: What looks like parallel text, whether or not it can be read.
+_PARALLEL = re.compile(
+    r"(?i:.*\.(?:tsv|jsonl|parquet|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)"
+    rf"|(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|csv|json)(?:\.gz|\.xz)?"
+)
 _CLOSED = (".zip", ".parquet")
 #: Id of a data set of the Hub, with a configuration or without.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
+
+
+Sides = dict[tuple[Path, str], dict[Path, str]]
 
 
 @dataclass(frozen=True)
@@ -125,8 +133,8 @@ def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> 
 def _files_in(folder: Path, target: str) -> list[BitextFile]:
     """All parallel text in a folder or archive; what looks like some but tells no language is named in a warning."""
     paths = _list(folder)
-    exists = set(paths).__contains__
-    files = [file for path in paths for file in _classify(path, target, exists)]
+    sides = _sides(paths)
+    files = [file for path in paths for file in _classify(path, target, sides)]
     if not files and (folder / "train").is_dir():  # as `datasets` takes such a folder, and `prepare_data.py` makes it
         return _files_in(folder / "train", target)
     if not files:
@@ -135,11 +143,19 @@ def _files_in(folder: Path, target: str) -> list[BitextFile]:
         hint = f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself" if deeper else ""
         raise UserError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}")
     used = {Path(path) for file in files for name in file.paths for path in (name, disk_path(name))}
+    for path in sorted(used):
+        if path.suffix in _PACKED and path.with_suffix("") in used:
+            raise UserError(f"{path.with_suffix('')} and {path} are the same text twice: keep one of them")
     for path in dict.fromkeys(path for inside in paths for path in (disk_path(inside), inside)):
-        if path not in used and _PARALLEL.fullmatch(path.name):
-            reason = f"it tells no language that it pairs with {target!r}, or is packed, and not as .gz or .xz"
-            logger.warning("%s is left out: %s", path, reason)
+        if path not in used and _looks_parallel(path.name):
+            reason = f"it tells no language that it pairs with {target!r}, or is packed or named otherwise than"
+            logger.warning("%s is left out: %s %s", path, reason, LAYOUTS)
     return files
+
+
+def _looks_parallel(name: str) -> bool:
+    side = _SIDE.fullmatch(name)
+    return bool(_PARALLEL.fullmatch(name) or side and base_language(side[2]) in NAMES)
 
 
 def _list(folder: Path) -> list[Path]:
@@ -155,13 +171,14 @@ def _list(folder: Path) -> list[Path]:
 
 def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
     """The parallel text of one file; of a Moses target side, the source sides given, else all."""
-    if files := _classify(path, target, Path.is_file):
+    side = _SIDE.fullmatch(path.name)
+    named = list_folder(path.parent, f"{side[1]}.") if side else []
+    sides = _sides(named)
+    if files := _classify(path, target, sides):
         return files
     if _kind(path) in (".tmx", ".po"):
         raise UserError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
-    side = _SIDE.fullmatch(path.name)
-    named = list_folder(path.parent, f"{side[1]}.") if side else []
-    beside = [file for other in named for file in _moses(other, target, Path.is_file)]
+    beside = [file for other in named for file in _moses(other, target, sides)]
     files = [file for file in beside if str(path) in file.paths]
     if not files:
         raise UserError(
@@ -170,7 +187,7 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
     return [file for file in files if Path(file.paths[0]) in others] or files
 
 
-def _classify(path: Path, target: str, exists: Callable[[Path], bool]) -> list[BitextFile]:
+def _classify(path: Path, target: str, sides: Sides) -> list[BitextFile]:
     """The parallel text in a file, or whose source side it is; none where it tells no language."""
     kind = _kind(path)
     languages: set[str] = set()
@@ -184,21 +201,33 @@ def _classify(path: Path, target: str, exists: Callable[[Path], bool]) -> list[B
         source, other = map(base_language, match.groups())
         languages = {source} if other == target != source else set()
     files = [BitextFile(language, (str(path),), kind[1:], target) for language in sorted(languages)]
-    return files or _moses(path, target, exists)
+    return files or _moses(path, target, sides)
 
 
 def _kind(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix in (".gz", ".xz") else path.suffix
+    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
 
 
-def _moses(path: Path, target: str, exists: Callable[[Path], bool]) -> list[BitextFile]:
+def _sides(paths: Sequence[Path]) -> Sides:
+    """What may be Moses sides, by folder and name without the language: their languages' codes."""
+    found: Sides = {}
+    for path in paths:
+        if match := _SIDE.fullmatch(path.name):
+            found.setdefault((path.parent, match[1]), {})[path] = match[2]
+    return found
+
+
+def _moses(path: Path, target: str, sides: Sides) -> list[BitextFile]:
     """The pair of Moses sides whose source side is `path`; none if its target side does not exist."""
     match = _SIDE.fullmatch(path.name)
     if not match or base_language(match[2]) == target:
         return []
-    names = [f"{match[1]}.{code}{packed}" for code in (target, ISO3.get(target)) for packed in ("", ".gz", ".xz")]
-    others = list(filter(exists, map(path.with_name, names)))
-    return [BitextFile(base_language(match[2]), (str(path), str(other)), "moses", target) for other in others[:1]]
+    beside = sides[path.parent, match[1]].items()
+    others = [
+        (code != target, code != ISO3.get(target), other) for other, code in beside if base_language(code) == target
+    ]
+    source = base_language(match[2])
+    return [BitextFile(source, (str(path), str(other)), "moses", target) for *_, other in sorted(others)[:1]]
 
 
 def _find_hub(name: str, target: str) -> list[BitextFile]:

@@ -1,6 +1,13 @@
 """Training on parallel text: arguments, text to batches, the model to start from, the trainer, and resuming."""
 
-from dap.training.arguments import DAPTrainingArguments, DataArguments, ModelArguments, check_values, parse_arguments
+from dap.training.arguments import (
+    DAPTrainingArguments,
+    DataArguments,
+    ModelArguments,
+    check_values,
+    follow_metric,
+    parse_arguments,
+)
 from dap.training.data import (
     BitextCollator,
     LanguageMixSampler,

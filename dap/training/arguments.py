@@ -18,7 +18,7 @@ from accelerate.utils import DynamoBackend
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.hf_argparser import HfArg
 from transformers.integrations import get_available_reporting_integrations
-from transformers.trainer_utils import HubStrategy
+from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.utils import is_liger_kernel_available
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
@@ -158,6 +158,7 @@ class DAPTrainingArguments(TrainingArguments):
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
+        follow_metric(self)
         if self.torch_compile:  # the layers alone: between them rows are packed, which differs in every step
             os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
         if self.hub_token is not None:  # where the Hub's client looks: every save pickles these arguments
@@ -194,6 +195,7 @@ class DAPTrainingArguments(TrainingArguments):
             "head_learning_rate": (self.head_learning_rate is None or self.head_learning_rate >= 0, "0 or more"),
             "dataloader_drop_last": (self.dataloader_drop_last, "true: negatives are gathered from equal batches"),
             "remove_unused_columns": (not self.remove_unused_columns, "false: the collator uses all columns"),
+            "neftune_noise_alpha": (not self.neftune_noise_alpha, "none: sentences are embedded without noise"),
             "label_smoothing_factor": (self.label_smoothing_factor == 0, "0: no DAP objective has it"),
             "train_sampling_strategy": (self.train_sampling_strategy == "random", "random, and --language_mix"),
             "hub_strategy": (
@@ -204,11 +206,25 @@ class DAPTrainingArguments(TrainingArguments):
             "accelerator_config.split_batches": (not self.accelerator_config.split_batches, "false"),
         }
         require(self, allowed)
-        if patience is not None and self.eval_strategy == "no":
+        if self.eval_strategy == "no" and (patience is not None or self.save_strategy == "best"):
+            chosen = "save_strategy=best" if patience is None else f"early_stopping_patience={patience}"
             raise UserError(
-                f"early_stopping_patience={patience} needs evaluations: give --eval_strategy steps --save_strategy "
-                "steps --load_best_model_at_end."
+                f"{chosen} needs evaluations: give --eval_strategy steps --save_strategy steps "
+                "--load_best_model_at_end."
             )
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the run needs a metric of its evaluations."""
+        follows = self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU or self.save_strategy == "best"
+        return bool(follows or self.load_best_model_at_end or self.early_stopping_patience)
+
+
+def follow_metric(args: TrainingArguments) -> None:
+    """A learning rate that falls on a plateau falls where the metric gets no better, not where it gets no lower."""
+    if args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
+        mode = {"mode": "max" if args.greater_is_better else "min"}
+        args.lr_scheduler_kwargs = mode | (args.lr_scheduler_kwargs or {})
 
 
 def check_values(args: TrainingArguments) -> None:
@@ -227,6 +243,7 @@ def check_values(args: TrainingArguments) -> None:
         "seed": (0 <= args.seed < 2**32, "0 or more, below 2**32"),
         "data_seed": (0 <= (args.data_seed or 0) < 2**32, "0 or more, below 2**32"),
         "dataloader_num_workers": (args.dataloader_num_workers >= 0, "0 or more"),
+        "fp16": (not args.fp16 or args.device.type != "cpu", "false, or --bf16: float16 is for GPUs"),
         "torch_compile_backend": ((args.torch_compile_backend or "no").lower() in backends, " or ".join(backends)),
         "neftune_noise_alpha": ((args.neftune_noise_alpha or 0) >= 0, "0 or more"),
         "use_liger_kernel": (not args.use_liger_kernel or is_liger_kernel_available(), "false, or install it"),

@@ -20,12 +20,12 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
-from dap.tokenizers import plain_backend
+from dap.languages import is_letter
+from dap.tokenizers import plain_backend, require_room
 
 logger = logging.getLogger(__name__)
 
 DEV_DIVISOR = 10  # a dev set is at most a tenth of its language
-SHORTEST = 3  # tokens: CLS, one of text, SEP
 ENCODED_AT_ONCE = 1000  # sentences
 CACHE_VERSION = 2
 MIXES = ("natural", "uniform", "temperature")
@@ -37,14 +37,14 @@ Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # by language
 
 
 def normalise(text: str) -> str:
-    """The letters and digits of a text, case folded: what two sentences share when one would leak the other.
+    """The letters and digits (`is_letter`) of a text, case folded: what two share when one would leak the other.
 
     A text without a letter or digit stands for itself.
 
     >>> normalise("It's 5 o'clock!"), normalise("…")
     ('its5oclock', '…')
     """
-    return "".join(filter(str.isalnum, text.casefold())) or text.strip()
+    return "".join(filter(is_letter, text.casefold())) or text.strip()
 
 
 def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[str, Any], dict[str, Dataset]]:
@@ -191,12 +191,11 @@ def tokenize_bitext(
         prefix: text before every sentence of both sides.
 
     Raises:
-        ValueError: no fast tokenizer, a length below 3, or a negative `shuffle_buffer`.
+        ValueError: no fast tokenizer, a length that leaves no token of the text, or a negative `shuffle_buffer`.
     """
     if not tokenizer.is_fast:
         raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer")
-    if max_seq_length < SHORTEST:
-        raise UserError(f"max_seq_length={max_seq_length} leaves no token of the text: give {SHORTEST} or more")
+    require_room(tokenizer, max_seq_length, prefix)
     if shuffle_buffer < 0:
         raise UserError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
     backend = cutting_backend(tokenizer, max_seq_length)

@@ -40,7 +40,7 @@ OF_TRANSFORMERS = (
     "neftune_noise_alpha", "label_smoothing_factor", "average_tokens_across_devices", "bf16", "fp16", "tf32",
     "seed", "data_seed", "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
     "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config", "fsdp",
-    "fsdp_config", "deepspeed",
+    "fsdp_config", "deepspeed", "ignore_data_skip",
 )  # fmt: skip
 HARMLESS = ("mini_batch_size", "early_stopping_patience", "attn_implementation", "trust_remote_code", "max_bad_lines")
 # Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
@@ -73,10 +73,19 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
             "--resume_from_checkpoint false to begin anew."
         )
     for checkpoint in reversed(checkpoints):
-        if not (lacking := missing_parts(Path(checkpoint))):
+        if lacking := missing_parts(Path(checkpoint)):
+            logger.warning("%s is left out, as of a run killed at a save: it lacks %s", checkpoint, ", ".join(lacking))
+        elif is_of_another_run(folder, Path(checkpoint)):
+            logger.warning("%s is left out, as of a run before the one that was begun anew in %s", checkpoint, folder)
+        else:
             return checkpoint
-        logger.warning("%s is left out, as of a run killed at a save: it lacks %s", checkpoint, ", ".join(lacking))
     return None
+
+
+def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
+    """Whether a checkpoint's record is another than that of the run that was last begun in the folder."""
+    records = folder / RECORD, checkpoint / RECORD
+    return all(record.exists() for record in records) and bool(differences(*map(read_json, records)))
 
 
 def missing_parts(checkpoint: Path) -> list[str]:
@@ -126,7 +135,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
                 raise
             raise UserError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from error  # what stands below its traceback
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    FindBestAgain().on_train_begin(trainer.args, trainer.state, trainer.control)
+    GoOn().on_train_begin(trainer.args, trainer.state, trainer.control)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
     align_special_tokens(trainer.model, trainer.processing_class)  # as training does, in the configuration
@@ -172,27 +181,25 @@ def describe_text(part: Dataset) -> str:
 
 
 def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
-    """Compare the run with the one that made the checkpoint; write it down where there is none.
+    """Compare the run with the one that made the checkpoint; write it down where a run begins.
 
     Raises:
         ValueError: the runs differ; names every difference.
     """
-    if checkpoint is None:
-        if training.process_index == 0:
-            write_json(run, Path(training.output_dir) / RECORD)
-        return
-    places = [folder / RECORD for folder in (Path(checkpoint), Path(checkpoint).parent)]
-    record = next((place for place in places if place.exists()), places[0])
-    if not record.exists():
-        logger.warning("%s is not there: whether the arguments are the same as before is not known", record)
-        return
-    old = read_json(record)
-    if differing := differences(old, run):
-        raise UserError(
-            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another --output_dir, "
-            f"with --model_name_or_path {checkpoint} to train on from these weights; or --resume_from_checkpoint "
-            "false to begin anew."
-        )
+    here = Path(training.output_dir) / RECORD
+    if checkpoint is not None:
+        places = [folder / RECORD for folder in (Path(checkpoint), Path(checkpoint).parent)]
+        record = next((place for place in places if place.exists()), None)
+        if record is None:
+            logger.warning("%s is not there: whether the arguments are the same as before is not known", places[0])
+        elif differing := differences(read_json(record), run):
+            raise UserError(
+                f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another "
+                f"--output_dir, with --model_name_or_path {checkpoint} to train on from these weights; or "
+                "--resume_from_checkpoint false to begin anew."
+            )
+    if training.process_index == 0 and (checkpoint is None or not here.exists()):
+        write_json(run, here)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -212,10 +219,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-class FindBestAgain(TrainerCallback):
-    """After `output_dir` was moved, the best checkpoint is where it is now."""
+class GoOn(TrainerCallback):
+    """A resumed run logs, evaluates and saves as often as it is now told, and after `output_dir` was moved its best
+    checkpoint is where it is now."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        state.compute_steps(args, state.max_steps)
         best = state.best_model_checkpoint
         if state.best_global_step and (best is None or not Path(best).is_dir()):
             here = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"

@@ -34,7 +34,7 @@ from dap.search import retrieval_accuracy
 from dap.training.arguments import DAPTrainingArguments
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
-from dap.training.resuming import FindBestAgain, RecordInCheckpoints
+from dap.training.resuming import GoOn, RecordInCheckpoints
 from dap.training.source_reading import source_reading
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
@@ -84,7 +84,7 @@ class DAPTrainer(Trainer):
         if self.args.freeze_encoder:  # nothing is differentiated in it then
             require_heads(self.model, "--freeze_encoder")
             self.model.dap.requires_grad_(False)
-        own: list[TrainerCallback] = [FindBestAgain(), RecordInCheckpoints()]
+        own: list[TrainerCallback] = [GoOn(), RecordInCheckpoints()]
         if hasattr(train_sampler, "set_epoch"):
             own.append(EpochOfSampler(train_sampler))
         if self.args.early_stopping_patience is not None:
@@ -234,6 +234,9 @@ class DAPTrainer(Trainer):
 
         Args:
             eval_dataset: sources and targets by language; the dev pairs when absent.
+
+        Raises:
+            ValueError: it is anything else, or there are no dev pairs.
         """
         started = time.perf_counter()
         model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
@@ -245,7 +248,9 @@ class DAPTrainer(Trainer):
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
         )
-        bitext = eval_dataset if isinstance(eval_dataset, Mapping) else self.dev_bitext
+        bitext = self.dev_bitext if eval_dataset is None else eval_dataset
+        if not isinstance(bitext, Mapping) or not bitext:
+            raise UserError("nothing to evaluate on: pass sources and targets by language, {'de': (sources, targets)}")
         found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # each language is searched by one process
         for number, (sources, targets) in enumerate(bitext.values()):
             vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))

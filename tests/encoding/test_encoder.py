@@ -173,6 +173,15 @@ def test_bf16_stays_near_float32(tiny_bert_dir: Path) -> None:
     assert 0 < np.abs(rough - vectors).max() < 0.1
 
 
+def test_sentences_come_once_and_have_room_behind_a_prefix(tiny_bert_dir: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    np.testing.assert_array_equal(encoder.encode(each for each in SENTENCES), encoder.encode(SENTENCES))
+    with pytest.raises(
+        ValueError, match=r"max_seq_length=3 leaves no token of the text behind prefix='query: ': give"
+    ):
+        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "query: ", 3)
+
+
 @pytest.mark.parametrize("prefix", ["", "query: "])
 def test_token_states_leave_out_special_tokens_padding_and_prefix(tiny_bert_dir: Path, prefix: str) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", prefix)

@@ -202,12 +202,12 @@ def test_snippets_run_as_they_are_written(
 ) -> None:
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling=pooling)
     prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
-    options = Options(layout=layout, prefix=prefix, max_seq_length=9)
+    options = Options(layout=layout, prefix=prefix, max_seq_length=14)
     published = write(checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint))
     monkeypatch.chdir(tmp_path)  # where the repository's id is a folder
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     sentences = ["Guten Morgen!", "Good morning!"]
-    expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix=prefix, max_seq_length=9).encode(sentences)
+    expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix=prefix, max_seq_length=14).encode(sentences)
     card = ModelCard.load("user/tiny/README.md").text
     snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(snippets) == (4 if published.heads else 3)
@@ -248,7 +248,7 @@ def test_data_card_and_dataset_info(tmp_path: Path) -> None:
     text = model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
     assert "Tanzil, CC-BY 3.0." in text
     assert "language: [de]" not in text
-    (tmp_path / "info.json").write_text('{"description": "Pairs.", "license": ["mit", "cc0-1.0"]}')
+    (tmp_path / "info.json").write_text('{"description": "Pairs.", "license": ["mit", "cc0-1.0"], "languages": []}')
     stated = read_sources(tmp_path, dataset_info=tmp_path / "info.json").dataset_info
     assert "Licence: mit, cc0-1.0." in model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
     (tmp_path / "info.json").write_text("[]")

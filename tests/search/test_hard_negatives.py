@@ -168,3 +168,9 @@ def test_an_encoder_that_cannot_tell_a_copy_from_the_sentence_is_wrong() -> None
     eye = np.eye(6)
     errors = hard_negative_errors(eye, eye, eye[:3], ["number", "name", "name"])
     assert errors == pytest.approx({"error": 50, "number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0})
+
+
+@pytest.mark.parametrize("text", ["Everybody wants to WİN.", "ſix people came.", "It was a ſmall boat."])
+def test_letters_that_only_fold_to_those_of_a_word_are_no_word(text: str) -> None:
+    assert [*numbers(text)] == []
+    assert not any("lose" in copy or "large" in copy or "big" in copy for copy in negations(text))

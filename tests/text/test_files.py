@@ -223,3 +223,29 @@ def test_real_data(tmp_path: Path) -> None:
     path = SHARED / "data/train/jv-en.tsv.xz"
     lines = lzma.decompress(path.read_bytes()).decode().split("\n")[:-1]
     assert pairs_of(load_bitext(path, cache_dir=tmp_path)["jv"]) == [tuple(line.split("\t")[:2]) for line in lines]
+
+
+def test_moses_sides_have_regions_and_scripts_on_either_side(tmp_path: Path) -> None:
+    write_format(tmp_path, "nllb.XX", PAIRS, ("deu_Latn", "eng_Latn"))
+    write_format(tmp_path, "c.XX", PAIRS, ("es-ES", "en-GB"))
+    write_format(tmp_path, "d.XX", PAIRS, ("fr", "en"))
+    write(tmp_path / "d.en-US", "no\n")
+    assert read_folder(tmp_path) == dict.fromkeys(("de", "es", "fr"), PAIRS)
+    assert list(find_bitext(tmp_path / "nllb.deu_Latn")) == list(find_bitext(tmp_path / "nllb.eng_Latn")) == ["de"]
+
+
+def test_text_that_is_not_taken_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "de-en.tsv", text_of(PAIRS))
+    others = ("fr-en.TSV", "no-en.tsv.GZ", "news.fi", "sw-en.txt", "it-en.json")
+    for name in others:
+        write(tmp_path / name, "x")
+    write(tmp_path / "notes.log", "x")
+    find_bitext(tmp_path)
+    assert {Path(record.args[0]).name for record in caplog.records} == set(others)
+
+
+def test_a_packed_copy_beside_a_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "de-en.tsv", text_of(PAIRS))
+    write(tmp_path / "de-en.tsv.gz", text_of(PAIRS))
+    with pytest.raises(UserError, match=r"de-en\.tsv and .*de-en\.tsv\.gz are the same text twice: keep one"):
+        find_bitext(tmp_path)

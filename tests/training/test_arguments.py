@@ -43,7 +43,9 @@ def test_the_best_recipe_trains_what_the_study_shows(tmp_path: Path) -> None:
     given = vars(DAPConfig(**given_fields(parts[0])))
     for part in parts:
         given |= vars(part)
-    places = dict.fromkeys(("encoder", "data", "bow_heads", "longer_bow_heads", "longest_bow_heads"), "there")
+    places = dict.fromkeys(
+        ("encoder", "data", "bow_heads", "longer_bow_heads", "longest_bow_heads", "tlm_heads"), "there"
+    )
     shown = read_recipe(REPOSITORY / "experiments" / "recipes" / "edits.yaml", places).runs["best-long-slow"].arguments
     names = {name for name, value in shown.items() if "there" not in str(value)}
     names -= {"bf16", "use_cpu", "report_to", "eval_strategy"}
@@ -140,7 +142,9 @@ def test_batches_that_processes_cannot_share_are_refused(total: int, processes: 
         ("lr_scheduler_kwargs", "[", r"schedule .*lr_scheduler_kwargs=\[: .* must be a mapping"),
         ("data_seed", -1, "data_seed=-1: give 0 or more, below"),
         ("torch_compile_backend", "nope", "torch_compile_backend='nope': give no or eager"),
-        ("neftune_noise_alpha", -1.0, "neftune_noise_alpha=-1.0: give 0 or more"),
+        ("neftune_noise_alpha", 5.0, "neftune_noise_alpha=5.0: give none"),
+        ("fp16", True, "fp16=True: give false, or --bf16"),
+        ("save_strategy", "best", "save_strategy=best needs evaluations"),
         ("max_steps", 0, "max_steps=0: give 1 or more"),
         ("save_steps", 0, "save_steps=0: give 1 or more"),
         ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1"),
@@ -153,7 +157,7 @@ def test_arguments_that_do_nothing_or_harm_are_refused(
     argument: str, value: object, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        DAPTrainingArguments(output_dir=str(tmp_path), **{argument: value})
+        DAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{argument: value})
 
 
 def test_other_accelerator_settings_keep_the_streams_shared(tmp_path: Path) -> None:
@@ -185,3 +189,11 @@ def test_pushes_are_kept_for_the_end_and_the_token_out_of_the_pickle(
     assert b"hf_secret" not in pickle.dumps(args)
     with pytest.raises(ValueError, match="hub_strategy=.*every_save.*: give end"):
         DAPTrainingArguments(**given, hub_strategy="every_save")
+
+
+def test_a_plateau_is_one_of_the_metric(tmp_path: Path) -> None:
+    options = {"output_dir": str(tmp_path), "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}
+    for metric, mode in (("eval_mean_accuracy", "max"), ("eval_rtl_loss", "min")):
+        args = DAPTrainingArguments(**options, metric_for_best_model=metric, lr_scheduler_kwargs={"patience": 3})
+        assert args.lr_scheduler_kwargs == {"mode": mode, "patience": 3}
+    assert DAPTrainingArguments(**options, lr_scheduler_kwargs={"mode": "min"}).lr_scheduler_kwargs == {"mode": "min"}

@@ -11,9 +11,10 @@ from conftest import results, state, training_flags
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
+from dap.files import write_json
 from dap.reports.records import RECORD
 from dap.training.arguments import DAPTrainingArguments
-from dap.training.resuming import FINISHED, FindBestAgain, RecordInCheckpoints, find_resumable
+from dap.training.resuming import FINISHED, GoOn, RecordInCheckpoints, find_resumable
 from train_dap import run
 
 
@@ -151,6 +152,7 @@ def test_what_does_not_change_the_weights_may_differ(stopped: list[str], tmp_pat
     (tmp_path / "run" / RECORD).write_text(json.dumps(record))
     run([*stopped[:3], text, *stopped[4:-1], out, *free.split(), "--attn_implementation", "eager"])
     assert state(tmp_path / "run")["global_step"] == 4
+    assert [line["step"] for line in state(tmp_path / "run")["log_history"] if "loss" in line] == [3, 4]
 
 
 def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> None:
@@ -168,5 +170,21 @@ def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Pat
     best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
     for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
         remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
-        FindBestAgain().on_train_begin(args, remembering, TrainerControl())
+        GoOn().on_train_begin(args, remembering, TrainerControl())
         assert remembering.best_model_checkpoint == str(best)
+
+
+def test_checkpoints_from_before_a_run_was_begun_anew_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step, seed in ((4, 7), (8, 42)):
+        write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
+    write_json({"seed": 7}, tmp_path / RECORD)
+    assert find_resumable(DAPTrainingArguments(output_dir=str(tmp_path))) == str(tmp_path / "checkpoint-4")
+    assert "checkpoint-8 is left out, as of a run before the one that was begun anew" in caplog.text
+
+
+def test_a_run_that_goes_on_elsewhere_is_recorded_there(stopped: list[str], tmp_path: Path) -> None:
+    (last,) = Path(stopped[-1]).glob("checkpoint-*")
+    run([*stopped[:-1], str(tmp_path), "--resume_from_checkpoint", str(last)])
+    assert json.loads((tmp_path / RECORD).read_text()) == json.loads((Path(stopped[-1]) / RECORD).read_text())
