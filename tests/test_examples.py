@@ -110,7 +110,7 @@ def test_a_reader_uploads_a_text_and_chooses_a_match(tiny_bert_dir: Path, tmp_pa
 @pytest.fixture(scope="module")
 def published(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve") / "out-hub"
-    build(tiny_bert_dir, folder, Options(pooling="mean", prefix="query: ", max_seq_length=9))
+    build(tiny_bert_dir, folder, Options(pooling="mean", prefix="query: ", max_seq_length=12))
     return folder
 
 
@@ -152,5 +152,5 @@ def test_text_embeddings_inference_finds_what_its_source_reads(published: Path) 
         ids = torch.tensor([tokenizer.encode(prompt + text).ids])
         with torch.no_grad():
             vectors.append(encoder(ids).last_hidden_state[0].mean(0).numpy())
-    assert max(len(tokenizer.encode(prompt + text).ids) for text in SOURCE) == 9
+    assert max(len(tokenizer.encode(prompt + text).ids) for text in SOURCE) == 12
     require_same(vectors, published)
