@@ -118,7 +118,8 @@ def load_masked_lm(
     finally:
         logging.set_verbosity(verbosity)
     missing = set(report["missing_keys"])
-    if lost := sorted(key for key in missing if key.startswith(model.base_model_prefix + ".")):
+    prefix = model.base_model_prefix + "."  # which the names in a file may lack
+    if lost := sorted(key.removeprefix(prefix) for key in missing if key.startswith(prefix)):
         raise ValueError(
             f"{name_or_path} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: not usable."
         )

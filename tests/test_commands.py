@@ -143,7 +143,7 @@ def modules(*paths: object) -> list:
 #: File of a checkpoint, what is in it instead (None: it is gone; a dict: fields of it; a set: without these weights),
 #: and what is said.
 DAMAGE = [
-    ("model.safetensors", {"layer.2."}, r"lacks 16 weights of its encoder, .* '(bert\.)?encoder\.layer\.2"),
+    ("model.safetensors", {"layer.2."}, r"lacks 16 weights of its encoder, .* 'encoder\.layer\.2"),
     ("model.safetensors", b"", "the weights of .*SafetensorError: .*header too small"),
     ("model.safetensors", 0.5, "the weights of .*SafetensorError: .*not fully covered"),
     ("model.safetensors", None, "the weights of .*OSError: .*no file named model.safetensors"),
