@@ -38,7 +38,7 @@ from experiments.statistics import (
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = "docs/reproduction.md"
 ABSENT, NOT_RUN = "–", "Not run yet."
-AGAINST_TR = ("DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
+AGAINST_TR = ("TR+TLM", "DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
 #: Study -> the runs that README shows, at most six in all.
 README_ROWS = {"warm": (START, "TR", "DAP", "TR+BOW"), "edits": ("TR", "TR+BOW+edits")}
 
