@@ -114,3 +114,13 @@ def is_letter(character: str) -> bool:
         return True
     kind = unicodedata.combining(character)  # 10 to 36: points of Hebrew, Arabic and Syriac; from 200 on: accents
     return unicodedata.category(character) in ("Mc", "Mn") and (kind < 10 or 36 < kind < 200)
+
+
+class _Letters(dict[int, int | None]):
+    def __missing__(self, code: int) -> int | None:
+        self[code] = code if is_letter(chr(code)) else None
+        return self[code]
+
+
+#: Leaves the letters of a text alone: `"a, b".translate(LETTERS)` is `"ab"`.
+LETTERS = _Letters()

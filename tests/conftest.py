@@ -25,6 +25,8 @@ from forked import start_server
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+    from dap.training.trainer import DAPTrainer
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LANGUAGES = ("de", "fr", "sw")
@@ -147,6 +149,14 @@ def training_flags(model: Path, text: Path) -> list[str]:
         *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20"),
         *("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "5"),
     ]
+
+
+def built(flags: list[str]) -> DAPTrainer:
+    """The trainer that a command of `train_dap.py` makes."""
+    from dap.training.arguments import parse_arguments
+    from train_dap import build_trainer
+
+    return build_trainer(*parse_arguments(flags))[0]
 
 
 def results(folder: Path, name: str = "eval") -> dict[str, float]:

@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
-from dap.languages import is_letter
+from dap.languages import LETTERS
 from dap.tokenizers import plain_backend, require_room
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def normalise(text: str) -> str:
     >>> normalise("It's 5 o'clock!"), normalise("…")
     ('its5oclock', '…')
     """
-    return "".join(filter(is_letter, text.casefold())) or text.strip()
+    return text.casefold().translate(LETTERS) or text.strip()
 
 
 def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[str, Any], dict[str, Dataset]]:
