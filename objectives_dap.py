@@ -423,7 +423,12 @@ def mask_tokens(ids: Tensor, noise: Tensor, probability: float, mask_id: int, vo
 
 
 def maskable(attention_mask: Tensor) -> Tensor:
-    """(B, S) bool: real tokens but the first (CLS) and the last (the separator)."""
+    """(B, S) bool: real tokens but the first (CLS) and the last (the separator).
+
+    >>> maskable(torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
+    tensor([[False,  True, False, False],
+            [False,  True,  True, False]])
+    """
     mask = attention_mask.bool()
     following = F.pad(mask[:, 1:], (0, 1))  # (B, S): the next token is real
     return mask & following & (torch.arange(mask.shape[1], device=mask.device) > 0)

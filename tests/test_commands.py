@@ -213,7 +213,12 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert ("--adam_beta1 " in inherited) == (name in ("train_dap", "run_xnli"))
     assert "--adam_beta1 " not in own
     assert "--output-dir" not in text  # each name once
-    assert name != "train_dap" or "share of the tokens that mlm masks. (default: 0.15)" in own
+    if name == "train_dap":
+        assert "share of the tokens that mlm masks. (default: 0.15)" in own
+        options, listed = ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder"), []
+        for option in (*options, "--weight_decay"):
+            listed.append(text.partition("model and objective:")[2].index(f" {option} "))
+        assert listed == sorted(listed)
 
 
 #: Command, its arguments, bytes that a file may have, which are too few for torch, safetensors or Arrow, and where.
@@ -363,7 +368,8 @@ def test_names_that_are_too_long_are_found_before_the_work(place: Path) -> None:
     for name in PATHS:
         is_file = name in ("eval_retrieval", "mine_bitext")
         for length in (243, 300) if is_file else (300,):  # the first has no room for a name until the file is whole
-            said = "^error: --(output|embeddings).* cannot be written: .*File name too long"
+            option = "--(output|embeddings).*" if is_file else "--output_dir .*"
+            said = f"^error: {option} cannot be written: .*File name too long"
             with pytest.raises(SystemExit, match=said):
                 import_module(name).main(argv_of(name, "model", Path("in"), Path("x" * length)))
     assert state(place) == before

@@ -73,7 +73,13 @@ def test_flags_in_readme_are_those_of_the_commands(program: str, modules: tuple[
 
 def test_programs_in_readme_exist() -> None:
     modules = set(re.findall(r"python -m ((?:dap|experiments|benchmarks|quickstart)[\w.]*)", TEXT))
-    assert modules >= {"dap.reports", "experiments.report", "benchmarks.train_step", "quickstart.run"}
+    assert modules >= {
+        "dap.reports",
+        "experiments.report",
+        "benchmarks.train_step",
+        "benchmarks.mining",
+        "quickstart.run",
+    }
     for name in sorted(modules):
         found = importlib.util.find_spec(name)
         assert found, name

@@ -26,19 +26,24 @@ def embeddings(model: DAPForPreTraining, batch: dict[str, Tensor]) -> list[Tenso
     return [model.dap(**side).pooler_output for side in sides]
 
 
-def released_step(batch: dict[str, Tensor], processes: int, **config: object) -> tuple[Tensor, Tensor]:
-    """Loss and gradients that DDP averages over the processes of the released code.
-
-    Each takes L_TR of the gathered batch, in which only its own rows have a graph, and L_RTL of its own pairs.
-    """
-    model, total = tiny_model(**config), torch.zeros(())
+def released_ranking(model: DAPForPreTraining, batch: dict[str, Tensor], processes: int) -> Tensor:
+    """The mean over processes of L_TR of the gathered batch, in which only a process's own rows have a graph."""
+    total = torch.zeros(())
     for rows in torch.arange(PAIRS).chunk(processes):
         own = torch.isin(torch.arange(PAIRS), rows)[:, None]  # (B, 1)
         queries, answers = (torch.where(own, part, part.detach()) for part in embeddings(model, batch))
         similarity = F.cosine_similarity(queries[:, None], answers[None], dim=-1) / 0.05  # (B, B)
+        total = total + F.cross_entropy(similarity, torch.arange(PAIRS)) / processes
+    return total
+
+
+def released_step(batch: dict[str, Tensor], processes: int, **config: object) -> tuple[Tensor, Tensor]:
+    """Loss and gradients that DDP averages over the processes of the released code; L_RTL is that of the own pairs."""
+    model = tiny_model(**config)
+    total = released_ranking(model, batch, processes)
+    for rows in torch.arange(PAIRS).chunk(processes):
         share = model(**{key: value[rows] for key, value in batch.items()})
-        ranking = F.cross_entropy(similarity, torch.arange(PAIRS))
-        total = total + (ranking + WEIGHT * share.rtl_loss) / processes
+        total = total + WEIGHT * share.rtl_loss / processes
     total.backward()
     return total.detach(), gradients(model)
 
@@ -55,6 +60,17 @@ def test_gradients_are_those_of_the_released_processes(direction: str, processes
     loss.backward()
     torch.testing.assert_close(loss.detach(), expected_loss)
     assert (gradients(model) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_the_released_gather_leaves_one_part_in_w_of_the_ranking_gradient() -> None:
+    """For every embedding, and whether its negatives are of its own process or of another."""
+    batch, model = make_batch(PAIRS, longest=11), tiny_model(objective="tr")
+    ours = torch.autograd.grad(model(**batch).loss, list(model.parameters()), allow_unused=True)
+    theirs = torch.autograd.grad(released_ranking(model, batch, 4), list(model.parameters()), allow_unused=True)
+    used = [(our, their) for our, their in zip(ours, theirs, strict=True) if our is not None]
+    assert len(used) > len(ours) / 2
+    for our, their in used:
+        assert (their - our / 4).norm() < 1e-5 * ours[0].norm()
 
 
 @pytest.fixture
