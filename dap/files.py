@@ -4,8 +4,8 @@ import errno
 import json
 import math
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,16 +76,15 @@ def whole_file(path: str | Path, needed: int | None = None, remedy: str = KEPT) 
     path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk_full(path, needed, remedy):
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("xb") as file:  # readable for whom the umask says, other than by `mkstemp`
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 

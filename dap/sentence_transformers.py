@@ -68,7 +68,8 @@ class DAPLoss(nn.Module):
             labels: (B,), or None.
 
         Raises:
-            ValueError: several processes, more columns than three, or text that is packed already.
+            ValueError: several processes, more columns than three, text that is packed already, or labels that are no
+                `language_id`.
         """
         texts = list(sentence_features)
         if any("attention_mask" not in text for text in texts):
@@ -77,6 +78,10 @@ class DAPLoss(nn.Module):
             raise UserError(f"DAPLoss is for one process, not {world_size()}: train with train_dap.py.")
         if len(texts) not in (2, 3):
             raise UserError(f"{len(texts)} columns of text: give source, target and at most one hard negative.")
+        names = self.dap.config.rtl_languages
+        if labels is not None and names and not 0 <= labels.min() <= labels.max() < len(names):
+            wrong = f"labels from {labels.min()} to {labels.max()}"
+            raise UserError(f"{wrong}: a label is a language_id, 0 to {len(names) - 1} (rtl_languages={names}).")
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
         sides = zip(("source", "target", "negative"), texts)
         tokens = {f"{side}_{key}": text[key] for side, text in sides for key in ("input_ids", "attention_mask")}

@@ -512,6 +512,15 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_file_is_for_those_to_read_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json({}, tmp_path / "a.json")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_link_stays_one_when_its_file_is_written_again(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(tmp_path / "file.json")
     write_json({"a": 1}, tmp_path / "link.json")

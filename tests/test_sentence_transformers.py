@@ -74,3 +74,7 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
         DAPLoss(model, heads)([features, features], None)
     with pytest.raises(ValueError, match="1 columns of text: give source, target and at most one hard negative"):
         DAPLoss(model, heads)([features | {"attention_mask": features["input_ids"]}], None)
+    fields = {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr"]}
+    loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), **fields))
+    with pytest.raises(ValueError, match=r"from 0 to 2: a label is a language_id, 0 to 1 \(rtl_languages=\['de'"):
+        loss([features | {"attention_mask": features["input_ids"]}] * 2, torch.tensor([0, 2]))
