@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
 
-#: Source × target rows of a block: 16 MiB of float32 on a CPU, 1 GiB on a GPU.
-BLOCKS = {"cpu": (1024, 4096), "cuda": (8192, 32768)}
+#: Source × target rows of a block: 8 MiB of float32 on a CPU, 1 GiB on a GPU.
+BLOCKS = {"cpu": (1024, 2048), "cuda": (8192, 32768)}
 #: Rows that are read at a time where no product is computed.
 PART = 256
 
