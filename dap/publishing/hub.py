@@ -55,32 +55,25 @@ def fetch(checkpoint: str, revision: str | None = None) -> Path:
         raise UserError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
 
 
-def upload(
-    folder: Path,
-    repo_id: str,
-    private: bool = False,
-    token: str | None = None,
-    revision: str | None = None,
-    space: bool = False,
-) -> str:
+def upload(folder: Path, repo_id: str, private: bool = False, revision: str | None = None, space: bool = False) -> str:
     """Push a folder as one commit, so that a repository has all of it or nothing; gives the commit's id.
 
     The client sends a file again after a cut connection. Afterwards the repository's files are compared with the
-    folder's. The token is the given one, HF_TOKEN, or that of `hf auth login`; `revision` is a branch that is there;
-    `space` makes it a Gradio Space, which may have the id of a model.
+    folder's. The token is HF_TOKEN, or that of `hf auth login`; `revision` is a branch that is there; `space` makes it
+    a Gradio Space, which may have the id of a model.
 
     Raises:
         ValueError: the Hub refuses or cannot be reached, a public repository is there although a private one is
             wanted, or files are missing after the commit. The message never holds the token.
     """
-    api, kind = HfApi(token=token), "space" if space else "model"
-    with explained(repo_id, token):
+    api, kind = HfApi(), "space" if space else "model"
+    with explained(repo_id):
         sdk = "gradio" if space else None
         api.create_repo(repo_id, private=private or None, repo_type=kind, exist_ok=True, space_sdk=sdk)
         found = api.repo_info(repo_id, repo_type=kind)
     if private and not found.private:
         raise UserError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
-    with explained(repo_id, token):
+    with explained(repo_id):
         commit = api.upload_folder(
             repo_id=repo_id,
             repo_type=kind,
@@ -90,7 +83,7 @@ def upload(
             delete_patterns=list(STALE),
         )
     oid = one_line(commit.oid)
-    with explained(repo_id, token, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"):
+    with explained(repo_id, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"):
         tree = api.list_repo_tree(repo_id, recursive=True, revision=oid, repo_type=kind)
         there = {item.path: getattr(item, "size", None) for item in tree}
     here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
@@ -100,16 +93,16 @@ def upload(
 
 
 @contextmanager
-def explained(repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> Iterator[None]:
+def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
     """Turns what the Hub's client raises into a `ValueError` that says what to do; see `explain`."""
     try:
         with warnings.catch_warnings(action="ignore"):  # the client warns in the server's words, as they come
             yield
     except Exception as error:  # of answers that no Hub gives the client raises anything
-        raise UserError(explain(error, repo_id, token, outcome)) from None
+        raise UserError(explain(error, repo_id, outcome)) from None
 
 
-def explain(error: BaseException, repo_id: str, token: str | None = None, outcome: str = "was not pushed") -> str:
+def explain(error: BaseException, repo_id: str, outcome: str = "was not pushed") -> str:
     """One line on why a push failed and what to do; the token is blotted out should an error hold it."""
     text, status, link = "", 0, error
     while link is not None:
@@ -128,11 +121,10 @@ def explain(error: BaseException, repo_id: str, token: str | None = None, outcom
     if status >= 500:
         advice = f"the Hub has a problem: {retry}"
     advice = ADVICE.get(status, advice).format(repo=repo_id)
-    return f"{repo_id} {outcome}: {without_token(text, token)}" + (f" ({advice})" if advice else "")
+    return f"{repo_id} {outcome}: {without_token(text)}" + (f" ({advice})" if advice else "")
 
 
-def without_token(text: str, token: str | None = None) -> str:
-    """The text with the given token, and the one that the Hub's client uses, blotted out."""
-    for secret in {token, get_token()} - {None, ""}:
-        text = text.replace(secret, "***")
-    return text
+def without_token(text: str) -> str:
+    """The text with the token that the Hub's client uses blotted out."""
+    token = get_token()
+    return text.replace(token, "***") if token else text
