@@ -15,7 +15,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -146,22 +146,13 @@ def embed_to_disk(
                     break
                 continue
             _write_shard(vectors, shard)
-    if failed := _of_all_processes(failed):
+    if failed := gather_object(failed):  # of all processes, which wait for each other here
         raise SentenceError(one_line(joined(failed)))
     if rank == 0:
         for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
             other.unlink(missing_ok=True)
         send(folder)  # shards that an earlier run could not send
     return _join(shards, folder) if shards and rank == 0 else encoder.encode([""])[:0]
-
-
-def _of_all_processes(failed: list[SentenceError]) -> list[SentenceError]:
-    """What failed in any process of the launch; they wait for each other here."""
-    if not torch.distributed.is_initialized():
-        return failed
-    each: list[list[SentenceError]] = [[]] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(each, failed)
-    return list(chain(*each))
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -81,12 +81,8 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
         seen |= found
 
 
-def results_text(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Every number of the reports, with the protocol that it belongs to; in percent where the report is."""
-    return "\n\n".join(_report_text(report) for report in reports)
-
-
-def _report_text(report: Mapping[str, Any]) -> str:
+def report_text(report: Mapping[str, Any]) -> str:
+    """Every number of a report, in percent where the report is, below its protocol and settings."""
     rows = _averages_first(report)
     found = dict.fromkeys(name for _, numbers in rows for name in numbers)
     columns = [name for name in METRICS if name in found] + [name for name in found if name not in METRICS]

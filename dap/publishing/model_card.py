@@ -16,7 +16,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from configuration_dap import FIELDS
 from dap.files import read_object
 from dap.languages import NAMES
-from dap.publishing.card_results import eval_results, results_text
+from dap.publishing.card_results import eval_results, report_text
 from dap.reports import markdown_table
 from objectives_dap import OBJECTIVES
 
@@ -163,7 +163,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         dataset=_dataset(sources.dataset_info),
         recipe=_recipe(sources),
         curve=loss_curve(sources.history),
-        results=results_text(sources.reports),
+        results="\n\n".join(map(report_text, sources.reports)),
     )
 
 

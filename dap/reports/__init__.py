@@ -1,6 +1,6 @@
 """JSON records of runs, several seeds merged, and tables beside the paper's."""
 
-from dap.reports.merge import is_number, is_spread, merge_seeds, numbers_of
+from dap.reports.merge import is_spread, merge_seeds, numbers_of
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
@@ -17,13 +17,5 @@ from dap.reports.paper import (
     xnli_table,
 )
 from dap.reports.plots import CURVES, drawable_languages, plot_accuracies, plot_curves, require_drawable
-from dap.reports.records import (
-    HEAD,
-    RECORD,
-    machine,
-    read_report,
-    report,
-    training_record,
-    versions,
-)
+from dap.reports.records import RECORD, machine, read_report, report, training_record, versions
 from dap.reports.rendering import markdown_table, text_table

@@ -20,6 +20,7 @@ PART = 4096
 #: Rows that an index is trained on at most: in all, and a cluster (faiss itself takes no more).
 TRAINING_ROWS = 1_000_000
 ROWS_A_CLUSTER = 256
+SAMPLE = 1000  # rows of a side that show the recall
 
 
 def approximate_neighbours(
@@ -62,22 +63,21 @@ def built_index(keys: Array, index: str) -> np.ndarray:
     return import_module("faiss").serialize_index(trained)
 
 
-def recall_at_k(approximate: Neighbours, source: Array, target: Array, sample: int = 1000, seed: int = 0) -> float:
+def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
     """Share of the exact k nearest neighbours that the approximate search found, 0 to 1, mean of both directions.
+
+    At most `SAMPLE` rows of each side, the same in every call, are compared exactly.
 
     >>> rows = np.eye(3)
     >>> found = np.array([[0], [1], [0]])
     >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
     True
-
-    Args:
-        sample: rows of each side that are compared exactly, drawn by `seed`.
     """
     directions = (approximate.forward_indices, source, target), (approximate.backward_indices, target, source)
     shares = []
     for found, queries, keys in directions:
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(queries))[:sample])
-        _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (sample, k)
+        chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:SAMPLE])
+        _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (SAMPLE, k)
         shares.append(float((found[chosen][:, :, None] == exact[:, None, :]).any(2).mean()))
     return sum(shares) / 2
 
@@ -116,7 +116,8 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
         if not index.is_trained:
             bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])  # of a quantiser's code: PQ16x12
-            index.train(_training_rows(keys, key_name, ROWS_A_CLUSTER * max(lists, 2**bits)))
+            step = -(-len(keys) // min(ROWS_A_CLUSTER * max(lists, 2**bits), TRAINING_ROWS))  # evenly spread
+            index.train(unit_rows(keys[::step], key_name).cpu().numpy())
         if lists and not parameters:
             parameters = f"nprobe={max(1, round(lists**0.5))}"
         if parameters:
@@ -136,12 +137,6 @@ def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).strip().rpartition(": ")[2]
         raise UserError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
-
-
-def _training_rows(keys: Array, key_name: str, wanted: int) -> np.ndarray:
-    """At most `wanted` and at most `TRAINING_ROWS` unit rows, evenly spread."""
-    step = -(-len(keys) // min(wanted, TRAINING_ROWS))
-    return unit_rows(keys[::step], key_name).cpu().numpy()
 
 
 def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer, BertModel
 from written import full_disk
 
 import dap.encoding.embeddings
-from dap.encoding.embeddings import embed_to_disk, model_fingerprint
+from dap.encoding.embeddings import embed_to_disk, launched, model_fingerprint
 from dap.encoding.encoder import SentenceEncoder, load_encoder
 
 SENTENCES = [side for pair in synthetic_pairs("de", 25) for side in pair]  # 50
@@ -127,7 +127,7 @@ def test_nan_names_the_sentence_and_the_other_shards_are_encoded(spoilt: Sentenc
 
 def one_of_two(rank: int, folder: Path) -> None:
     """One process of two; writes why it ended."""
-    torch.distributed.init_process_group("gloo")
+    launched()
     encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
     with pytest.raises(ValueError, match="NaN") as refused:
         embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1, rank=rank, world_size=2)
