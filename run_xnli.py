@@ -12,17 +12,16 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
-from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
-from dap.encoding import SentenceEncoder, model_fingerprint
+from dap.encoding import ModelArguments, SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
 from dap.files import disk_full, read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
@@ -54,21 +53,6 @@ OWN = {
     *("seed", "seeds", "search", "learning_rate", "learning_rates", "selection", "keep_models"),
     *("per_device_train_batch_size", "gradient_accumulation_steps"),
 }
-
-
-@dataclass
-class ModelArguments:
-    """Which encoder; whatever it is, the classifier on it is of one shape and starts from random weights."""
-
-    model_name_or_path: str = arg(
-        MISSING, "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."
-    )
-    pooling: str | None = arg(
-        None, "What the classifier gets, 'cls' as in the paper unless the checkpoint says otherwise.",
-        choices=CHOICES["pooling"]
-    )  # fmt: skip
-    revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
-    trust_remote_code: bool = arg(False, "Run the code that the repository carries.")
 
 
 @dataclass

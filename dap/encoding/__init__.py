@@ -1,6 +1,6 @@
 """Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
 
-from dap.encoding.arguments import EncoderArguments, tokens_of_a_batch
+from dap.encoding.arguments import EncoderArguments, ModelArguments, tokens_of_a_batch
 from dap.encoding.cluster import ClusterEncoder, load_on
 from dap.encoding.embeddings import (
     SHARD_SIZE,
