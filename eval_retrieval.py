@@ -206,16 +206,14 @@ def _kept(
 ) -> np.ndarray:
     """`encoder.encode(sentences)` through the folder of this model and text; no sentence comes twice."""
     fingerprint = model_fingerprint(encoder)
-    own, state = folder / f"{fingerprint[:16]}-{_digest(sentences)}", launched()
-    with claimed(own, "--embeddings_dir") if state.is_main_process else nullcontext():
+    own = folder / f"{fingerprint[:16]}-{_digest(sentences)}"
+    with claimed(own, "--embeddings_dir") if launched().is_main_process else nullcontext():
         return embed_to_disk(
             encoder,
             sentences,
             own,
             token_budget=token_budget,
             progress=progress,
-            rank=state.process_index,
-            world_size=state.num_processes,
             where=lambda row: _place(sides, list(chain(*sides.values())).index(sentences[row])),
             fingerprint=fingerprint,
         )

@@ -257,8 +257,7 @@ def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArgumen
 
 def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
     """Fills in the vectors of every side: processes share the work, and the first gets them."""
-    state, fingerprint = launched(), model_fingerprint(encoder)
-    failed: list[SentenceError] = []
+    fingerprint, failed = model_fingerprint(encoder), []
     for role, side in ((role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")):
         try:
             side.vectors = embed_to_disk(
@@ -267,9 +266,7 @@ def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) 
                 Path(args.embeddings_dir) / f"{role}.{side.path.name}",
                 args.shard_size,
                 tokens_of_a_batch(args.token_budget),
-                state.is_main_process,
-                state.process_index,
-                state.num_processes,
+                launched().is_main_process,
                 lambda row, side=side: f"{side.path}, line {side.text.first_line[row]}",
                 fingerprint,
             )

@@ -100,26 +100,25 @@ def guarded(
     """
     from dap.addresses import send  # libraries come when Ctrl-C is one line
 
-    inputs = list(inputs)
-    for name, path in (folders or {}).items():
+    files, folders, inputs = files or {}, folders or {}, list(inputs)
+    for name, path in folders.items():
         _keep_out(name, path, inputs)
         if Path(path).exists() and not Path(path).is_dir():
             raise UserError(f"{name} {path} is a file: give a folder")
         if model is not None and _is_same(path, model):
             raise UserError(f"{name} {path} is the folder of the model: give another folder")
-    check_outputs(files or {}, inputs, model)
+    check_outputs(files, inputs, model)
+    outputs = [*folders.items(), *files.items()]
     with ExitStack() as stack:
-        for name, path in (folders or {}).items() if is_writer else ():
+        for name, path in outputs if is_writer else ():
             with _writing(name, path):
-                stack.enter_context(claimed(path, name))
-                tempfile.TemporaryFile(dir=path).close()
-        for name, path in (files or {}).items() if is_writer else ():
-            with _writing(name, path):
-                stack.enter_context(claimed(path, name, beside=True))
-        for path in [*(folders or {}).values(), *(files or {}).values()][:1]:
+                stack.enter_context(claimed(path, name, beside=name in files))
+                if name in folders:
+                    tempfile.TemporaryFile(dir=path).close()
+        for _, path in outputs[:1]:
             stack.enter_context(disk_full(Path(path)))
         yield
-        for name, path in [*(folders or {}).items(), *(files or {}).items()] if is_writer else ():
+        for name, path in outputs if is_writer else ():
             if address := send(path, name):
                 print(f"sent to {address}")
 

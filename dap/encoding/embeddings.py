@@ -99,8 +99,6 @@ def embed_to_disk(
     shard_size: int = SHARD_SIZE,
     token_budget: int = 4096,
     progress: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
 ) -> np.ndarray:
@@ -112,8 +110,8 @@ def embed_to_disk(
 
     A shard that cannot be encoded keeps none of the others from it, unless `SHOWN` have failed.
 
-    Process `rank` of `world_size` encodes every `world_size`-th shard and waits for the others; all of them need the
-    same text and the same folder. Only process 0 gets the vectors, the others get none: (0, D).
+    The processes of a launch share the shards and wait for each other; all of them need the same text and the same
+    folder. Only the first gets the vectors, the others get none: (0, D).
 
     Args:
         sentences: read once, in order; the progress bar knows its end if it has a length.
@@ -125,7 +123,7 @@ def embed_to_disk(
         SentenceError: sentences that cannot be encoded, or have NaN or infinity in their vector; named.
         OSError: the disk is full; no incomplete shard is left.
     """
-    folder, fingerprint = Path(folder), fingerprint or model_fingerprint(encoder)
+    folder, fingerprint, state = Path(folder), fingerprint or model_fingerprint(encoder), launched()
     shards: list[Path] = []
     failed: list[SentenceError] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +131,7 @@ def embed_to_disk(
         for number, text in enumerate(_blocks(sentences, shard_size)):
             shard = folder / f"shard-{number:06d}-{_key(fingerprint, text)}.npy"
             shards.append(shard)
-            if number % world_size != rank or _is_whole(shard, len(text)):
+            if number % state.num_processes != state.process_index or _is_whole(shard, len(text)):
                 bar.update(len(text))
                 continue
             try:
@@ -148,11 +146,11 @@ def embed_to_disk(
             _write_shard(vectors, shard)
     if failed := gather_object(failed):  # of all processes, which wait for each other here
         raise SentenceError(one_line(joined(failed)))
-    if rank == 0:
+    if state.is_main_process:
         for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
             other.unlink(missing_ok=True)
         send(folder)  # shards that an earlier run could not send
-    return _join(shards, folder) if shards and rank == 0 else encoder.encode([""])[:0]
+    return _join(shards, folder) if shards and state.is_main_process else encoder.encode([""])[:0]
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -21,6 +21,8 @@ from dap.encoding.encoder import SentenceEncoder, load_encoder
 
 SENTENCES = [side for pair in synthetic_pairs("de", 25) for side in pair]  # 50
 
+TEXT = ["ban", "der", "fin", "gol"]
+
 
 @pytest.fixture
 def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
@@ -91,16 +93,6 @@ def test_a_damaged_shard_is_made_again(encoder: SentenceEncoder, bytes_left: int
     np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
 
 
-def test_processes_share_the_shards(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    second = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10, rank=1, world_size=2)
-    assert second.shape == (0, 32)
-    assert [name[:12] for name in shards(tmp_path)] == ["shard-000001", "shard-000003"]
-    before = shards(tmp_path)
-    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10, rank=0, world_size=2)
-    assert before.items() <= shards(tmp_path).items()
-    np.testing.assert_array_equal(found, embed_to_disk(encoder, SENTENCES, tmp_path / "one", shard_size=10))
-
-
 @pytest.fixture
 def spoilt(encoder: SentenceEncoder) -> SentenceEncoder:
     """An encoder with NaN in the vector of "q"."""
@@ -126,18 +118,24 @@ def test_nan_names_the_sentence_and_the_other_shards_are_encoded(spoilt: Sentenc
 
 
 def one_of_two(rank: int, folder: Path) -> None:
-    """One process of two; writes why it ended."""
+    """One process of two; writes the vectors that it got, and why it ended."""
     launched()
     encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
+    np.save(folder / f"found-{rank}.npy", embed_to_disk(encoder, TEXT, folder / "shared", shard_size=1))
     with pytest.raises(ValueError, match="NaN") as refused:
-        embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1, rank=rank, world_size=2)
+        embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1)
     (folder / f"said-{rank}").write_text(str(refused.value))
     torch.distributed.destroy_process_group()
 
 
-def test_what_one_process_cannot_encode_all_name_when_they_are_done(spoilt: SentenceEncoder, tmp_path: Path) -> None:
+def test_processes_share_the_shards_and_all_name_what_one_cannot_encode(
+    spoilt: SentenceEncoder, tmp_path: Path
+) -> None:
     save(tmp_path / "model", spoilt.model, spoilt.tokenizer)
     run_two(one_of_two, tmp_path)
+    assert np.load(tmp_path / "found-1.npy").shape == (0, 32)
+    np.testing.assert_allclose(np.load(tmp_path / "found-0.npy"), spoilt.encode(TEXT), atol=1e-6)
+    assert len(shards(tmp_path / "shared")) == len(TEXT)
     assert all((tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2))
     assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 
