@@ -49,13 +49,11 @@ from dap.files import write_json
 from dap.languages import base_language
 from dap.reports import (
     PAPER_MODELS,
-    TATOEBA_GROUPS,
     drawable_languages,
-    paper_table,
     plot_accuracies,
     read_report,
     require_drawable,
-    tatoeba_table,
+    tatoeba_tables,
     text_table,
 )
 from dap.search import COPY_KINDS, Copy, group_averages, hard_negative_copies, hard_negative_errors, retrieval_accuracy
@@ -283,14 +281,6 @@ def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
     return {"xx-en": round(accuracy[0], 4), "en-xx": round(accuracy[1], 4)}
 
 
-def summary(pairs: Pairs, accuracies: dict[str, tuple[float, float]], name: str, is_tatoeba: bool) -> str:
-    """The tables a user sees: languages and averages, beside the paper's where this is all of Tatoeba."""
-    averages, counts = group_averages(accuracies), {code: len(rows) for code, rows in pairs.items()}
-    text = tatoeba_table(accuracies, averages, counts, PAPER_MODELS if is_tatoeba else ())
-    whole_groups = is_tatoeba and set(averages) & set(TATOEBA_GROUPS)
-    return f"{text}\n\n{paper_table(averages, name)}" if whole_groups else text
-
-
 def write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> None:
     """Writes the report, and draws it beside an earlier one, if any."""
     for path in args.reports().values():
@@ -336,17 +326,16 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         vectors = encode_sides(encoder, sides, token_budget, is_main, data_args.embeddings_dir, **vars(vector_args))
         if not is_main:
             return {}
-        accuracies = accuracies_of(vectors)
+        numbers = results(pairs, accuracies_of(vectors))
         seconds = time.perf_counter() - started
         settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs}
-        numbers = results(pairs, accuracies)
         if copies is not None:
             settings["hard_negatives"] = _digest(copies)
             numbers["hard_negatives"] = hard_negative_results(pairs, copies, vectors)
         content = model_args.report(encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds)
         is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in files)  # such as tatoeba.deu-eng.deu
         is_whole = data_args.max_pairs is None  # with fewer pairs there are fewer candidates
-        print(summary(pairs, accuracies, Path(name).name, is_tatoeba and is_whole))
+        print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_tatoeba and is_whole else ()))
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
         write(content, data_args, earlier)

@@ -37,7 +37,7 @@ from dap.encoding import (
 )
 from dap.errors import UserError, joined
 from dap.files import write_json
-from dap.reports import BUCC_PAIRS, BUCC_PROTOCOLS, bucc_table
+from dap.reports import paper_beside
 from dap.search import (
     MARGINS,
     PROTOCOLS,
@@ -182,8 +182,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         search = partial(search, progress=True)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
-        if args.bucc:
-            print(_bucc_table(args, numbers["pairs"][args.pair], Path(model_args.model_name_or_path).name))
         write_pairs(pairs, texts[-1], args.output)
         data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
         data["text"] = hashlib.sha256("".join(each.digest() for each in texts).encode()).hexdigest()[:12]
@@ -192,6 +190,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             settings["retrieval"] = args.retrieval
         numbers |= {"seconds_by_part": seconds}
         content = model_args.report(encoder, protocol, numbers, settings, sum(seconds.values()))
+        if args.bucc:
+            print(_bucc_table(args, content))
         write_json(content, args.report_file)
     print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
     return content
@@ -309,15 +309,12 @@ def _numbers(texts: Texts, recall: float | None, found: Pairs, kept: Pairs) -> d
     return sides | {"recall_at_k": recall, "candidates": len(found), "kept": len(kept)}
 
 
-def _bucc_table(args: MiningArguments, score: dict[str, Any], name: str) -> str:
+def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
     """Protocol and numbers, beside the paper's where that has the protocol and the pair."""
     text = "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold {threshold:.6f} "
     text += "({extracted} pairs of ids extracted, {correct} of {gold} true ones)"
-    text = text.format(args.protocol, args.pair, **score)
-    if args.protocol in BUCC_PROTOCOLS and args.pair in BUCC_PAIRS:
-        numbers = {args.pair: (score["precision"], score["recall"], score["f1"])}
-        text += "\n\n" + bucc_table(numbers, name, BUCC_PROTOCOLS[args.protocol])
-    return text
+    text = text.format(args.protocol, args.pair, **content["pairs"][args.pair])
+    return "\n\n".join(filter(None, [text, paper_beside(content)]))
 
 
 def _rounded(score: MiningScore) -> dict[str, float]:

@@ -25,7 +25,7 @@ from dap.encoding import ModelArguments, SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
 from dap.files import disk_full, read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
-from dap.reports import merge_seeds, report, text_table, xnli_table
+from dap.reports import merge_seeds, paper_beside, report, text_table
 from dap.tokenizers import require_padding
 from dap.training import changes_weights, differences, leave_together
 from dap.xnli import (
@@ -169,7 +169,7 @@ def write_reports(reports: Mapping[int, dict[str, Any]], folder: Path) -> dict[s
     return content
 
 
-def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Sequence[str], name: str) -> str:
+def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Sequence[str]) -> str:
     """The tables a user sees: the search, the languages, and the paper's numbers."""
     tables = []
     if tried:
@@ -182,8 +182,7 @@ def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Se
     tables.append(text_table(["language", "pairs", "accuracy", "sd"], rows))
     if missing:
         tables.append(f"not tested, as there is no test set or it was not asked for: {' '.join(missing)}")
-    tables.append(xnli_table({code: mean for code, (mean, _) in spread.items()}, name))
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, paper_beside(content)])
 
 
 def as_spread(accuracy: float | Mapping[str, float | None]) -> tuple[float, float | None]:
@@ -217,7 +216,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if not is_main:
             return reports[training.all_seeds[0]]
         content = write_reports(reports, Path(training.output_dir))
-        print(summary(content, tried, task.data.missing, Path(model_args.model_name_or_path).name))
+        print(summary(content, tried, task.data.missing))
         print(f"written to {Path(training.output_dir) / 'xnli.json'}")
     return content
 

@@ -72,8 +72,6 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
     cut = run([*argv, "--max_pairs", "4"])
     assert {each["pairs"] for each in cut["languages"].values()} == {4}
     assert "paper" not in capsys.readouterr().out  # fewer candidates are not the paper's task
-    pairs, accuracies = {code: [("", "")] for code in TATOEBA_36}, dict.fromkeys(TATOEBA_36, (50.0, 50.0))
-    assert "paper" not in eval_retrieval.summary(pairs, accuracies, "model", is_tatoeba=False)  # nor is other text
     with pytest.raises(ValueError, match="--max_pairs 0: give 1 or more"):
         run([*argv, "--max_pairs", "0"])
 

@@ -1,9 +1,8 @@
 """JSON records of runs, several seeds merged, and tables beside the paper's."""
 
-from dap.reports.merge import is_spread, merge_seeds, numbers_of
+from dap.reports.merge import is_spread, merge_seeds, numbers_of, paper_beside
 from dap.reports.paper import (
     BUCC_PAIRS,
-    BUCC_PROTOCOLS,
     DIRECTIONS,
     PAPER_BUCC,
     PAPER_COST,
@@ -11,10 +10,7 @@ from dap.reports.paper import (
     PAPER_TATOEBA,
     PAPER_XNLI,
     TATOEBA_GROUPS,
-    bucc_table,
-    paper_table,
-    tatoeba_table,
-    xnli_table,
+    tatoeba_tables,
 )
 from dap.reports.plots import CURVES, drawable_languages, plot_accuracies, plot_curves, require_drawable
 from dap.reports.records import RECORD, machine, read_report, report, training_record, versions

@@ -18,11 +18,9 @@ from dap.files import write_json
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
-    DIRECTIONS,
     TATOEBA_GROUPS,
     bucc_table,
-    paper_table,
-    tatoeba_table,
+    tatoeba_tables,
     xnli_table,
 )
 from dap.reports.records import HEAD, read_report, timestamp
@@ -195,25 +193,19 @@ def _spread(value: Mapping[str, float | None]) -> str:
     return " ± ".join(f"{number:.{digits}f}" for number in value.values() if number is not None)
 
 
-def paper_beside(merged: Mapping[str, Any]) -> str | None:
-    """The means of a merged report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
-    means, name = _means(merged), f"{Path(merged['model']).name} (n={merged['n']})"
-    languages, averages = means.get("languages", {}), means.get("averages", {})
-    if any(group in averages for group in TATOEBA_GROUPS):
-        counts = {code: numbers["pairs"] for code, numbers in languages.items()}
-        table = tatoeba_table(_both_ways(languages), _both_ways(averages), counts)
-        return table + "\n\n" + paper_table(_both_ways(averages), name)
+def paper_beside(report: Mapping[str, Any]) -> str | None:
+    """The numbers, or means, of a report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
+    means, name = _means(report), Path(report["model"]).name + (f" (n={report['n']})" if "n" in report else "")
+    languages = means.get("languages", {})
+    if any(group in means.get("averages", {}) for group in TATOEBA_GROUPS):
+        return tatoeba_tables(means, name)
     if languages and all("accuracy" in numbers for numbers in languages.values()):
         return xnli_table({code: numbers["accuracy"] for code, numbers in languages.items()}, name)
-    split = BUCC_PROTOCOLS.get(merged["protocol"].removeprefix("BUCC ").split(":")[0])
+    split = BUCC_PROTOCOLS.get(report["protocol"].removeprefix("BUCC ").split(":")[0])
     pairs = {pair: numbers for pair, numbers in means.get("pairs", {}).items() if pair in BUCC_PAIRS}
     if split and pairs:
         return bucc_table({pair: [numbers[key] for key in MEASURES] for pair, numbers in pairs.items()}, name, split)
     return None
-
-
-def _both_ways(part: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
-    return {place: [numbers[direction] for direction in DIRECTIONS] for place, numbers in part.items()}
 
 
 def _means(node: Any) -> Any:

@@ -5,6 +5,7 @@ Models marked "(Hu et al.)" and those of other papers (InfoXLM, LaBSE) are as th
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dap.errors import UserError
 from dap.languages import NAMES, TATOEBA_36, XNLI_LANGUAGES
@@ -133,32 +134,36 @@ PAPER_BUCC: dict[str, dict[str, dict[str, Triple]]] = {
 PAPER_COST: dict[str, tuple[float, float]] = {"TR": (11.0, 0.51), "TLM": (33.7, 1.34), "DAP": (16.5, 0.88)}
 
 
-def tatoeba_table(
-    accuracies: Mapping[str, Sequence[float]],
-    averages: Mapping[str, Sequence[float]],
-    pairs: Mapping[str, int],
-    models: Sequence[str] = PAPER_MODELS,
-) -> str:
+def tatoeba_tables(numbers: Mapping[str, Any], name: str = "this model", models: Sequence[str] = PAPER_MODELS) -> str:
     """A row a language and a row an average, in both directions, with the paper's numbers of `models` beside ours.
 
+    Where a group of the paper's languages is whole, its table of their averages follows, with our row on top.
+
     Args:
-        accuracies: language code -> (xx→en, en→xx) in percent.
-        averages: name of a group such as "36 languages" -> the same.
-        pairs: language code -> number of pairs.
-        models: rows of the appendix's tables; none for other text than Tatoeba.
+        numbers: a report of `eval_retrieval.py`, of which "languages" and "averages" are shown.
+        name: what to call our row.
+        models: rows of the appendix's tables; none for other text than Tatoeba, of which the paper says nothing.
     """
+    languages, averages = numbers["languages"], numbers["averages"]
     header = [column for way in DIRECTIONS.values() for column in (way, *(f"paper: {model}" for model in models))]
-    rows = [[code, NAMES.get(code, ""), pairs[code], *_both_ways(code, accuracies[code], models)] for code in pairs]
+    rows = [[code, NAMES.get(code, ""), languages[code]["pairs"], *_both_ways(code, languages[code], models)]
+            for code in languages]  # fmt: skip
     rows += [["mean", group, "", *_both_ways(group, mean, models)] for group, mean in averages.items()]
-    return text_table(["", "language", "pairs", *header], rows)
+    table = text_table(["", "language", "pairs", *header], rows)
+    if not models or averages.keys().isdisjoint(TATOEBA_GROUPS):
+        return table
+    header = [f"{way} {group.split()[0]}" for way in DIRECTIONS.values() for group in TATOEBA_GROUPS]
+    ours = [averages.get(group, {}).get(direction) for direction in DIRECTIONS for group in TATOEBA_GROUPS]
+    paper = {model: [*ways["xx-en"], *ways["en-xx"]] for model, ways in PAPER_TATOEBA.items()}
+    return f"{table}\n\n{_beside_the_paper(header, name, ours, paper)}"
 
 
-def _both_ways(place: str, ours: Sequence[float], models: Sequence[str]) -> list[float | None]:
+def _both_ways(place: str, ours: Mapping[str, float], models: Sequence[str]) -> list[float | None]:
     """Our accuracy and the models', xx→en and then en→xx, of a language or a group of them."""
     return [
         number
-        for direction, accuracy in zip(DIRECTIONS, ours, strict=True)
-        for number in (accuracy, *(_printed(model, direction, place) for model in models))
+        for direction in DIRECTIONS
+        for number in (ours[direction], *(_printed(model, direction, place) for model in models))
     ]
 
 
@@ -166,19 +171,6 @@ def _printed(model: str, direction: str, place: str) -> float | None:
     if place in TATOEBA_GROUPS:
         return PAPER_TATOEBA[model][direction][TATOEBA_GROUPS.index(place)]
     return PAPER_TATOEBA_LANGUAGES[model][direction].get(place)
-
-
-def paper_table(averages: Mapping[str, Sequence[float | None]], name: str = "this model") -> str:
-    """The paper's table of Tatoeba averages with a row of our own on top.
-
-    Args:
-        averages: "14 languages", "28 languages", "36 languages" -> (xx→en, en→xx) in percent; absent ones show "-".
-        name: what to call our row.
-    """
-    header = [f"{direction} {group.split()[0]}" for direction in DIRECTIONS.values() for group in TATOEBA_GROUPS]
-    ours = [averages.get(group, (None, None))[side] for side in (0, 1) for group in TATOEBA_GROUPS]
-    paper = {model: [*numbers["xx-en"], *numbers["en-xx"]] for model, numbers in PAPER_TATOEBA.items()}
-    return _beside_the_paper(header, name, ours, paper)
 
 
 def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str:

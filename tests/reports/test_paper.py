@@ -14,7 +14,7 @@ from dap.reports.paper import (
     PAPER_XNLI,
     XNLI_LANGUAGES,
     bucc_table,
-    tatoeba_table,
+    tatoeba_tables,
     xnli_table,
 )
 from dap.search.retrieval import GROUPS
@@ -98,14 +98,21 @@ def _rows() -> list[tuple[str, str, list[float | None]]]:
 
 
 def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> None:
-    accuracies, averages = {"de": (80.0, 70.0), "gsw": (1.0, 2.0)}, {"36 languages": (50.0, 40.0), "all 2": (3.0, 4.0)}
-    lines = tatoeba_table(accuracies, averages, {"de": 1000, "gsw": 5}).splitlines()
+    numbers = {
+        "languages": {
+            "de": {"pairs": 1000, "xx-en": 80.0, "en-xx": 70.0},
+            "gsw": {"pairs": 5, "xx-en": 1.0, "en-xx": 2.0},
+        },
+        "averages": {"36 languages": {"xx-en": 50.0, "en-xx": 40.0}, "all 2": {"xx-en": 3.0, "en-xx": 4.0}},
+    }
+    lines = tatoeba_tables(numbers, "mine").splitlines()
     cells = [line.split() for line in lines[2:]]
     assert cells[0] == ["de", "German", "1000", "80.0", "99.1", "99.2", "70.0", "98.9", "98.9"]
     assert cells[1] == ["gsw", "5", "1.0", "-", "-", "2.0", "-", "-"]
     assert cells[2][3:] == ["50.0", "90.9", "91.3", "40.0", "91.2", "92.7"]
     assert cells[3][3:] == ["3.0", "-", "-", "4.0", "-", "-"]
-    assert "paper" not in tatoeba_table(accuracies, averages, {"de": 1000, "gsw": 5}, models=())
+    assert lines[9].split() == ["mine", "-", "-", "50.0", "-", "-", "40.0"]
+    assert "paper" not in tatoeba_tables(numbers, models=())  # which it has only of Tatoeba
 
 
 def test_xnli_table_averages_only_all_15_languages() -> None:
