@@ -16,13 +16,12 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
 from dap.encoding import require_packages
 from dap.errors import UserError, refusals
 from dap.files import disk_full
-from dap.publishing import LAYOUTS, Options, fetch, read_sources, upload, write, write_space
+from dap.publishing import Options, fetch, read_sources, upload, write, write_space
 from dap.publishing.onnx_export import export
 from dap.reports import read_report
 
@@ -39,39 +38,32 @@ class PushArguments:
     output_dir: str | None = arg(
         None, "Keep the folder here. Default: with --dry_run CHECKPOINT-hub, else it is temporary."
     )
-    with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
-    layout: str = arg("plain", "plain, or dap: the whole DAP checkpoint at the root.", choices=LAYOUTS)
     space: bool = arg(False, "Add a Space of the same id: examples/app.py, a search app.")
     onnx: bool = arg(False, "Add ONNX files in onnx/.")
-    pooling: str | None = arg(None, "How a plain encoder pools. Default: as it says.", choices=CHOICES["pooling"])
-    prefix: str | None = arg(None, "Text before every sentence. Default: as it says.")
-    max_seq_length: int | None = arg(None, "Tokens a sentence. Default: 128, or its own.")
-    normalize: bool = arg(False, "sentence-transformers gives vectors of length 1.")
     results: list[str] = arg([], "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card.")
     dataset_info: str | None = arg(None, "Report of prepare_data.py, dataset_info.json or card of the training text.")
     license: str | None = arg(None, "The model's licence, such as apache-2.0.")
     revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
-    trust_remote_code: bool = arg(False, "Run the code that a plain encoder carries.")
 
 
-def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments]:
+def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments, Options]:
     """Checkpoint and arguments of the command line.
 
     Raises:
         ValueError: arguments that contradict each other, or no id of a repository.
     """
-    parser = ArgumentParser(PushArguments, allow_abbrev=False)
+    parser = ArgumentParser((PushArguments, Options), allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
-    args, rest = parser.parse_args_into_dataclasses(args=argv)
+    args, options, rest = parser.parse_args_into_dataclasses(args=argv)
     with refusals(f"--repo_id {args.repo_id}"):
         validate_repo_id(args.repo_id)
     if "/" not in args.repo_id:
         raise UserError(f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}.")
-    if args.with_heads and args.layout == "dap":
+    if options.with_heads and options.layout == "dap":
         raise UserError("--layout dap has the heads at the root already: leave --with_heads out.")
     if args.dry_run and args.private:
         raise UserError("--private says nothing with --dry_run, which sends nothing: leave one out.")
-    return rest.checkpoint, args
+    return rest.checkpoint, args, options
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -81,17 +73,17 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments, a checkpoint or results that do not fit, or the Hub does not take it.
         FileNotFoundError: no such checkpoint or file.
     """
-    checkpoint, args = parse(argv)
+    checkpoint, args, options = parse(argv)
     if args.output_dir or args.dry_run:
         beside = os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint  # "." has a name, too
         folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
         with guarded(folders={"--output_dir": folder}, model=checkpoint):
-            return publish(checkpoint, folder, args)
+            return publish(checkpoint, folder, args, options)
     with tempfile.TemporaryDirectory(prefix="dap-hub-") as place, disk_full(Path(place)):
-        return publish(checkpoint, Path(place, "hub"), args)
+        return publish(checkpoint, Path(place, "hub"), args, options)
 
 
-def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any]:
+def publish(checkpoint: str, folder: Path, args: PushArguments, options: Options) -> dict[str, Any]:
     """Write the folder and its card, and the Space's beside it, and push them unless that is a dry run."""
     space = folder.with_name(f"{folder.name}-space") if args.space else None
     if space is not None:
@@ -110,7 +102,6 @@ def publish(checkpoint: str, folder: Path, args: PushArguments) -> dict[str, Any
                 "%s is about %s, the checkpoint is %s: are they the same?", path, ", ".join(models), checkpoint
             )
     sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
-    options = Options(**{name: value for name, value in vars(args).items() if name in Options.__dataclass_fields__})
     write(local, folder, args.repo_id, options, sources)
     if args.onnx:
         export(folder)

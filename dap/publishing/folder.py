@@ -21,7 +21,8 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
-from configuration_dap import DAPConfig
+from configuration_dap import CHOICES, DAPConfig
+from dap.arguments import arg
 from dap.encoding import (
     LibraryEncoder,
     LibrarySettings,
@@ -51,23 +52,15 @@ POOLER_TOLERANCE = 1e-6  # of the cosine to it
 
 @dataclass(frozen=True)
 class Options:
-    """How a checkpoint is published; None takes what the checkpoint says.
+    """How a checkpoint is published."""
 
-    Args:
-        layout: "plain", or "dap" for the whole DAP checkpoint at the root.
-        with_heads: put the whole DAP checkpoint into `pretraining/` as well.
-        pooling, prefix, max_seq_length: as in `SentenceEncoder`.
-        normalize: have sentence-transformers give vectors of length 1.
-        trust_remote_code: run the code that a plain encoder carries.
-    """
-
-    layout: str = "plain"
-    with_heads: bool = False
-    pooling: str | None = None
-    prefix: str | None = None
-    max_seq_length: int | None = None
-    normalize: bool = False
-    trust_remote_code: bool = False
+    layout: str = arg("plain", "plain, or dap: the whole DAP checkpoint at the root.", choices=LAYOUTS)
+    with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
+    pooling: str | None = arg(None, "How a plain encoder pools. Default: as it says.", choices=CHOICES["pooling"])
+    prefix: str | None = arg(None, "Text before every sentence. Default: as it says.")
+    max_seq_length: int | None = arg(None, "Tokens a sentence. Default: 128, or its own.")
+    normalize: bool = arg(False, "sentence-transformers gives vectors of length 1.")
+    trust_remote_code: bool = arg(False, "Run the code that a plain encoder carries.")
 
 
 def require_safetensors(folder: Path) -> None:
