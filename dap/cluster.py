@@ -94,7 +94,7 @@ def _join(address: str, threads: int) -> None:
 
 
 def _plain(error: Exception, address: str) -> Exception:
-    """What a command says of an error of Ray: what the task raised, or a line."""
+    """What a task raised, as it is; an error of Ray itself as one line that says what to do."""
     from ray import exceptions
 
     cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
@@ -112,7 +112,7 @@ def _plain(error: Exception, address: str) -> Exception:
 
 
 def duration(seconds: float) -> str:
-    """In hours from a thousand seconds on.
+    """Seconds as text, from a thousand on in hours.
 
     >>> duration(261.8), duration(9000)
     ('262 s', '2.5 h')

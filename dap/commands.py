@@ -167,7 +167,7 @@ def _is_same(path: Place, other: Place) -> bool:
 
 
 def _is_of_model(path: Path, model: Path) -> bool:
-    """Whether a file has such a name and lies in the folder of a model, of which an .onnx file is in `onnx/`."""
+    """Whether a path is one of `MODEL_FILES` in a model's folder, which of an .onnx file is the one above `onnx/`."""
     beside = model.parent.parent if model.parent.name == "onnx" else model.parent
     folder = beside if model.is_file() else model
     return folder.is_dir() and path.is_relative_to(folder) and any(fnmatch(path.name, each) for each in MODEL_FILES)
@@ -245,7 +245,7 @@ def _holder(handle: int) -> str:
 
 
 def _let_go() -> None:
-    """In a forked process: what its parent has locked is not its own."""
+    """Closes in a forked process the locks of its parent."""
     while _HELD:
         os.close(_HELD.pop())
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-SHOWN = 5  # errors that are told of several
+SHOWN = 5  # errors, lines or names that a message tells of many
 
 
 class UserError(ValueError):
@@ -28,7 +28,7 @@ def one_line(error: object) -> str:
 
 
 def joined(failed: Sequence[Exception]) -> Exception:
-    """The only error of several calls, or a line of the first of them."""
+    """The error where one call of several has failed, else one line of the first `SHOWN` errors."""
     if len(failed) == 1:
         return failed[0]
     return UserError(f"{len(failed)} fail: {'; '.join(map(one_line, failed[:SHOWN]))}")

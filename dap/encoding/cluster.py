@@ -44,7 +44,7 @@ class EncoderActor:
 
 
 class ClusterEncoder:
-    """An encoder whose sentences are encoded by actors, each with a copy of the model; else it is that encoder.
+    """An encoder whose sentences actors encode, each with a copy of the model; all else it asks of `encoder`.
 
     Args:
         encoder: the one of this process.

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dap.errors import UserError
+from dap.errors import SHOWN, UserError
 from dap.files import disk_full, read_object
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
 
 REPORT, CARD, VOCABULARY, WORK = "report.json", "README.md", "target_vocabulary.json", ".prepare_data"
-SHOWN = 5  # names in an error
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from datasets import Dataset, IterableDataset, get_dataset_config_names, load_dataset
 
-from dap.errors import UserError, loading
+from dap.errors import SHOWN, UserError, loading
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.tmx_po import catalogue_language, memory_languages
@@ -32,7 +32,6 @@ LAYOUTS = (
     "{xx}-en.tsv[.gz|.xz], {xx}-en.jsonl[.gz|.xz], {xx}-en.parquet, Moses pairs name.{xx} + name.en, *.tmx, {xx}.po, "
     "*.zip of these ({xx}: a language code of 2 or 3 letters; the target language, in file names too, is the second)"
 )
-SHOWN = 5  # files named in an error
 
 #: Regions that file names of known corpora write in small letters, by language.
 REGIONS = {

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap.errors import UserError, loading
+from dap.errors import SHOWN, UserError, loading
 from dap.languages import base_language
 from dap.text.archives import decode, decode_line, read_lines
 from dap.text.files import BitextFile, hub_dataset
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)  # a later pass over the same file has nothing new to say
 
 JUDGE_AFTER = 100_000  # lines
-SHOWN = 5  # bad lines quoted in a warning or an error, per file
 BATCH = 10_000  # rows of a table
 
 #: Columns of the tables: the line from 1 (in TMX the unit, in Parquet and on the Hub the row), and the two sides.
