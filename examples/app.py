@@ -18,7 +18,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
-from dap.search import align_tokens
+from dap.search import align_tokens, unit_rows
 from dap.text import read_sentences
 
 MATCHES = 5  # shown of each text
@@ -46,12 +46,7 @@ def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None
     sentences = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not 1 <= len(sentences) <= MOST:
         raise UserError(f"{name} has {len(sentences):,} sentences: give 1 to {MOST:,}")
-    return Text(sentences, unit(encoder.encode(sentences)))
-
-
-def unit(vectors: np.ndarray) -> np.ndarray:
-    """The vectors (N, D) with length 1."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return Text(sentences, unit_rows(encoder.encode(sentences), name).numpy())
 
 
 def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[list[Any]]:
@@ -62,7 +57,7 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
     """
     if not query.strip() or not texts:
         raise UserError("there is nothing to search: read two texts, and type a sentence")
-    vector = unit(encoder.encode([query.strip()]))[0]  # (D,)
+    vector = unit_rows(encoder.encode([query.strip()]), "query").numpy()[0]  # (D,)
     rows = []
     for number, text in enumerate(texts, 1):
         cosines = text.vectors @ vector  # (N,)
@@ -75,18 +70,9 @@ def aligned(encoder: SentenceEncoder, query: str, match: str) -> tuple[list[str]
     """Tokens of both sentences, their links (L, 2) and their cosines (S, T), as `align_tokens` gives them."""
     sides = [query.strip(), match]
     links, cosines = align_tokens(*encoder.encode_tokens(sides))
-    source, target = (tokens(encoder, sentence) for sentence in sides)
+    spans = zip(sides, encoder.token_spans(sides), strict=True)
+    source, target = ([side[start:end].strip() for start, end in own] for side, own in spans)
     return source, target, links, cosines
-
-
-def tokens(encoder: SentenceEncoder, sentence: str) -> list[str]:
-    """The pieces of the sentence that its token states stand for."""
-    text, limit = encoder.prefix + sentence, encoder.max_seq_length
-    flags = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
-    found = encoder.tokenizer(text, truncation=True, max_length=limit, **flags)
-    spans = zip(found["special_tokens_mask"], found["offset_mapping"], strict=True)
-    return [text[max(start, len(encoder.prefix)) : end].strip() for special, (start, end) in spans
-            if not special and end > len(encoder.prefix)]  # fmt: skip
 
 
 def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:

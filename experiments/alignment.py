@@ -60,21 +60,8 @@ def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[
     Raises:
         ValueError: the tokenizer is not a fast one.
     """
-    states, prefix = encoder.encode_tokens(sentences), len(encoder.prefix)
-    tokens = encoder.tokenizer(
-        [encoder.prefix + sentence for sentence in sentences],
-        truncation=True,
-        max_length=encoder.max_seq_length,
-        return_offsets_mapping=True,
-        return_special_tokens_mask=True,
-    )
-    found = []
-    for row, sentence in enumerate(sentences):
-        offsets, special = tokens["offset_mapping"][row], tokens["special_tokens_mask"][row]
-        ends = zip(offsets, special, strict=True)
-        own = [(start - prefix, end - prefix) for (start, end), is_special in ends if not is_special and end > prefix]
-        found.append(word_states(states[row], own, word_spans(sentence)))
-    return found
+    words = map(word_spans, sentences)
+    return list(map(word_states, encoder.encode_tokens(sentences), encoder.token_spans(sentences), words))
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:

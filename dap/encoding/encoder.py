@@ -159,18 +159,29 @@ class SentenceEncoder:
         Raises:
             ValueError: the tokenizer is not a fast one, which is needed to tell the prefix's tokens.
         """
+        input_ids, spans = self._own_tokens(sentences)
+        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(sentences)
+        for rows, ids, mask in self._batches(input_ids, token_budget):
+            for row, row_states in zip(rows, self._states(ids, mask).cpu().numpy(), strict=True):
+                states[row] = row_states[list(spans[row])]  # (S_i, D)
+        return states
+
+    def token_spans(self, sentences: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """The characters, first and one after the last, of each sentence's tokens in `encode_tokens`; raises as it."""
+        return [list(spans.values()) for spans in self._own_tokens(sentences)[1]]
+
+    def _own_tokens(self, sentences: Sequence[str]) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
+        """Token ids of each sentence, and the spans of its own tokens, neither special nor the prefix's, by number."""
         if not self.tokenizer.is_fast:
             raise UserError(f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one")
         if not sentences:
-            return []
+            return [], []
         tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
-        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(sentences)
-        for rows, ids, mask in self._batches(tokens["input_ids"], token_budget):
-            for row, row_states in zip(rows, self._states(ids, mask).cpu().numpy(), strict=True):
-                spans = zip(tokens["special_tokens_mask"][row], tokens["offset_mapping"][row], strict=True)
-                keep = [i for i, (special, (_, end)) in enumerate(spans) if not special and end > len(self.prefix)]
-                states[row] = row_states[keep]  # (S_i, D)
-        return states
+        first, found = len(self.prefix), []
+        for special, spans in zip(tokens["special_tokens_mask"], tokens["offset_mapping"], strict=True):
+            own = [number for number, (_, end) in enumerate(spans) if not special[number] and end > first]
+            found.append({number: (max(spans[number][0] - first, 0), spans[number][1] - first) for number in own})
+        return tokens["input_ids"], found
 
     @property
     def backbone(self) -> PreTrainedModel:
