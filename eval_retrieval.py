@@ -122,7 +122,7 @@ def read_languages(
     """Language code -> (source, English) pairs in file order; files of one language follow each other.
 
     Raises:
-        ValueError: a language asked for has no file, a language has no pairs, or `max_pairs` is below 1.
+        ValueError: a language asked for has no file, a file has no pairs, or `max_pairs` is below 1.
     """
     if max_pairs is not None and max_pairs < 1:
         raise UserError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
@@ -131,14 +131,11 @@ def read_languages(
     absent = [code for code in wanted if code not in found]
     if absent:
         raise UserError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
-    pairs = {
-        code: [(p["source"], p["target"]) for file in found[code] for p in read_pairs(file, max_bad_lines=0.0)]
-        for code in wanted
-    }
-    for code, rows in pairs.items():
-        if not rows:
-            raise UserError(f"{code}: no pairs in {', '.join(map(str, found[code]))}; leave the language out")
-    return {code: rows[:max_pairs] for code, rows in pairs.items()}
+    pairs: Pairs = {}
+    for code in wanted:
+        rows = (pair for file in found[code] for pair in read_pairs(file, max_bad_lines=0.0))
+        pairs[code] = [(pair["source"], pair["target"]) for pair in rows][:max_pairs]
+    return pairs
 
 
 def evaluate(encoder: Encoder, pairs: Pairs, *arguments: Any, **options: Any) -> dict[str, tuple[float, float]]:

@@ -13,7 +13,6 @@ stopped, and `accelerate launch` shares the encoding among processes; `--ray` ha
 import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -109,8 +108,6 @@ class MiningArguments:
         for name in ("k", "top_n", "shard_size", "token_budget"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name} {value}: at least 1")
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise UserError(f"--threshold {self.threshold}: give a finite number")
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")

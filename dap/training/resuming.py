@@ -93,14 +93,14 @@ def missing_parts(checkpoint: Path) -> list[str]:
     lacking = [part for part, names in PARTS.items() if not any(any(checkpoint.glob(name)) for name in names)]
     try:
         trainer_state(checkpoint)
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, UserError):
         lacking.append(TRAINER_STATE_NAME)
     return lacking
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
     """The content of a checkpoint's `trainer_state.json`."""
-    return json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
