@@ -186,7 +186,7 @@ def _lines(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if is_json:
             try:
                 fields = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{place}: invalid JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise UserError(f"{place}: no object; expected one with the fields {', '.join(COLUMNS)}")
