@@ -146,8 +146,9 @@ def tatoeba_tables(numbers: Mapping[str, Any], name: str = "this model", models:
     """
     languages, averages = numbers["languages"], numbers["averages"]
     header = [column for way in DIRECTIONS.values() for column in (way, *(f"paper: {model}" for model in models))]
-    rows = [[code, NAMES.get(code, ""), languages[code]["pairs"], *_both_ways(code, languages[code], models)]
-            for code in languages]  # fmt: skip
+    rows = [
+        [code, NAMES.get(code, ""), own["pairs"], *_both_ways(code, own, models)] for code, own in languages.items()
+    ]
     rows += [["mean", group, "", *_both_ways(group, mean, models)] for group, mean in averages.items()]
     table = text_table(["", "language", "pairs", *header], rows)
     if not models or averages.keys().isdisjoint(TATOEBA_GROUPS):
