@@ -45,7 +45,7 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
 
 
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Take out of a fast tokenizer what its last call left in it, padding and cutting, and saving would keep."""
+    """Reset a fast tokenizer's padding and truncation, which its last call has left in it and saving would keep."""
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()

@@ -101,7 +101,7 @@ def list_archive(archive: Path) -> list[Path]:
 
 
 def _open_archive(archive: Path) -> zipfile.ZipFile:
-    """Opens a changed archive anew, and one of a forked process: they would share their place in it."""
+    """Opens an archive anew where it has changed, and in a forked process, which would share its parent's place."""
     return _open_checked(archive, archive.stat().st_size, archive.stat().st_mtime_ns, os.getpid())
 
 

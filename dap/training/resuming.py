@@ -104,8 +104,7 @@ def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
-    """Whether the run had taken its last step, of `max_steps` (those of its epochs if that is not above 0), or stopped
-    early."""
+    """Whether the run had taken the last of `max_steps` (of its epochs', if that is not above 0), or stopped early."""
     state = trainer_state(checkpoint)
     control = state.get("stateful_callbacks", {}).get("TrainerControl", {})
     early = control.get("args", {}).get("should_training_stop", False) and state["global_step"] < state["max_steps"]
@@ -203,8 +202,7 @@ def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs in two records, of mappings only the keys that do; a name that one of them lacks is of another
-    version.
+    """What differs in two records, of mappings only the keys; a name that one of them lacks is of another version.
 
     >>> differences({"seed": 1, "text": {"de": 5, "fr": 7}}, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
     ["text={'de': 5}, now {'de': 6}"]
@@ -220,8 +218,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 class GoOn(TrainerCallback):
-    """A resumed run logs, evaluates and saves as often as it is now told, and after `output_dir` was moved its best
-    checkpoint is where it is now."""
+    """Has a resumed run log, evaluate and save as often as it is now told, and find its best checkpoint if moved."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         state.compute_steps(args, state.max_steps)

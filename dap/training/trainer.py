@@ -371,8 +371,7 @@ class BriefProgress(ProgressCallback):
 
 
 class EpochOfSampler(TrainerCallback):
-    """Tells the sampler its epoch: accelerate does not get through to it where several processes skip batches, as in
-    the first epoch of a resumed run, which would then go on with the order of epoch 0."""
+    """Tells the sampler its epoch: accelerate does not where several processes skip batches, as a resumed run does."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler

@@ -178,8 +178,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
 
 
 def _lines(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The fields of each line with its place. The readers of `datasets` do not say which line they refuse, and its
-    reader of JSON takes the label "-" for 0 where the others are numbers."""
+    """The fields of each line with its place; readers of `datasets` tell none, and that of JSON takes "-" for 0."""
     is_json = ".jsonl" in Path(path).suffixes
     for number, line in enumerate(read_sentences(path), 1):
         place, cells = f"{path}, line {number}", line.split("\t")
