@@ -55,12 +55,7 @@ class _SentenceModel(nn.Module):
 
 
 def export(
-    model: str | Path | SentenceEncoder,
-    output: Path | None = None,
-    int8: bool = False,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    pooling: str | None = None,
+    model: str | Path | SentenceEncoder, output: Path | None = None, int8: bool = False, **options: Any
 ) -> Path:
     """Write `onnx/model.onnx` and, with `int8`, `onnx/model_quantized.onnx`; gives the path of the former.
 
@@ -68,9 +63,9 @@ def export(
     padding. Another folder than the checkpoint's also gets the tokenizer and the encoder's config.
 
     Args:
-        model: a checkpoint's folder or Hub id, or an encoder, which has its own pooling.
+        model: a checkpoint's folder or Hub id, or an encoder.
         output: an empty folder, or the checkpoint's own (None).
-        pooling: "cls" or "mean"; None: the checkpoint's.
+        options: of `SentenceEncoder.from_pretrained`, which loads a checkpoint.
 
     Raises:
         ValueError: the packages of the extra `onnx` are missing, the folder is not empty, the encoder cannot be
@@ -81,7 +76,11 @@ def export(
     is_own = not isinstance(model, SentenceEncoder) and Path(model).resolve() == folder.resolve()
     if not is_own and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: give a new folder, or the checkpoint's own")
-    encoder = _encoder(model, pooling, trust_remote_code, revision)
+    encoder = model
+    if not isinstance(model, SentenceEncoder):
+        encoder = SentenceEncoder.from_pretrained(str(model), device="cpu", **options)
+    if encoder.bf16:
+        raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as temporary:
         path = Path(temporary, FLOAT32)
@@ -109,18 +108,6 @@ def _folder(model: str | Path | SentenceEncoder, output: Path | None) -> Path:
     if isinstance(model, SentenceEncoder) or not Path(model).is_dir():
         raise UserError("only a checkpoint's own folder can take the files: give output")
     return Path(model)
-
-
-def _encoder(
-    model: str | Path | SentenceEncoder, pooling: str | None, trust_remote_code: bool, revision: str | None
-) -> SentenceEncoder:
-    if isinstance(model, SentenceEncoder):
-        if model.bf16:
-            raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
-        return model
-    return SentenceEncoder.from_pretrained(
-        str(model), pooling, trust_remote_code=trust_remote_code, revision=revision, device="cpu"
-    )
 
 
 def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
