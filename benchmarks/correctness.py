@@ -12,21 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, ModernBertConfig, PreTrainedConfig, RobertaConfig, XLMRobertaConfig
+from transformers import AutoConfig, PreTrainedConfig
 
-from benchmarks.timing import add_machine_arguments, prepare_machine, save
-from benchmarks.train_step import CachedGradients, Gradients
-from benchmarks.workload import OBJECTIVES
+from benchmarks.timing import machine_parser, prepare_machine, save
+from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap.reports import text_table
 from encoder_dap import layer_stack
 from modeling_dap import DAPConfig, DAPForPreTraining
 
-ENCODERS = {
-    "bert": BertConfig,
-    "roberta": RobertaConfig,
-    "xlm-roberta": XLMRobertaConfig,
-    "modernbert": ModernBertConfig,
-}
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 WORDS, MASK, PAD = 300, 4, 1
 #: Path -> largest relative error of the loss, and of the gradients as one vector.
 ALLOWED = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1), "compiled": (1e-4, 1e-3), "cached": (1e-4, 1e-3)}
@@ -38,8 +32,8 @@ def encoder_config(name: str) -> PreTrainedConfig:
     shape |= {"intermediate_size": 256, "max_position_embeddings": 80, "pad_token_id": PAD}
     if name == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        return ModernBertConfig(**shape, **ids, local_attention=8, global_attn_every_n_layers=3)
-    return ENCODERS[name](**shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        return AutoConfig.for_model(name, **shape, **ids, local_attention=8, global_attn_every_n_layers=3)
+    return AutoConfig.for_model(name, **shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def build(name: str, objective: str) -> DAPForPreTraining:
@@ -51,10 +45,10 @@ def build(name: str, objective: str) -> DAPForPreTraining:
     return model.train()
 
 
-def uneven_batch(pairs: int = 12, longest: int = 24) -> dict[str, Tensor]:
+def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
     """Random pairs of 3 to 24 tokens."""
     generator = torch.Generator().manual_seed(0)
-    batch: dict[str, Tensor] = {}
+    batch: Batch = {}
     for side in ("source", "target"):
         lengths = torch.randint(3, longest + 1, (pairs, 1), generator=generator)
         mask = (torch.arange(longest) < lengths).long()  # (B, S)
@@ -70,32 +64,25 @@ def gradient(model: DAPForPreTraining) -> Tensor:
     return torch.cat([part.flatten().double().cpu() for part in parts])
 
 
-def reference(model: DAPForPreTraining, batch: dict[str, Tensor]) -> tuple[float, Tensor]:
+def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
     """Loss and gradients by padded rows and torch's attention (Transformers' eager one gives ModernBERT NaN)."""
     plain = copy.deepcopy(model).double()
     for encoder in [plain.dap.encoder, *([plain.rtl_head.blocks] if plain.rtl_head else [])]:
         encoder.set_attn_implementation("sdpa")
-    loss = plain(**batch).loss
-    loss.backward()
+    loss = backward(lambda batch: plain(**batch).loss, batch)
     return loss.item(), gradient(plain)
 
 
-def by_path(path: str, model: DAPForPreTraining, batch: dict[str, Tensor]) -> tuple[float | None, Tensor]:
+def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | None, Tensor]:
     """Loss (None from GradCache, which has it in shares) and gradients by one of the fast paths."""
     if path == "cached":
-        CachedGradients(model, 5)(batch)
+        cached_backward(model, 5, batch)
         return None, gradient(model)
     if path == "compiled":
         for layer in layer_stack(model.dap.encoder)[1]:  # as the trainer's --torch_compile
             layer.compile(dynamic=True)
-    seen: list[Tensor] = []
-
-    def loss(batch: dict[str, Tensor]) -> Tensor:
-        seen.append(model(**batch).loss)
-        return seen[-1]
-
-    Gradients(loss, bf16=path == "bf16")(batch)
-    return seen[0].item(), gradient(model)
+    loss = backward(lambda batch: model(**batch).loss, batch, bf16=path == "bf16")
+    return loss.item(), gradient(model)
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -118,9 +105,8 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_machine_arguments(parser, repeats=1)
-    parser.add_argument("--encoders", nargs="+", choices=list(ENCODERS), default=list(ENCODERS))
+    parser = machine_parser(__doc__, repeats=1)
+    parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)
     parser.add_argument("--paths", nargs="+", choices=list(ALLOWED), default=list(ALLOWED))
     args = parser.parse_args(argv)
     prepare_machine(args)

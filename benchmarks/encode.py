@@ -3,95 +3,69 @@
     OMP_NUM_THREADS=1 python -m benchmarks.encode --model out --data_dir tatoeba/ --sentences 1000 --json encode.json
     python -m benchmarks.encode --size xlmr --device cuda --bf16 --sentences 50000 --token_budget 32768
 
-Sentences are drawn from both sides of all languages, each text once. With `--size` the weights are random, and of a
-`--model` only the tokenizer is taken; without data the sentences are random words. Ours makes batches by tokens,
-sentence-transformers by sentences: it gets several sizes, and ratios are with the best. Contenders take turns.
+Sentences are drawn from both sides of all languages, each text once; vectors are means of states. With
+`--size` the weights are random, and the sentences random words. Ours makes batches by tokens, sentence-transformers
+by sentences: it gets several sizes, and ratios are with the best. Contenders take turns.
 """
 
 import argparse
 import random
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModel
 
-from benchmarks.timing import CPU, WALL, add_machine_arguments, alternate, prepare_machine, save
-from benchmarks.workload import SIZES
+from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
+from benchmarks.workload import SIZES, random_sentences, word_tokenizer
 from dap.encoding import OnnxEncoder, SentenceEncoder
 from dap.reports import text_table
+from eval_retrieval import read_languages
 
 OURS, LIBRARY = "ours", "sentence-transformers"
 #: Of ours and theirs; in bfloat16 ours is at 0.99998 of float32, theirs, whose residuals are rounded too, at 0.9985.
 LEAST_COSINE = {"float32": 0.9999, "bf16": 0.995}
-WORDS = [f"w{number}" for number in range(900)]
 
 Encode = Callable[[], np.ndarray]
 
 
-def read_sentences(folders: list[str], languages: list[str] | None, count: int) -> list[str]:
+def read_sentences(folders: list[str], count: int) -> list[str]:
     """Texts of both sides of all languages in random order, each once."""
-    from eval_retrieval import read_languages  # it needs libraries that the random words do without
-
-    pairs = read_languages(folders, languages)
-    texts = sorted({text for rows in pairs.values() for pair in rows for text in pair})
+    texts = sorted({text for rows in read_languages(folders).values() for pair in rows for text in pair})
     return random.Random(0).sample(texts, min(count, len(texts)))
 
 
-def random_sentences(count: int) -> list[str]:
-    """Sentences of 4 to 30 random words of the `word_tokenizer`."""
-    rng = random.Random(0)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(count)]
+def write_model(size: str, folder: str) -> None:
+    """Random weights of a size, for the random words."""
+    tokenizer = word_tokenizer()
+    config, _ = SIZES[size]()
+    config.pad_token_id = tokenizer.pad_token_id
+    for part in (AutoModel.from_config(config), tokenizer):
+        part.save_pretrained(folder)
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that knows `WORDS` and puts each sentence between CLS and SEP."""
-    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
-    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-
-
-def write_model(args: argparse.Namespace, folder: str) -> None:
-    """What all contenders load: the model, or random weights of `--size`, with the model's tokenizer or our words'."""
-    tokenizer = AutoTokenizer.from_pretrained(args.model) if args.model else word_tokenizer()
-    tokenizer.save_pretrained(folder)
-    model: PreTrainedModel
-    if args.size:
-        config, _ = SIZES[args.size]()
-        config.vocab_size = max(config.vocab_size, len(tokenizer))
-        config.pad_token_id = tokenizer.pad_token_id
-        model = AutoModel.from_config(config)
-    else:
-        model = AutoModel.from_pretrained(args.model)
-    model.save_pretrained(folder)
-
-
-def contenders(args: argparse.Namespace, folder: str, sentences: list[str]) -> dict[str, Encode]:
+def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> dict[str, Encode]:
     """Name -> vectors of all sentences."""
-    options = {"pooling": args.pooling, "max_seq_length": args.max_seq_length, "device": args.device}
-    ours = SentenceEncoder.from_pretrained(folder, prefix="", bf16=args.bf16, **options)
-    transformer = Transformer(folder)
+    ours = SentenceEncoder.from_pretrained(model, "mean", "", device=args.device, bf16=args.bf16)
+    transformer = Transformer(model)
     transformer.max_seq_length = ours.max_seq_length
-    pooling = Pooling(ours.hidden_size, pooling_mode=args.pooling)
-    library = SentenceTransformer(modules=[transformer, pooling], device=args.device)
+    modules = [transformer, Pooling(ours.hidden_size, pooling_mode="mean")]
+    library = SentenceTransformer(modules=modules, device=args.device)
     if args.bf16:
         library.bfloat16()
-    found: dict[str, Encode] = {OURS: lambda: ours.encode(sentences, token_budget=args.token_budget)}
+    found: dict[str, Encode] = {OURS: partial(ours.encode, sentences, args.token_budget)}
     for size in args.batch_sizes:
-        batch = {"batch_size": size, "show_progress_bar": False}
-        found[f"{LIBRARY}, {size} a batch"] = lambda batch=batch: library.encode(sentences, **batch)
+        found[f"{LIBRARY}, {size} a batch"] = partial(
+            library.encode, sentences, batch_size=size, show_progress_bar=False
+        )
     for path in args.onnx:
         exported = OnnxEncoder(path, prefix="", max_seq_length=ours.max_seq_length)
-        found[Path(path).name] = lambda exported=exported: exported.encode(sentences, token_budget=args.token_budget)
+        found[Path(path).name] = partial(exported.encode, sentences, token_budget=args.token_budget)
     return found
 
 
@@ -107,17 +81,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: a contender's vectors are not ours.
     """
-    if not (args.model or args.size) or (args.data_dir and not args.model):
-        raise ValueError(
-            f"--model {args.model} --size {args.size} --data_dir {args.data_dir}: real text needs a --model"
-        )
-    if args.data_dir:
-        sentences = read_sentences(args.data_dir, args.languages, args.sentences)
-    else:
-        sentences = random_sentences(args.sentences)
+    sentences = read_sentences(args.data_dir, args.sentences) if args.model else random_sentences(args.sentences)
     with tempfile.TemporaryDirectory(prefix="dap-encode-") as folder:
-        write_model(args, folder)
-        found = contenders(args, folder, sentences)
+        if args.size:
+            write_model(args.size, folder)
+        found = contenders(args.model or folder, sentences, args)
         vectors = {name: encode() for name, encode in found.items()}
         cosines = {name: least_cosine(vectors[OURS], part) for name, part in vectors.items()}
         for name, cosine in cosines.items():
@@ -151,22 +119,19 @@ def table(found: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="checkpoint of an encoder")
-    parser.add_argument("--size", choices=list(SIZES), help="random weights of this size in place of the model's")
+    parser = machine_parser(__doc__, repeats=3)
+    weights = parser.add_mutually_exclusive_group(required=True)
+    weights.add_argument("--model", help="checkpoint of an encoder; needs --data_dir")
+    weights.add_argument("--size", choices=list(SIZES), help="random weights of this size")
     parser.add_argument("--data_dir", nargs="+", help="parallel text with English")
-    parser.add_argument("--languages", nargs="+", help="default: all")
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--pooling", choices=("cls", "mean"), default="mean")
-    parser.add_argument("--max_seq_length", type=int, default=128)
     parser.add_argument("--token_budget", type=int, default=4096, help="of ours")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"of {LIBRARY}")
     parser.add_argument("--bf16", action="store_true", help="ours under autocast, theirs in bfloat16")
-    parser.add_argument(
-        "--onnx", nargs="+", default=[], help="files that were exported from the model, to time beside"
-    )
-    add_machine_arguments(parser, repeats=3)
+    parser.add_argument("--onnx", nargs="+", default=[], help="files exported from the model, to time beside")
     args = parser.parse_args(argv)
+    if bool(args.model) != bool(args.data_dir):
+        parser.error("--model and --data_dir need each other")
     prepare_machine(args)
     found = compare(args)
     print(table(found))

@@ -7,23 +7,20 @@ The latencies are training steps (forward, backward) of `--batch_size` such pair
 """
 
 import argparse
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from benchmarks.timing import add_machine_arguments, alternate, prepare_machine, save
-from benchmarks.workload import OBJECTIVES, Workload, add_workload_arguments
+from benchmarks.timing import alternate, machine_parser, prepare_machine, save
+from benchmarks.workload import Batch, Loss, Workload, add_workload_arguments, backward
 from dap.reports import text_table
 from experiments.cost import HEADER, cost_rows
 
 # Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))
-
-Forward = Callable[[dict[str, Tensor]], object]
 
 
 def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
@@ -34,14 +31,7 @@ def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: 
 MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
-def forward_flops(forward: Forward, batch: dict[str, Tensor]) -> int:
-    """FLOPs of the products and attentions of one forward pass."""
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:
-        forward(batch)
-    return counter.get_total_flops()
-
-
-def with_noise(batch: dict[str, Tensor], share: int = 5) -> dict[str, Tensor]:
+def with_noise(batch: Batch, share: int = 5) -> Batch:
     """The batch with noise that masks every fifth of a pair's tokens, CLS and separators not counted."""
     noisy = dict(batch)
     seen = 0
@@ -55,18 +45,21 @@ def with_noise(batch: dict[str, Tensor], share: int = 5) -> dict[str, Tensor]:
     return noisy
 
 
-def pair_flops(forward: Forward, workload: Workload, source: int, target: int) -> int:
-    """Forward FLOPs of one pair of these lengths; nothing is padded."""
-    return forward_flops(forward, with_noise(workload.batch_of([source], [target])))
+def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
+    """Forward FLOPs of the products and attentions of one pair of these lengths; nothing is padded."""
+    batch = with_noise(workload.batch_of([source], [target]))
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:
+        loss(batch)
+    return counter.get_total_flops()
 
 
-def real_token_flops(forward: Forward, workload: Workload, lengths: list[tuple[int, int]]) -> float:
+def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, int]]) -> float:
     """Forward FLOPs of pairs of these lengths if nothing were padded, from measuring a few lengths.
 
     Raises:
         ValueError: the FLOPs of a pair are no quadratic form of its lengths.
     """
-    measured = np.array([pair_flops(forward, workload, *pair) for pair in FITTED_LENGTHS], float)
+    measured = np.array([pair_flops(loss, workload, *pair) for pair in FITTED_LENGTHS], float)
     form = np.linalg.lstsq(_terms(FITTED_LENGTHS), measured, rcond=None)[0]
     if (error := np.abs(_terms(FITTED_LENGTHS) @ form / measured - 1).max()) > 0.01:
         raise ValueError(
@@ -81,34 +74,28 @@ def _terms(lengths: Any) -> np.ndarray:
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
 
 
-def step(model: torch.nn.Module, batch: dict[str, Tensor], bf16: bool = False) -> None:
+def step(model: torch.nn.Module, loss: Loss, batch: Batch, bf16: bool) -> None:
     """One forward and backward pass from empty gradients."""
     model.zero_grad(set_to_none=True)
-    with torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16):
-        loss = model(**batch).loss
-    loss.backward()
+    backward(loss, batch, bf16)
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Objective -> forward FLOPs of a pair and medians of its step."""
     workload = Workload(args)
-    counted = {
-        name: pair_flops(lambda batch, model=model: model(**batch), workload, args.tokens, args.tokens)
-        for name, model in workload.models.items()
-    }
+    losses = workload.losses()
+    counted = {name: pair_flops(loss, workload, args.tokens, args.tokens) for name, loss in losses.items()}
     batch = workload.to(args.device).batch_of(*[[args.tokens] * args.batch_size] * 2)
-    steps = {name: (lambda model=model: step(model, batch, args.bf16)) for name, model in workload.models.items()}
+    steps = {name: partial(step, workload.models[name], loss, batch, args.bf16) for name, loss in losses.items()}
     timed = alternate(steps, args.repeats, args.device)
-    return {name: {"flops": counted[name]} | timed[name] for name in OBJECTIVES}
+    return {name: {"flops": flops} | timed[name] for name, flops in counted.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine_parser(__doc__, repeats=5)
     add_workload_arguments(parser, batch_size=8)
-    add_machine_arguments(parser, repeats=5)
     parser.add_argument("--tokens", type=int, default=32, help="of each sentence")
-    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     args = parser.parse_args(argv)
     prepare_machine(args)
     found = measure(args)

@@ -1,31 +1,29 @@
 """Pairs a second of the data pipeline alone, and what it takes of a training step.
 
     python -m benchmarks.pipeline --batch_size 1024
-    python -m benchmarks.pipeline --train_data data/train --tokenizer out --size small --step --batch_size 32
 
 The pipeline is that of train_dap.py: tokenised pairs in Arrow files, shuffled, read a batch at a time, collated, and
-moved to the device. Without `--train_data` the pairs are random ids of `--lengths`. With `--step` a DAP step runs on
-every batch, and what waits for the next batch counts as starved: its share of the time must be next to nothing.
+moved to the device. The pairs are random ids of `--lengths`. With `--step` a DAP step runs on every batch, and what
+waits for the next batch counts as starved: its share of the time must be next to nothing.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle, islice, product
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer
 
 from benchmarks.flops import step
-from benchmarks.timing import CPU, WALL, add_machine_arguments, medians, prepare_machine, save, show, synchronise
-from benchmarks.workload import CLS, PAD, SEP, Workload, add_workload_arguments
+from benchmarks.timing import CPU, WALL, in_turn, machine_parser, prepare_machine, save, synchronise
+from benchmarks.workload import CLS, PAD, SEP, Batch, Workload, add_workload_arguments
 from dap.reports import text_table
-from dap.text import load_bitext
-from dap.training import BitextCollator, tokenize_bitext
+from dap.training import BitextCollator
 
 LANGUAGES = [f"l{number}" for number in range(36)]
 
@@ -52,13 +50,6 @@ def random_pairs(count: int, lengths: tuple[int, int], words: int, special: dict
     )
 
 
-def real_pairs(args: argparse.Namespace) -> tuple[Dataset, list[str], int]:
-    """Tokenised pairs of `--train_data`, their languages, and the padding id."""
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    tokenized = tokenize_bitext(load_bitext(args.train_data), tokenizer, args.lengths[1])
-    return concatenate_datasets(list(tokenized.values())), sorted(tokenized), tokenizer.pad_token_id
-
-
 def batches(dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int) -> Iterator[Any]:
     """Endless shuffled batches on the device, as the Trainer's loader makes them; pair ids are left out."""
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
@@ -73,38 +64,32 @@ def batches(dataset: Dataset, collator: BitextCollator, args: argparse.Namespace
             yield {key: value.to(args.device, non_blocking=True) for key, value in tensors.items()}
 
 
-def run(
-    source: Iterator[Any], count: int, model: torch.nn.Module | None, args: argparse.Namespace
-) -> dict[str, float]:
-    """Seconds of `count` batches, with a step on each where there is a model, and of these those spent waiting."""
+def run(source: Iterator[Batch], count: int, work: Callable[[Batch], None] | None, device: str) -> dict[str, float]:
+    """Seconds of `count` batches, with a step on each where there is one, and of these those spent waiting."""
     started, cpu, waiting = time.perf_counter(), time.process_time(), 0.0
     for _ in range(count):
         asked = time.perf_counter()
         batch = next(source)
         waiting += time.perf_counter() - asked
-        if model is not None:
-            step(model, batch, args.bf16)
-            synchronise(args.device)
+        if work:
+            work(batch)
+            synchronise(device)
     return {WALL: time.perf_counter() - started, CPU: time.process_time() - cpu, "waiting": waiting}
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A line for each number of workers, without and with the step."""
-    workload = Workload(args, ["DAP"]).to(args.device) if args.step or not args.train_data else None
-    if args.train_data:
-        dataset, languages, pad = real_pairs(args)
-    else:
-        languages, pad = LANGUAGES, workload.special[PAD]
-        dataset = random_pairs(args.pairs, args.lengths, workload.config.vocab_size, workload.special)
-    collator = BitextCollator(pad, languages)
+    workload = Workload(args, ["DAP"]).to(args.device)
+    dataset = random_pairs(args.pairs, args.lengths, workload.config.vocab_size, workload.special)
+    collator = BitextCollator(workload.special[PAD], LANGUAGES)
+    dap_step = partial(step, workload.models["DAP"], workload.losses()["DAP"], bf16=args.bf16)
     found = []
-    for model in (None, *([workload.models["DAP"]] if args.step else [])):
-        for workers in args.workers:
-            source = batches(dataset, collator, args, workers)
-            run(islice(source, 2), 2, model, args)
-            runs = [run(source, args.batches, model, args) for _ in range(args.repeats)]
-            found.append({"workers": workers, "step": model is not None, **medians(runs), "runs": runs})
-            show(f"{workers} workers, step {model is not None}: {args.batches * args.batch_size} pairs, {found[-1]}")
+    for work, workers in product([None, dap_step] if args.step else [None], args.workers):
+        source = batches(dataset, collator, args, workers)
+        run(islice(source, 2), 2, work, args.device)
+        line = {"workers": workers, "step": work is not None}
+        measure = partial(run, source, args.batches, work, args.device)
+        found.append(line | in_turn({str(line): measure}, args.repeats)[str(line)])
     return found
 
 
@@ -127,16 +112,12 @@ def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine_parser(__doc__, repeats=3)
     add_workload_arguments(parser)
-    add_machine_arguments(parser, repeats=3)
-    parser.add_argument("--train_data", nargs="+", help="parallel text; default: random ids")
-    parser.add_argument("--tokenizer", help="for --train_data")
     parser.add_argument("--pairs", type=int, default=20_000, help="random ones")
     parser.add_argument("--batches", type=int, default=50, help="a repeat")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1], help="of the loader")
     parser.add_argument("--step", action="store_true", help="also with a DAP step on every batch")
-    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast in the step")
     args = parser.parse_args(argv)
     prepare_machine(args)
     found = compare(args)

@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback
 
-from benchmarks.timing import add_machine_arguments, prepare_machine, save, show
+from benchmarks.timing import machine_parser, prepare_machine, save, show
 from dap.encoding import SentenceEncoder
 from dap.reports import text_table
 from dap.training import BitextCollator, DAPTrainer, DAPTrainingArguments, tokenize_bitext
@@ -106,7 +106,7 @@ def theirs(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--model", required=True, help="an encoder")
     parser.add_argument("--heads", required=True, help="checkpoint of its heads")
     parser.add_argument("--train_data", nargs="+", required=True)
@@ -117,7 +117,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    add_machine_arguments(parser, repeats=1)
     args = parser.parse_args(argv)
     prepare_machine(args)
     pairs, points = draw_pairs(args), {}

@@ -1,13 +1,21 @@
-"""What the benchmarks share: contenders that take turns, medians, the machine's matrix rate, and tables.
+"""What the benchmarks share: options, contenders that take turns, processes of their own, memory, and JSON.
 
 Legend: `T` tokens, `D` hidden size, `I` intermediate size.
 """
 
 import argparse
+import ctypes
+import gc
+import multiprocessing
+import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +26,21 @@ from dap.files import write_json
 from dap.reports import machine, versions
 
 Step = Callable[[], object]
+Numbers = dict[str, float]
 WALL, CPU = "wall", "cpu"
 
 
-def add_machine_arguments(parser: argparse.ArgumentParser, repeats: int) -> None:
-    """The options that every benchmark has."""
+def machine_parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
+    """The options that every benchmark has, and the first line of its description."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=repeats, help="times that each contender has its turn")
-    parser.add_argument("--threads", type=int, help="of PyTorch (default: OMP_NUM_THREADS, or all cores)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="file to write")
+    return parser
 
 
 def prepare_machine(args: argparse.Namespace) -> None:
-    """Set the threads and the seed."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    """Look for the GPU, and set the seed."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but PyTorch sees no GPU here: leave it out, or run where there is one.")
     torch.manual_seed(0)
@@ -44,7 +52,7 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def once(step: Step, device: str) -> dict[str, float]:
+def once(step: Step, device: str) -> Numbers:
     """Wall seconds and CPU seconds of all threads of one step, the GPU's work included in the first."""
     synchronise(device)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -53,37 +61,56 @@ def once(step: Step, device: str) -> dict[str, float]:
     return {WALL: time.perf_counter() - wall, CPU: time.process_time() - cpu}
 
 
-def alternate(
-    contenders: Mapping[str, Step],
-    repeats: int,
-    device: str,
-    warm_up: int = 1,
-    between: Mapping[str, Step] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Contender -> medians of `wall` and `cpu` seconds over the repeats, and all single `runs`; they take turns.
+def in_turn(measures: Mapping[str, Callable[[], Numbers]], repeats: int) -> dict[str, dict[str, Any]]:
+    """Contender -> the median of each number that it gives, and all single `runs`; they take turns."""
+    runs: dict[str, list[Numbers]] = {name: [] for name in measures}
+    for _, (name, measure) in product(range(repeats), measures.items()):
+        runs[name].append(measure())
+        show(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in runs[name][-1].items()))
+    return {
+        name: {key: statistics.median(run[key] for run in part) for key in part[0]} | {"runs": part}
+        for name, part in runs.items()
+    }
 
-    What is `between` has its turn after each of them, so that a rate is known for the same minutes.
-    """
-    between = between or {}
-    for step in [*contenders.values(), *between.values()]:
+
+def alternate(
+    contenders: Mapping[str, Step], repeats: int, device: str, warm_up: int = 1
+) -> dict[str, dict[str, Any]]:
+    """`in_turn` of the seconds that each takes `once`, after some steps of each that are not counted."""
+    for step in contenders.values():
         for _ in range(warm_up):
             step()
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in [*contenders, *between]}
-    for number in range(repeats):
-        for name, step in contenders.items():
-            for turn, work in [(name, step), *between.items()]:
-                runs[turn].append(once(work, device))
-        show(f"round {number + 1}: " + ", ".join(f"{name} {part[-1][WALL]:.3f} s" for name, part in runs.items()))
-    return {name: medians(part) | {"runs": part} for name, part in runs.items()}
+    return in_turn({name: partial(once, step, device) for name, step in contenders.items()}, repeats)
 
 
-def medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The median of each number over the runs.
+def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
+    """What a function gives in a new process, which reads the environment as it is now."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()
 
-    >>> medians([{"wall": 1.0}, {"wall": 9.0}, {"wall": 2.0}])
-    {'wall': 2.0}
-    """
-    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+@contextmanager
+def peak_memory(device: str) -> Iterator[dict[str, int]]:
+    """At its end, the most `bytes` that were in use within, above what was in use before."""
+    found: dict[str, int] = {}
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        yield found
+        found["bytes"] = torch.cuda.max_memory_allocated() - before
+        return
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = kernel_bytes("/proc/self/status", "VmRSS")
+    yield found
+    found["bytes"] = kernel_bytes("/proc/self/status", "VmHWM") - before
+
+
+def kernel_bytes(file: str, name: str) -> int:
+    """The kB that a file of /proc tells under a name, in bytes."""
+    return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path(file).read_text())[1])
 
 
 def show(line: str) -> None:

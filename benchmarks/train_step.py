@@ -12,8 +12,8 @@ the rate is that of an encoder layer's weight products over as many tokens, meas
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +21,24 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from benchmarks.flops import real_token_flops
-from benchmarks.timing import CPU, WALL, MatrixWork, add_machine_arguments, alternate, prepare_machine, save
-from benchmarks.workload import Workload, add_workload_arguments, share_weights, token_counts
+from benchmarks.timing import CPU, WALL, MatrixWork, alternate, machine_parser, prepare_machine, save
+from benchmarks.workload import (
+    Batch,
+    Loss,
+    Workload,
+    add_workload_arguments,
+    backward,
+    cached_backward,
+    share_weights,
+    token_counts,
+    word_tokenizer,
+)
 from dap.reports import text_table
-from dap.training import CachedBatch
 from encoder_dap import layer_stack
-from modeling_dap import DAPForPreTraining
 
 LIBRARY, MATRIX = "sentence-transformers", "matrix products"
 CACHED = " cached"  # ends the names of what GradCache computes
 SCALE = 20.0  # 1 / tr_temperature
-
-Loss = Callable[[dict[str, Tensor]], Tensor]
 
 
 class LibraryLoss(nn.Module):
@@ -46,7 +52,7 @@ class LibraryLoss(nn.Module):
         super().__init__()
         with tempfile.TemporaryDirectory(prefix="dap-step-") as folder:
             workload.encoder.save_pretrained(folder)
-            workload.tokenizer().save_pretrained(folder)
+            word_tokenizer().save_pretrained(folder)
             transformer = Transformer(folder, model_kwargs={"add_pooling_layer": False, "attn_implementation": "sdpa"})
         pooling = Pooling(workload.config.hidden_size, pooling_mode="cls")
         self.model = SentenceTransformer(modules=[transformer, pooling], device=workload.device)
@@ -60,116 +66,62 @@ class LibraryLoss(nn.Module):
         self.to(workload.device)
         share_weights(self.model[0].auto_model, workload.encoder)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of ours."""
         names = ("input_ids", "attention_mask")
         features = [{name: batch[f"{side}_{name}"] for name in names} for side in ("source", "target")]
         return self.loss(features, None)
 
 
-class Gradients:
-    """Forward and backward of one loss."""
-
-    def __init__(self, loss: Loss, bf16: bool = False) -> None:
-        self.loss, self.bf16 = loss, bf16
-
-    def __call__(self, batch: dict[str, Tensor]) -> None:
-        with torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=self.bf16):
-            loss = self.loss(batch)
-        loss.backward()
-
-
-class CachedGradients:
-    """The same gradients by GradCache, a chunk of pairs at a time."""
-
-    def __init__(self, model: DAPForPreTraining, size: int, bf16: bool = False) -> None:
-        self.model, self.size, self.bf16 = model, size, bf16
-
-    def __call__(self, batch: dict[str, Tensor]) -> None:
-        autocast = torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=self.bf16)
-        with autocast:
-            cached = CachedBatch(self.model, self.model, batch, self.size)
-        for part in cached.parts:
-            with autocast:
-                loss = cached.run(part)
-            loss.backward()
-
-
-def losses_of(workload: Workload, library: bool) -> dict[str, Loss]:
-    """Contender -> the loss of a batch, a scalar."""
-    found: dict[str, Loss] = {
-        name: (lambda batch, model=model: model(**batch).loss) for name, model in workload.models.items()
-    }
-    if library:
-        found[LIBRARY] = LibraryLoss(workload)
-    return found
-
-
-def contenders(workload: Workload, losses: dict[str, Loss], args: argparse.Namespace) -> dict[str, Any]:
-    """Contender -> what gives the gradients of a batch; those of GradCache too where the batch is above a chunk."""
-    found: dict[str, Any] = {name: Gradients(loss, args.bf16) for name, loss in losses.items()}
+def contenders(
+    workload: Workload, losses: dict[str, Loss], batch: Batch, args: argparse.Namespace
+) -> dict[str, Callable[[], object]]:
+    """Contender -> what adds a batch's gradients; those of GradCache too where the batch is above a chunk."""
     size = args.mini_batch_size
+    found: dict[str, Callable[..., object]] = {name: partial(backward, loss) for name, loss in losses.items()}
     if args.batch_size > size:
-        found |= {name + CACHED: CachedGradients(model, size, args.bf16) for name, model in workload.models.items()}
+        found |= {name + CACHED: partial(cached_backward, model, size) for name, model in workload.models.items()}
         if args.library:
-            found[LIBRARY + CACHED] = Gradients(LibraryLoss(workload, size), args.bf16)
-    return found
+            losses = losses | {CACHED: LibraryLoss(workload, size)}
+            found[LIBRARY + CACHED] = partial(backward, losses[CACHED])
+    if args.compile:  # our layers as the trainer's --torch_compile, and the library's encoders
+        for model in workload.models.values():
+            for layer in layer_stack(model.dap.encoder)[1]:
+                layer.compile(dynamic=True)
+        for loss in losses.values():
+            if isinstance(loss, LibraryLoss):
+                loss.model[0].auto_model.compile(dynamic=True)
+    return {name: partial(gradients, batch=batch, bf16=args.bf16) for name, gradients in found.items()}
 
 
-def check_equal(losses: dict[str, Loss], workload: Workload, batch: dict[str, Tensor]) -> dict[str, float]:
+def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> dict[str, float]:
     """Loss and norm of the encoder's gradients of our TR, without dropout.
 
     Raises:
         ValueError: sentence-transformers' are not equal: the contenders would not do the same work.
     """
-    ours, theirs = (_loss_and_gradient(losses[name], workload, batch) for name in ("TR", LIBRARY))
-    loss_error = abs(ours[0] - theirs[0]) / theirs[0]
-    gradient_error = ((ours[1] - theirs[1]).norm() / theirs[1].norm()).item()
-    if loss_error > 1e-4 or gradient_error > 1e-2:
-        raise ValueError(
-            f"our TR gives {ours[0]:.6f} and {LIBRARY} {theirs[0]:.6f}, gradients {gradient_error:.1e} off"
-        )
-    return {"loss": ours[0], "gradient": ours[1].norm().item(), "gradient_error": gradient_error}
-
-
-def _loss_and_gradient(loss: Loss, workload: Workload, batch: dict[str, Tensor]) -> tuple[float, Tensor]:
-    with without_dropout(loss, workload):
-        value = loss(batch)
-        value.backward()
-    layers = [parameter.grad.flatten() for parameter in workload.encoder.parameters() if parameter.grad is not None]
-    gradient = torch.cat(layers)
-    workload.encoder.zero_grad(set_to_none=True)
-    return value.item(), gradient
-
-
-@contextmanager
-def without_dropout(loss: Loss, workload: Workload) -> Iterator[None]:
-    """All contenders in evaluation mode."""
-    modules = [*workload.models.values(), *([loss] if isinstance(loss, nn.Module) else [])]
+    found = []
+    modules = [*workload.models.values(), *(loss for loss in losses.values() if isinstance(loss, nn.Module))]
     for module in modules:
         module.eval()
-    yield
+    for name in ("TR", LIBRARY):
+        loss = backward(losses[name], batch).item()
+        parts = [parameter.grad.flatten() for parameter in workload.encoder.parameters() if parameter.grad is not None]
+        found.append((loss, torch.cat(parts)))
+        workload.encoder.zero_grad(set_to_none=True)
     for module in modules:
         module.train()
-
-
-class TrainStep:
-    """What is timed: gradients emptied, forward, backward and, where there is one, the optimiser's step."""
-
-    def __init__(self, gradients: Any, batch: dict[str, Tensor], optimizer: AdamW, update: bool) -> None:
-        self.gradients, self.batch, self.optimizer, self.update = gradients, batch, optimizer, update
-
-    def __call__(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.gradients(self.batch)
-        if self.update:
-            self.optimizer.step()
+    (ours, gradient), (theirs, wanted) = found
+    error = ((gradient - wanted).norm() / wanted.norm()).item()
+    if abs(ours / theirs - 1) > 1e-4 or error > 1e-2:
+        raise ValueError(f"our TR gives {ours:.6f} and {LIBRARY} {theirs:.6f}, gradients {error:.1e} off")
+    return {"loss": ours, "gradient": gradient.norm().item(), "gradient_error": error}
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Contender -> medians, pairs a step and useful FLOPs a step; and the check that TR is the same work."""
     workload = Workload(args)
-    losses = losses_of(workload, args.library)
+    losses = workload.losses() | ({LIBRARY: LibraryLoss(workload)} if args.library else {})
     lengths = token_counts(workload.batch(args.batch_size))
     useful = {name: 3 * real_token_flops(loss, workload, lengths) for name, loss in losses.items()}
     batch = workload.to(args.device).batch(args.batch_size)
@@ -177,27 +129,26 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     if args.library:
         losses[LIBRARY].follow(workload)
         check = check_equal(losses, workload, batch)
-    found = contenders(workload, losses, args)
-    if args.compile:
-        compile_all(workload, found)
     parameters = {id(p): p for model in workload.models.values() for p in model.parameters()}
     optimizer = AdamW(parameters.values(), lr=1e-12, fused=True)  # one for all: what has no gradient is left alone
-    steps = {name: TrainStep(gradients, batch, optimizer, args.optimizer) for name, gradients in found.items()}
+
+    def step(gradients: Callable[[], object]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        gradients()
+        if args.optimizer:
+            optimizer.step()
+
+    steps: dict[str, Callable[[], None]] = {
+        name: partial(step, gradients) for name, gradients in contenders(workload, losses, batch, args).items()
+    }
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    matrix = MatrixWork(workload.config, sum(map(sum, lengths)), args.device, dtype, args.matrix_seconds)
-    timed = alternate(steps, args.repeats, args.device, args.warm_up, between={MATRIX: matrix})
-    flops = {name: useful[name.removesuffix(CACHED)] for name in steps} | {MATRIX: matrix.flops}
-    return {"check": check, "contenders": {name: part | {"flops": flops[name]} for name, part in timed.items()}}
-
-
-def compile_all(workload: Workload, found: dict[str, Any]) -> None:
-    """`torch.compile` for our models and for the library's encoders."""
-    for model in workload.models.values():
-        for layer in layer_stack(model.dap.encoder)[1]:  # as the trainer's --torch_compile
-            layer.compile(dynamic=True)
-    for gradients in found.values():
-        if isinstance(loss := getattr(gradients, "loss", None), LibraryLoss):
-            loss.model[0].auto_model.compile(dynamic=True)
+    steps[MATRIX] = matrix = MatrixWork(
+        workload.config, sum(map(sum, lengths)), args.device, dtype, args.matrix_seconds
+    )
+    timed = alternate(steps, args.repeats, args.device, args.warm_up)
+    useful[MATRIX] = matrix.flops
+    parts = {name: part | {"flops": useful[name.removesuffix(CACHED)]} for name, part in timed.items()}
+    return {"check": check, "contenders": parts}
 
 
 def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
@@ -237,12 +188,10 @@ def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine_parser(__doc__, repeats=7)
     add_workload_arguments(parser)
-    add_machine_arguments(parser, repeats=7)
     parser.add_argument("--mini_batch_size", type=int, default=32, help="of the cached losses, if the batch is larger")
     parser.add_argument("--optimizer", action="store_true", help="also a fused AdamW step")
-    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compile", action="store_true", help="torch.compile for every contender")
     parser.add_argument("--warm_up", type=int, default=1, help="steps of each contender before the first round")
     parser.add_argument("--matrix_seconds", type=float, default=0.5, help="of a measurement of the matrix rate")

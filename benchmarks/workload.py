@@ -4,36 +4,35 @@ Legend: `B` pairs, `S` tokens.
 """
 
 import argparse
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    XLMRobertaConfig,
-)
+from transformers import BertConfig, PreTrainedConfig, PreTrainedTokenizerFast, XLMRobertaConfig
 
+from dap.training import CachedBatch
 from modeling_dap import DAPConfig, DAPForPreTraining
+
+Batch = dict[str, Tensor]
+Loss = Callable[[Batch], Tensor]  # a scalar
 
 OBJECTIVES = {"TR": "tr", "TLM": "tr+tlm", "DAP": "tr+rtl"}
 LENGTHS = (6, 32)  # tokens of a sentence, uniform: mean 19
 CLS, SEP, MASK, PAD = "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id"
 BERT_IDS = {PAD: 0, CLS: 101, SEP: 102, MASK: 103}
+WORDS = [f"w{number}" for number in range(900)]
 XLMR_IDS = {CLS: 0, PAD: 1, SEP: 2, MASK: 250_001}
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32) -> None:
     """Which model and which pairs."""
     parser.add_argument("--size", choices=list(SIZES), default="base", help="encoder with random weights")
-    parser.add_argument("--model", help="checkpoint of an encoder, in place of --size")
     parser.add_argument("--batch_size", type=int, default=batch_size, help="pairs")
     parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, help="shortest and longest sentence, tokens")
     parser.add_argument("--target_vocabulary", type=int, default=37_000, help="token ids that RTL predicts")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
 
 
 def bert(layers: int, hidden: int, words: int = 119_547) -> tuple[PreTrainedConfig, dict[str, int]]:
@@ -70,13 +69,8 @@ class Workload:
 
     def __init__(self, args: argparse.Namespace, objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
         self.args, self.device = args, "cpu"
-        if args.model:
-            first = DAPForPreTraining.from_encoder(args.model, objective="tr")
-            self.config, tokenizer = first.config.encoder_config, AutoTokenizer.from_pretrained(args.model)
-            self.special = {name: getattr(tokenizer, name) for name in (CLS, SEP, MASK, PAD)}
-        else:
-            self.config, self.special = SIZES[args.size]()
-            first = DAPForPreTraining(DAPConfig(self.config, objective="tr"))
+        self.config, self.special = SIZES[args.size]()
+        first = DAPForPreTraining(DAPConfig(self.config, objective="tr"))
         self.encoder = first.dap.encoder
         self.target_ids = self._target_ids()
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
@@ -106,23 +100,18 @@ class Workload:
             share_weights(model.to(device).dap.encoder, self.encoder)
         return self
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The checkpoint's, or one of two words, for libraries that insist on one."""
-        if self.args.model:
-            return AutoTokenizer.from_pretrained(self.args.model)
-        backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
-        return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+    def losses(self) -> dict[str, Loss]:
+        """Objective -> the loss of a batch."""
+        return {name: (lambda batch, model=model: model(**batch).loss) for name, model in self.models.items()}
 
-    def batch(self, pairs: int, seed: int = 0) -> dict[str, Tensor]:
+    def batch(self, pairs: int, seed: int = 0) -> Batch:
         """B pairs of random lengths and ids."""
         generator = torch.Generator().manual_seed(seed)
         low, high = self.args.lengths
         lengths = torch.randint(low, high + 1, (2, pairs), generator=generator).tolist()
         return self.batch_of(*lengths, generator=generator)
 
-    def batch_of(
-        self, source: list[int], target: list[int], generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
+    def batch_of(self, source: list[int], target: list[int], generator: torch.Generator | None = None) -> Batch:
         """Pairs with these numbers of tokens: CLS, random ids, SEP, then padding up to the longest of each side."""
         allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
         batch = {}
@@ -148,3 +137,39 @@ def token_counts(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
     """Real tokens of each pair's source and target."""
     sides = (batch[f"{side}_attention_mask"].sum(1).tolist() for side in ("source", "target"))
     return list(zip(*sides, strict=True))
+
+
+def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
+    """The loss of a batch, whose gradients are added to those that the parameters have."""
+    with torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16):
+        found = loss(batch)
+    found.backward()
+    return found.detach()
+
+
+def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: bool = False) -> None:
+    """The same gradients by GradCache, `size` pairs at a time."""
+    autocast = torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16)
+    with autocast:
+        cached = CachedBatch(model, model, batch, size)
+    for part in cached.parts:
+        with autocast:
+            loss = cached.run(part)
+        loss.backward()
+
+
+def random_sentences(count: int) -> list[str]:
+    """Sentences of 4 to 30 random words of the `word_tokenizer`."""
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(count)]
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that knows `WORDS` and puts each sentence between CLS and SEP."""
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
