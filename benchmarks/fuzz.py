@@ -24,6 +24,7 @@ import time
 import traceback
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -161,29 +162,25 @@ def count_lines(path: Path) -> int:
 def write_inputs(folder: Path) -> None:
     """What the commands read, in folders and files of a name each."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel
 
+    from benchmarks.workload import word_tokenizer
     from dap.encoding import SentenceEncoder
     from dap.publishing import write_modules
     from dap.reports import report
     from modeling_dap import DAPConfig, DAPForPreTraining
 
     write_texts(folder / "text")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = {word: number for number, word in enumerate([*special, "Satz", "über", "sentence", *map(str, range(40))])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {f"{word[1:-1].lower()}_token": word for word in special}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names)
+    tokenizer = word_tokenizer(["Satz", "über", "sentence", *map(str, range(40))], model_max_length=32)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(words), max_position_embeddings=160, **shape)
-    ours = DAPForPreTraining(DAPConfig(config, mask_token_id=fast.mask_token_id, rtl_layers=1, target_vocab_size=9))
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=160, **shape)
+    heads = {"mask_token_id": tokenizer.mask_token_id, "rtl_layers": 1, "target_vocab_size": 9}
+    ours = DAPForPreTraining(DAPConfig(config, **heads))
     for name, model in {"model": BertModel(config), "dap": ours}.items():
         model.save_pretrained(folder / name)
-        fast.save_pretrained(folder / name)
-    write_modules(SentenceEncoder(ours.dap, fast, prefix="query: ", max_seq_length=32), folder / "dap")
+        tokenizer.save_pretrained(folder / name)
+    write_modules(SentenceEncoder(ours.dap, tokenizer, prefix="query: ", max_seq_length=32), folder / "dap")
     (folder / "dap" / "run.json").write_text('{"learning_rate": 0.1, "training text": {"de": "9 pairs, 0"}}')
     (folder / "dap" / "trainer_state.json").write_text('{"global_step": 9, "log_history": [{"step": 1, "loss": 2.0}]}')
     (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
@@ -255,6 +252,18 @@ def start(command: str, printed: Path, limit: int = 120) -> int:
         os._exit(status)
 
 
+def prepare(commands: Sequence[str], base: Path) -> Path:
+    """Imports what the commands need, and writes their inputs into a folder, in a process of its own."""
+    logging.disable(logging.WARNING)
+    for command in commands:
+        import_module(command.split()[0])
+    if (pid := os.fork()) == 0:  # Arrow's and torch's threads would not live on in what is forked later
+        write_inputs(base / "pristine")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return base / "pristine"
+
+
 def run_forked(command: str, folder: Path) -> tuple[str, str]:
     """How a command ends in a process of its own, and the last of what it printed."""
     printed = folder / "printed"
@@ -271,21 +280,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--cases", type=int, default=10**9, help="end after so many, if the time is not over before")
     args = parser.parse_args()
-    logging.disable(logging.WARNING)
     counts: Counter[tuple[str, str]] = Counter()
-    for command in COMMANDS:
-        import_module(command.split()[0])
     with tempfile.TemporaryDirectory(prefix="dap-fuzz-") as name:
         base = Path(name)
-        if (pid := os.fork()) == 0:  # Arrow's and torch's threads would not live on in what is forked later
-            write_inputs(base / "pristine")
-            os._exit(0)
-        os.waitpid(pid, 0)
+        pristine = prepare(COMMANDS, base)
         until = time.monotonic() + 60 * args.minutes
         for case in range(args.first, args.first + args.cases):
             if time.monotonic() > until:
                 break
-            command, end, text = run_damaged(base / "pristine", base / "case", case)
+            command, end, text = run_damaged(pristine, base / "case", case)
             counts[command, end] += 1
             if end not in ("done", "refused") or args.cases == 1:
                 print(f"case {case}: {command}: {end}: {text}\n", flush=True)
@@ -307,9 +310,13 @@ def read_in_turn(folder: Path, first: int, counts: Counter[tuple[str, str]], cas
             print(f"readers, case {case}: {type(error).__name__}: {one_line(error)}", flush=True)
 
 
-if __name__ == "__main__":
+def go_offline() -> None:
+    """Starts this program anew, with one thread, without a network and with a cache of its own."""
     if "HF_HUB_OFFLINE" not in os.environ:
-        with tempfile.TemporaryDirectory() as cache:
-            settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-            os.execve(sys.executable, sys.orig_argv, os.environ | settings)
+        settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(), "OMP_NUM_THREADS": "1"}
+        os.execve(sys.executable, sys.orig_argv, os.environ | settings | {"ACCELERATE_USE_CPU": "true"})
+
+
+if __name__ == "__main__":
+    go_offline()
     main()

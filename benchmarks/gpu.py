@@ -3,9 +3,9 @@
     python -m benchmarks.gpu --folder results        # on a machine with a GPU, from the repository's root
     python -m benchmarks.gpu --device cpu --tiny     # a dry run anywhere
 
-Needs torch and Transformers; the project need not be installed. Where pytest, sentence-transformers or datasets is
-missing, what needs it is left out. The table at the end says what became of each, and whether it reached its goal for
-an H100; what fails does not stop the rest, and makes the command exit with 1.
+The project need not be installed; where a package is missing, what needs it is left out. The table at the end says
+what became of each, and whether it reached its goal for an H100; what fails does not stop the rest, and makes the
+command exit with 1.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from benchmarks.timing import WALL, show
 from dap.reports import machine, text_table, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LIMIT = 450  # seconds, after which the benchmark that runs is ended
+BEGIN, LIMIT = 240, 450  # seconds after which no benchmark begins, and after which the one that runs is ended
 
 STEP = "--size xlmr --batch_size 1024 --mini_batch_size 1024 --bf16 --optimizer"
-TINY_STEP = "--size tiny --batch_size 4 --repeats 1 --matrix_seconds 0.01"
+TINY_STEP = "--size tiny --batch_size 4 --repeats 1 --matrix_seconds 0.01 --no_library"
 #: Name -> module, arguments, and those of a dry run instead: what matters most comes first.
 STAGES: dict[str, tuple[str, str, str]] = {
     "correctness": ("correctness", "--paths float32 bf16 cached", "--encoders bert --paths bf16 cached"),
@@ -92,53 +92,49 @@ GOALS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {
     "step": (0.45, step_share),
     "mining": (0.60, mining_share),
 }
-NEEDS = {"encoding": "sentence_transformers", "pipeline": "datasets"}
 
 
-def run_tests() -> dict[str, Any]:
+def run_tests() -> str:
     """What became of the tests of the fast paths; only files that need few libraries."""
     if find_spec("pytest") is None:
-        return {"outcome": "skipped: pytest is not installed"}
+        return "skipped: pytest is not installed"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
     command += ["-k", "cuda or pack or fused or compile or similarity"]
     command += [
         f"tests/{name}.py" for name in ("encoding/test_encoder", "search/test_similarity", "training/test_grad_cache")
     ]
     command += map(str, REPOSITORY.glob("tests/test_*_dap.py"))
-    started = time.perf_counter()
     try:
         code = subprocess.run(command, cwd=REPOSITORY, timeout=110).returncode
     except subprocess.TimeoutExpired:
         code = "timeout"
-    return {"outcome": f"FAILED: {code}" if code else "ok", "seconds": time.perf_counter() - started}
+    return f"FAILED: {code}" if code else "ok"
 
 
-def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What became of a benchmark: `outcome` and `seconds`."""
-    module, full, tiny = STAGES[name]
-    argv = (tiny if args.tiny else full).split()
+def run_stage(name: str, args: argparse.Namespace) -> tuple[str, str]:
+    """What became of a benchmark, and of its goal."""
+    module, *lines = STAGES[name]
+    argv = lines[args.tiny].split()
     if not argv:
-        return {"outcome": "left out of a dry run"}
-    if find_spec(NEEDS.get(name, "torch")) is None:
-        return {"outcome": f"skipped: {NEEDS[name]} is not installed"}
-    if module == "train_step" and (args.tiny or find_spec("sentence_transformers") is None):
-        argv.append("--no_library")
+        return "left out of a dry run", ""
     if time.perf_counter() > args.deadline:
-        return {"outcome": f"left out: {args.seconds} s are over"}
+        return f"left out: {BEGIN} s are over", ""
+    if module == "train_step" and find_spec("sentence_transformers") is None:
+        argv.append("--no_library")
     path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
-    started = time.perf_counter()
     show(f"== {name}: python -m benchmarks.{module} {' '.join(argv)}")
     try:
         importlib.import_module(f"benchmarks.{module}").main([*argv, "--device", args.device, "--json", str(path)])
-        goal = judge(name, path)
+        return "ok", judge(name, path)
+    except ModuleNotFoundError as error:
+        return f"skipped: {error.name} is not installed", ""
     except Exception as error:  # the other benchmarks still tell something
         traceback.print_exc()
-        return {"outcome": f"FAILED: {type(error).__name__}", "seconds": time.perf_counter() - started}
+        return f"FAILED: {type(error).__name__}", ""
     finally:
         gc.collect()
         if args.device == "cuda":
             torch.cuda.empty_cache()
-    return {"outcome": "ok", "seconds": time.perf_counter() - started, "goal": goal}
 
 
 def judge(name: str, path: Path) -> str:
@@ -148,20 +144,6 @@ def judge(name: str, path: Path) -> str:
     least, share = GOALS[name]
     reached = share(json.loads(path.read_text(encoding="utf-8")))
     return f"goal {least:.0%}, reached {reached:.0%}: {'met' if reached >= least else 'MISSED'}"
-
-
-def summary(outcomes: dict[str, dict[str, Any]]) -> str:
-    """What became of everything as one table."""
-    lines = [
-        [
-            name,
-            outcome["outcome"],
-            f"{outcome['seconds']:.0f} s" if "seconds" in outcome else "",
-            outcome.get("goal", ""),
-        ]
-        for name, outcome in outcomes.items()
-    ]
-    return text_table(["benchmark", "result", "", "share of the matrix rate"], lines)
 
 
 def stop(*_: Any) -> None:
@@ -175,19 +157,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a dry run")
     parser.add_argument("--folder", type=Path, help="for the JSON files (default: a new one)")
-    parser.add_argument("--seconds", type=int, default=240, help="no benchmark begins after these")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     args = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     args.folder = args.folder or Path(tempfile.mkdtemp(prefix="dap-gpu-"))
     args.folder.mkdir(parents=True, exist_ok=True)
     print(", ".join(f"{key} {value}" for key, value in (machine() | versions()).items()), flush=True)
-    outcomes = {"tests": {"outcome": "left out of a dry run"} if args.tiny else run_tests()}
+    rows = [["tests", "left out of a dry run" if args.tiny else run_tests(), "", ""]]
     started = time.perf_counter()
-    args.deadline = started + args.seconds
-    outcomes |= {name: run_stage(name, args) for name in args.stages}
-    print(f"\n{summary(outcomes)}\n{time.perf_counter() - started:.0f} s altogether")
-    if any(outcome["outcome"].startswith("FAILED") for outcome in outcomes.values()):
+    args.deadline = started + BEGIN
+    for name in args.stages:
+        began = time.perf_counter()
+        outcome, goal = run_stage(name, args)
+        rows.append([name, outcome, f"{time.perf_counter() - began:.0f} s", goal])
+    print("\n" + text_table(["benchmark", "result", "", "share of the matrix rate"], rows))
+    print(f"{time.perf_counter() - started:.0f} s altogether")
+    if any(outcome.startswith("FAILED") for _, outcome, *_ in rows):
         sys.exit(1)
 
 

@@ -8,22 +8,19 @@ JSON without times. A run that ends before its kill is none of them: another fol
 
 import argparse
 import json
-import logging
 import os
 import random
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 
-from benchmarks.fuzz import run_forked, start, write_inputs
+from benchmarks.fuzz import go_offline, prepare, run_forked, start
 
 STEPS = (
     "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
@@ -102,15 +99,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="of each command, while it runs")
     parser.add_argument("--only", default="", help="commands that begin so")
     args = parser.parse_args()
-    logging.disable(logging.WARNING)
     chosen = [command for command in COMMANDS if command.startswith(args.only)]
-    for command in chosen:
-        import_module(command.split()[0])
     draw, base = random.Random(0), Path(tempfile.mkdtemp(prefix="dap-kills-"))
-    if (pid := os.fork()) == 0:  # Arrow's and torch's threads would not live on in what is forked later
-        write_inputs(base / "pristine")
-        os._exit(0)
-    os.waitpid(pid, 0)
+    prepare(chosen, base)
     for command in chosen:
         with inputs(base) as place:
             started = time.perf_counter()
@@ -134,8 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "HF_HUB_OFFLINE" not in os.environ:
-        with tempfile.TemporaryDirectory() as cache:
-            settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": cache, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-            os.execve(sys.executable, sys.orig_argv, os.environ | settings)
+    go_offline()
     main()

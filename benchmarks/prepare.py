@@ -7,8 +7,7 @@ The text stays in `--folder` and is used again; 10 million lines are 2.5 GB, and
 `prepare_data.py` can be added.
 
 Memory is that of all processes together, as the kernel tells it twice a second: PSS, where a page that several
-share counts once, pages of mapped files included. Between two looks it may have been more; what it was not is more
-than the sum of each process's own peak (VmHWM), which counts shared pages as often as they are shared.
+share counts once, pages of mapped files included. Between two looks it may have been more.
 """
 
 import argparse
@@ -18,12 +17,13 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import psutil
 import pyarrow as pa
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -76,55 +76,27 @@ def make_text(folder: Path, lines: int, files: int = 2) -> None:
                     left -= count
 
 
-class Watch(threading.Thread):
-    """The most memory that a process and its children have at a time, in MB (see above)."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.most = pid, 0.0
-        self._peaks: dict[int, float] = {}
-        self.start()
-
-    @property
-    def bound(self) -> float:
-        """Sum of the peaks of all processes, MB."""
-        return sum(self._peaks.values())
-
-    def run(self) -> None:
-        while Path(f"/proc/{self.pid}").exists():
-            family = [self.pid, *self._children(self.pid)]
-            self.most = max(self.most, sum(_memory(pid, "smaps_rollup", "Pss:") for pid in family))
-            for pid in family:
-                self._peaks[pid] = max(self._peaks.get(pid, 0.0), _memory(pid, "status", "VmHWM:"))
-            time.sleep(LOOKS)
-
-    def _children(self, pid: int) -> list[int]:
-        try:
-            own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        except OSError:
-            return []
-        return own + [below for child in own for below in self._children(child)]
+def memory(process: psutil.Process) -> float:
+    """MB of a process and of its children; of one that has ended, none."""
+    with suppress(psutil.NoSuchProcess):
+        return process.memory_full_info().pss / 2**20 + sum(map(memory, process.children()))
+    return 0.0
 
 
-def _memory(pid: int, file: str, name: str) -> float:
-    """MB that a file of /proc tells under a name; 0 of a process that has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
-
-
-def measure(command: list[str]) -> tuple[float, float, Watch]:
-    """Seconds, CPU-seconds and memory of a command."""
+def measure(command: list[str]) -> tuple[float, float, float]:
+    """Seconds, CPU-seconds and the most memory in MB of a command."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    watch = Watch(process.pid)
-    if process.wait():
-        sys.exit(f"error: {' '.join(command)} ended with status {process.returncode}")
+    process = psutil.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    most, status = 0.0, None
+    while status is None:
+        most = max(most, memory(process))
+        with suppress(psutil.TimeoutExpired):
+            status = process.wait(LOOKS)
+    if status:
+        sys.exit(f"error: {' '.join(command)} ended with status {status}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.perf_counter() - started, cpu, watch
+    return time.perf_counter() - started, cpu, most
 
 
 def main() -> None:
@@ -142,7 +114,7 @@ def main() -> None:
     command = [sys.executable, "prepare_data.py", "--data", str(raw), "--output_dir", str(out)]
     command += ["--num_workers", str(arguments.num_workers), *more]
     load = os.getloadavg()[0]
-    seconds, cpu, memory = measure(command + (["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []))
+    seconds, cpu, most = measure(command + (["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []))
     report = json.loads((out / "report.json").read_text())
     shutil.rmtree(out)
     read, train = (sum(found[name] for found in report["languages"].values()) for name in ("read", "train"))
@@ -151,7 +123,7 @@ def main() -> None:
     print(f"filters count {f'tokens of {arguments.tokenizer}' if arguments.tokenizer else 'words'}")
     print(f"{seconds:.0f} s, {read / seconds:,.0f} pairs/s with {arguments.num_workers} processes")
     print(f"{cpu:.0f} CPU-seconds, {read / cpu:,.0f} pairs each")
-    print(f"at most {memory.most:,.0f} MB at a time; the processes' peaks add up to {memory.bound:,.0f} MB")
+    print(f"at most {most:,.0f} MB at a time")
 
 
 if __name__ == "__main__":

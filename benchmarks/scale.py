@@ -4,14 +4,12 @@
     python -m benchmarks.scale --plan --rows 1e6 1e8 1e9 --nodes 1 8 64 --product 4e14 --encode 20000 --bandwidth 1e9
 
 Each measured case has a process of its own and gives a digest of its result, which must be the same for as many
-threads. A plan's hours
-are those of `dap.search.SearchPlan`, at the rates given, and of encoding, which the command's node has to receive.
+threads. A plan's hours are those of `dap.search.SearchPlan`, at the rates given, and of encoding, which the command's
+node has to receive.
 """
 
 import argparse
 import hashlib
-import json
-import multiprocessing
 import os
 import tempfile
 import time
@@ -23,6 +21,7 @@ import numpy as np
 
 import prepare_data
 from benchmarks.prepare import make_text
+from benchmarks.timing import in_own_process
 from dap.cluster import ClusterArguments, duration
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
@@ -61,7 +60,7 @@ def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments)
     return work
 
 
-def measure(job: str, size: int, nodes: int, args: argparse.Namespace, file: Path) -> None:
+def measure(job: str, size: int, nodes: int, args: argparse.Namespace) -> tuple[float, str]:
     """Seconds of a job, on a cluster with this number of nodes or, with none, in this process; and its digest."""
     if nodes:
         from ray.cluster_utils import Cluster
@@ -76,37 +75,30 @@ def measure(job: str, size: int, nodes: int, args: argparse.Namespace, file: Pat
         started = time.perf_counter()
         result = work(True)
         seconds = time.perf_counter() - started
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(each).data for each in result)).hexdigest()[:12]
-    file.write_text(json.dumps([seconds, digest]))
+    return seconds, hashlib.sha256(b"".join(np.ascontiguousarray(each).data for each in result)).hexdigest()
 
 
 def measured(args: argparse.Namespace) -> str:
     """The table of all jobs in all places, `args.repeats` rounds in turn: the fastest counts."""
     jobs = [("search", rows) for rows in args.rows] + [("encoding", args.sentences)] * bool(args.model)
     jobs += [("preparation", args.lines)] * bool(args.lines)
-    found: dict[tuple[str, int], dict[str, list[float]]] = {job: {place: [] for place in PLACES} for job in jobs}
-    digests: dict[tuple[str, int], set[str]] = {job: set() for job in jobs}
     if args.lines:
         make_text(Path(args.folder, "all"), args.lines)
         make_text(Path(args.folder, "few"), 1600)
+    found: dict[tuple[str, int], dict[str, list[tuple[float, str]]]] = {
+        job: {name: [] for name in PLACES} for job in jobs
+    }
     for _, job, (place, (nodes, threads)) in product(range(args.repeats), jobs, PLACES.items()):
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS"), str(threads))
-        file = Path(args.folder, "measured")
-        process = multiprocessing.get_context("spawn").Process(target=measure, args=(*job, nodes, args, file))
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise SystemExit(f"{job[0]} on {place} ended with {process.exitcode}")
-        seconds, digest = json.loads(file.read_text())
-        found[job][place].append(seconds)
-        if threads == 1:  # another number may add up in another order
-            digests[job].add(digest)
+        found[job][place].append(in_own_process(measure, *job, nodes, args))
     rows = []
-    for (job, places), same in zip(found.items(), digests.values(), strict=True):
-        for place, seconds in places.items():
-            speed = min(places["one process"]) / min(seconds)
-            results = ("same" if len(same) == 1 else "DIFFERENT") if PLACES[place][1] == 1 else ""
-            rows.append([f"{job[0]}, {job[1]:,}", place, f"{min(seconds):.1f}", f"{speed:.2f}", results])
+    for (job, size), places in found.items():
+        alike = [place for place, (_, threads) in PLACES.items() if threads == 1]  # others may add in another order
+        same = "same" if len({digest for place in alike for _, digest in places[place]}) == 1 else "DIFFERENT"
+        fastest = {place: min(runs)[0] for place, runs in places.items()}
+        for place, seconds in fastest.items():
+            speed = f"{fastest['one process'] / seconds:.2f}"
+            rows.append([f"{job}, {size:,}", place, seconds, speed, same if place in alike else ""])
     return text_table(["", "", "seconds", "times one process", "results"], rows)
 
 

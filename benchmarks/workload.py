@@ -6,6 +6,7 @@ Legend: `B` pairs, `S` tokens.
 import argparse
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -164,12 +165,13 @@ def random_sentences(count: int) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(count)]
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that knows `WORDS` and puts each sentence between CLS and SEP."""
-    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows some words and puts each sentence between CLS and SEP."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *words])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    names = {f"{word[1:-1].lower()}_token": word for word in special}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names, **options)
