@@ -1,7 +1,7 @@
 """The same vectors in every client: cosines of a published folder's vectors to `SentenceEncoder`'s of the checkpoint.
 
     python -m benchmarks.clients
-    python -m benchmarks.clients --install build/clients --json clients.json
+    python -m benchmarks.clients --install build/clients --only vLLM
 
 A small XLM-R of random weights is published in both layouts, with the first token or the mean, with and without a
 prefix. Each client runs as examples/serve.md says, in a process of its own, with nothing of this project to import but
@@ -20,13 +20,12 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig
 
+from benchmarks.encode import least_cosine
 from dap.encoding import SentenceEncoder
-from dap.files import write_json
 from dap.publishing import LAYOUTS, Options, build
 from dap.publishing.onnx_export import export
 from dap.reports import text_table
@@ -153,16 +152,16 @@ def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Environment -> its folder, for those of these names; made in `folder` unless it is there."""
     pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     places = {name: folder.absolute() / name for name in names}
-    for name in places:
-        packages, pip = ENVIRONMENTS[name], [places[name] / "bin/python", "-m", "pip", "--quiet"]
-        if places[name].exists():
+    for name, place in places.items():
+        if place.exists():
             continue
         if name == "node":  # its runtime for CPUs comes with the package, that for CUDA with the script
-            npm = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", places[name]]
-            subprocess.run([*npm, *packages], check=True)
+            npm = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", place]
+            subprocess.run([*npm, *ENVIRONMENTS[name]], check=True)
             continue
-        subprocess.run([sys.executable, "-m", "venv", places[name]], check=True)
-        subprocess.run([*pip, "install", pinned, *packages], check=True)
+        pip = [place / "bin/python", "-m", "pip", "--quiet"]
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        subprocess.run([*pip, "install", pinned, *ENVIRONMENTS[name]], check=True)
         other = ["torchvision", "torchaudio", "torchcodec"]  # made for another torch
         subprocess.run([*pip, "uninstall", "--yes", *other], check=True)
     return {name: str(place) for name, place in places.items()}
@@ -193,17 +192,8 @@ def ask(command: list[str], jobs: list[dict], cwd: str, *more: str) -> list[list
         return [f"refused: {said[-1][:160]}"] * len(jobs)
 
 
-def cosine(found: list | str, expected: np.ndarray) -> float | str:
-    """The smallest cosine of rows to the expected ones (N, D); a refusal stays."""
-    if isinstance(found, str):
-        return found
-    vectors, expected = np.array(found), expected.astype(np.float64)
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
-    return float(((vectors * expected).sum(1) / lengths).min())
-
-
 def compare(work: Path, places: dict[str, str], names: Sequence[str]) -> dict[str, dict[str, float | str]]:
-    """Client of these names -> layout, pooling and prefix -> `cosine`."""
+    """Client of these names -> layout, pooling and prefix -> the smallest cosine, or why there is none."""
     jobs, expected = [], {}
     for layout, pooling, prefix in product(LAYOUTS, ("cls", "mean"), ("", PREFIX)):
         column = f"{layout} {pooling} {'prefix' if prefix else 'none'}"
@@ -215,44 +205,39 @@ def compare(work: Path, places: dict[str, str], names: Sequence[str]) -> dict[st
         texts = [prefix + text for text in SENTENCES]
         job = {"folder": str(folder), "sentences": SENTENCES, "texts": texts}
         jobs.append(job | {"pooling": pooling, "code": layout == "dap"})
-    found = {}
-    for name in names:
-        found[name] = answers(name, places, jobs)
     return {
-        name: {column: cosine(one, expected[column]) for column, one in zip(expected, given, strict=True)}
-        for name, given in found.items()
+        name: {
+            column: given if isinstance(given, str) else least_cosine(given, vectors)
+            for (column, vectors), given in zip(expected.items(), answers(name, places, jobs), strict=True)
+        }
+        for name in names
     }
 
 
 def table(found: dict[str, dict[str, float | str]]) -> str:
     """A line for each client and a column for each way to publish; the reasons of refusals below."""
-    columns = list(next(iter(found.values())))
-    reasons = list(
-        dict.fromkeys(value for cells in found.values() for value in cells.values() if isinstance(value, str))
-    )
-    rows = [
-        [name, *(f"[{reasons.index(v) + 1}]" if isinstance(v, str) else f"{v:.4f}" for v in cells.values())]
-        for name, cells in found.items()
-    ]
-    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    return "\n".join([text_table(["cosine to SentenceEncoder", *columns], rows), *notes])
+    numbers: dict[str, int] = {}  # of the reasons
+    rows = []
+    for name, cells in found.items():
+        for cell in cells.values():
+            if isinstance(cell, str):
+                numbers.setdefault(cell, len(numbers) + 1)
+        rows.append([name, *(f"[{numbers[v]}]" if isinstance(v, str) else f"{v:.4f}" for v in cells.values())])
+    notes = [f"[{number}] {reason}" for reason, number in numbers.items()]
+    return "\n".join([text_table(["cosine to SentenceEncoder", *next(iter(found.values()))], rows), *notes])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--install", type=Path, help="folder of environments, made if they are not there")
     parser.add_argument("--only", default="", help="clients whose names hold this")
-    parser.add_argument("--json", help="write the numbers here")
     args = parser.parse_args()
     wanted = {name: CLIENTS[name][0] for name in CLIENTS if args.only in name}
     places = install(args.install, {*wanted.values()} - {""}) if args.install else {}
     names = [name for name, environment in wanted.items() if environment in ("", *places)]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="dap-clients-") as work:
-        found = compare(Path(work), places, names)
-    print(table(found))
-    if args.json:
-        write_json(found, args.json)
+        print(table(compare(Path(work), places, names)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Transformers' own common model tests on our three classes: how many pass, and why the others cannot hold.
 
     python -m benchmarks.common_tests
-    python -m benchmarks.common_tests --folder build/common --only save_load
 
-The tests are those of the installed Transformers, from its source distribution on PyPI; those of exporters and of text
-generation, which come from other files, are left out. The status is 1 if a test fails that is not among `FAILS`.
+The tests are those of the installed Transformers, from its source distribution on PyPI, which stays in `FOLDER`; those
+of exporters and of text generation, which come from other files, are left out. The status is 1 if a test fails that
+is not among `FAILS`.
 """
 
-import argparse
 import copy
 import importlib
 import io
@@ -15,7 +14,6 @@ import logging
 import subprocess
 import sys
 import tarfile
-import tempfile
 import unittest
 from collections import Counter
 from pathlib import Path
@@ -28,6 +26,7 @@ from transformers import BertConfig
 
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "common_tests"
 #: What the tests import from other files -> the mixin of tests there that is not run.
 STUBS = {"exporters/test_export.py": "ExportTesterMixin", "generation/test_utils.py": "GenerationTesterMixin"}
 PAIRS, LENGTH = 4, 7
@@ -39,22 +38,22 @@ FAILS = {
 }
 
 
-def common_tests(folder: Path) -> Any:
-    """The module of the common tests, downloaded into the folder unless it is there, with what it imports."""
+def common_tests() -> Any:
+    """The module of the common tests, downloaded unless it is there, with what it imports."""
     pip = [sys.executable, "-m", "pip", "--quiet"]
     source = f"transformers-{transformers.__version__}"
-    if not (folder / f"{source}.tar.gz").exists():
-        download = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", folder]
+    if not (FOLDER / f"{source}.tar.gz").exists():
+        download = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", FOLDER]
         subprocess.run([*pip, "download", *download, f"transformers=={transformers.__version__}"], check=True)
-        subprocess.run([*pip, "install", "--no-deps", "--target", folder, "parameterized"], check=True)
-    package = folder / "hf_tests"
+        subprocess.run([*pip, "install", "--no-deps", "--target", FOLDER, "parameterized"], check=True)
+    package = FOLDER / "hf_tests"
     for stub, mixin in STUBS.items():
         (package / stub).parent.mkdir(parents=True, exist_ok=True)
         (package / stub).write_text(f"class {mixin}:\n    pass\n")
-    with tarfile.open(folder / f"{source}.tar.gz") as archive:
+    with tarfile.open(FOLDER / f"{source}.tar.gz") as archive:
         text = archive.extractfile(f"{source}/tests/test_modeling_common.py").read()
     (package / "test_modeling_common.py").write_bytes(text)
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(FOLDER))
     return importlib.import_module("hf_tests.test_modeling_common")
 
 
@@ -94,38 +93,30 @@ def test_cases(common: Any) -> list[type[unittest.TestCase]]:
     return cases
 
 
-def run(case: type[unittest.TestCase], only: str) -> int:
+def run(case: type[unittest.TestCase]) -> int:
     """Run a class's tests and print what became of them; the number that failed without a known reason."""
-    tests = [case(name) for name in unittest.TestLoader().getTestCaseNames(case) if only in name]
-    result = unittest.TextTestRunner(io.StringIO()).run(unittest.TestSuite(tests))
+    tests = unittest.defaultTestLoader.loadTestsFromTestCase(case)
+    result = unittest.TextTestRunner(io.StringIO()).run(tests)
     wrong, skipped = result.failures + result.errors, len({test.id() for test, _ in result.skipped})
-    known, unexpected = Counter(), {}
+    known, unexpected = Counter(), []
     for test, text in wrong:
         name = f"{case.__name__}.{test._testMethodName}"
-        if reasons := [start for start in FAILS if name.startswith(start)]:
-            known[reasons[0]] += 1
+        if start := next((start for start in FAILS if name.startswith(start)), None):
+            known[start] += 1
         else:
-            unexpected[name] = text
-    print(f"{case.__name__}: {len(tests)} tests, {len(tests) - len(wrong) - skipped} passed, {skipped} do not apply, "
-          f"{len(wrong)} failed")  # fmt: skip
-    for start, count in known.items():
-        print(f"  {count} x {start}: {FAILS[start]}")
-    for name, text in unexpected.items():
-        print(f"  NOT EXPECTED: {name}\n{text}")
+            unexpected.append(f"  NOT EXPECTED: {name}\n{text}")
+    print(f"{case.__name__}: {result.testsRun} tests, {result.testsRun - len(wrong) - skipped} passed, "
+          f"{skipped} do not apply, {len(wrong)} failed")  # fmt: skip
+    for line in [*(f"  {count} x {start}: {FAILS[start]}" for start, count in known.items()), *unexpected]:
+        print(line)
     return len(unexpected)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="keeps the download; a temporary one if not given")
-    parser.add_argument("--only", default="", help="tests whose names hold this")
-    args = parser.parse_args()
     transformers.logging.set_verbosity(100)  # above errors
     transformers.logging.disable_progress_bar()
     logging.getLogger("configuration_dap").setLevel("ERROR")
-    with tempfile.TemporaryDirectory(prefix="dap-common-") as temporary:
-        cases = test_cases(common_tests(args.folder or Path(temporary)))
-        sys.exit(sum(run(case, args.only) for case in cases) > 0)
+    sys.exit(sum(map(run, test_cases(common_tests()))) > 0)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoModel
 
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
-from benchmarks.workload import SIZES, random_sentences, word_tokenizer
+from benchmarks.workload import SIZES, encoder_config, random_sentences, word_tokenizer
 from dap.encoding import OnnxEncoder, SentenceEncoder
 from dap.reports import text_table
 from eval_retrieval import read_languages
@@ -43,7 +44,7 @@ def read_sentences(folders: list[str], count: int) -> list[str]:
 def write_model(size: str, folder: str) -> None:
     """Random weights of a size, for the random words."""
     tokenizer = word_tokenizer()
-    config, _ = SIZES[size]()
+    config, _ = encoder_config(size)
     config.pad_token_id = tokenizer.pad_token_id
     for part in (AutoModel.from_config(config), tokenizer):
         part.save_pretrained(folder)
@@ -71,8 +72,7 @@ def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> di
 
 def least_cosine(a: np.ndarray, b: np.ndarray) -> float:
     """The lowest cosine of two vectors of the same sentence."""
-    a, b = (np.asarray(side, np.float64) for side in (a, b))
-    return float(((a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))).min())
+    return torch.cosine_similarity(*(torch.tensor(side, dtype=torch.float64) for side in (a, b))).min().item()
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:

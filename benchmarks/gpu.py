@@ -32,46 +32,34 @@ from dap.reports import machine, text_table, versions
 REPOSITORY = Path(__file__).resolve().parent.parent
 BEGIN, LIMIT = 240, 450  # seconds after which no benchmark begins, and after which the one that runs is ended
 
-STEP = "--size xlmr --batch_size 1024 --mini_batch_size 1024 --bf16 --optimizer"
-TINY_STEP = "--size tiny --batch_size 4 --repeats 1 --matrix_seconds 0.01 --no_library"
-#: Name -> module, arguments, and those of a dry run instead: what matters most comes first.
-STAGES: dict[str, tuple[str, str, str]] = {
-    "correctness": ("correctness", "--paths float32 bf16 cached", "--encoders bert --paths bf16 cached"),
-    "step": ("train_step", f"{STEP} --repeats 10 --warm_up 3", f"{TINY_STEP} --optimizer"),
-    "GradCache": (
-        "train_step",
-        "--size xlmr --batch_size 2048 --mini_batch_size 512 --bf16 --repeats 3",
-        f"{TINY_STEP} --mini_batch_size 2",
-    ),
-    "memory": (
-        "memory",
-        "--tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 --size xlmr --bf16 "
-        "--batch_sizes 256 1024 --grad_cache 8192 --mini_batch_size 64",
-        "--same_process --tokens 16 --vocabularies 100 --size tiny --grad_cache 4 --mini_batch_size 2",
-    ),
-    "FLOPs": (
-        "flops",
-        "--size base --batch_size 512 --bf16 --repeats 5",
-        "--size tiny --batch_size 2 --tokens 8 --repeats 1",
-    ),
-    "encoding": (
-        "encode",
-        "--size xlmr --bf16 --sentences 40000 --token_budget 32768 --batch_sizes 128 512 --repeats 2",
-        "",
-    ),
-    "mining": (
-        "mining",
-        "--rows 200000 --contenders ours --repeats 2",
-        "--rows 500 --dimensions 16 --contenders ours --repeats 1",
-    ),
-    "pipeline": (
-        "pipeline",
-        "--size xlmr --batch_size 1024 --pairs 40000 --batches 20 --workers 0 2 --step --bf16 --repeats 2",
-        "--size tiny --batch_size 4 --pairs 16 --batches 2 --workers 0 --step --repeats 1",
-    ),
-    "step, float32": ("train_step", "--batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2", ""),
-    "correctness, compiled": ("correctness", "--encoders xlm-roberta --paths compiled", ""),
-    "step, compiled": ("train_step", f"{STEP} --compile --no_library --repeats 10 --warm_up 3", ""),
+XLMR, TINY = "--size xlmr --bf16", "--size tiny --repeats 1"
+STEP = f"train_step {XLMR} --batch_size 1024 --mini_batch_size 1024 --optimizer"
+DRY_STEP = f"train_step {TINY} --batch_size 4 --matrix_seconds 0.01 --no_library"
+#: Name -> module and arguments: what matters most comes first.
+STAGES = {
+    "correctness": "correctness --paths float32 bf16 cached",
+    "step": f"{STEP} --repeats 10 --warm_up 3",
+    "GradCache": f"train_step {XLMR} --batch_size 2048 --mini_batch_size 512 --repeats 3",
+    "memory": f"memory {XLMR} --tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 "
+    "--batch_sizes 256 1024 --grad_cache 8192 --mini_batch_size 64",
+    "FLOPs": "flops --size base --batch_size 512 --bf16 --repeats 5",
+    "encoding": f"encode {XLMR} --sentences 40000 --token_budget 32768 --batch_sizes 128 512 --repeats 2",
+    "mining": "mining --rows 200000 --contenders ours --repeats 2",
+    "pipeline": f"pipeline {XLMR} --batch_size 1024 --pairs 40000 --batches 20 --workers 0 2 --step --repeats 2",
+    "step, float32": "train_step --batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2",
+    "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled",
+    "step, compiled": f"{STEP} --compile --no_library --repeats 10 --warm_up 3",
+}
+#: The same of a dry run.
+DRY = {
+    "correctness": "correctness --encoders bert --paths bf16 cached",
+    "step": f"{DRY_STEP} --optimizer",
+    "GradCache": f"{DRY_STEP} --mini_batch_size 2",
+    "memory": f"memory {TINY} --same_process --tokens 16 --vocabularies 100 --grad_cache 4 --mini_batch_size 2",
+    "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",
+    "encoding": f"encode {TINY} --sentences 40 --batch_sizes 8",
+    "mining": "mining --rows 500 --dimensions 16 --contenders ours --repeats 1",
+    "pipeline": f"pipeline {TINY} --batch_size 4 --pairs 16 --batches 2 --workers 0 --step",
 }
 
 
@@ -113,12 +101,11 @@ def run_tests() -> str:
 
 def run_stage(name: str, args: argparse.Namespace) -> tuple[str, str]:
     """What became of a benchmark, and of its goal."""
-    module, *lines = STAGES[name]
-    argv = lines[args.tiny].split()
-    if not argv:
+    if args.tiny and name not in DRY:
         return "left out of a dry run", ""
     if time.perf_counter() > args.deadline:
         return f"left out: {BEGIN} s are over", ""
+    module, *argv = (DRY if args.tiny else STAGES)[name].split()
     if module == "train_step" and find_spec("sentence_transformers") is None:
         argv.append("--no_library")
     path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"

@@ -41,38 +41,31 @@ EARLY = "ended before the kill"
 
 
 def written(folder: Path) -> dict[str, object]:
-    """The content of the files below a folder by their paths, but for checkpoints and what a kill leaves behind."""
-    files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    kept = {name: path for name, path in files.items() if not any(map(OF_RESUMING.search, name.parts))}
-    return {
-        str(name): without_times(path) if path.suffix == ".json" else path.read_bytes() for name, path in kept.items()
-    }
+    """The content of the files below a folder by their paths, but for checkpoints and what a kill leaves behind.
 
-
-def without_times(path: Path) -> object:
-    """A JSON file without times, and without the log that the Trainer's state has of them."""
+    JSON is without times, and without the log that the Trainer's state has of them.
+    """
 
     def of_every_run(pairs: list[tuple[str, object]]) -> dict[str, object]:
         return {key: value for key, value in pairs if not TIMES.search(key) and key != "log_history"}
 
-    return json.loads(path.read_text(), object_pairs_hook=of_every_run)
-
-
-def run_killed(command: str, place: Path, after: float) -> bool:
-    """Runs a command in a process of its own and kills it after some seconds; whether that came before its end."""
-    pid = start(command, place / "printed")
-    time.sleep(after)
-    alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
-    if alive:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)  # its locks are gone then
-    return alive
+    found: dict[str, object] = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(map(OF_RESUMING.search, name.parts)):
+            data = path.read_bytes()
+            found[str(name)] = json.loads(data, object_pairs_hook=of_every_run) if path.suffix == ".json" else data
+    return found
 
 
 def kill_and_run_again(command: str, place: Path, after: float, expected: dict[str, object]) -> str:
-    """How it ended: "same", `EARLY`, or what is wrong."""
-    if not run_killed(command, place, after):
+    """Kills a command some seconds after its start; how it ended then: "same", `EARLY`, or what is wrong."""
+    pid = start(command, place / "printed")
+    time.sleep(after)
+    if os.waitpid(pid, os.WNOHANG) != (0, 0):
         return EARLY
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)  # its locks are gone then
     end, text = run_forked(command, place)
     if end != "done" and "holds a finished run" not in text and "is not empty" not in text:
         last = text.rsplit("\n", 1)[-1]

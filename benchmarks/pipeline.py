@@ -21,33 +21,21 @@ from torch.utils.data import DataLoader
 
 from benchmarks.flops import step
 from benchmarks.timing import CPU, WALL, in_turn, machine_parser, prepare_machine, save, synchronise
-from benchmarks.workload import CLS, PAD, SEP, Batch, Workload, add_workload_arguments
+from benchmarks.workload import PAD, Batch, Workload, add_workload_arguments
 from dap.reports import text_table
 from dap.training import BitextCollator
 
 LANGUAGES = [f"l{number}" for number in range(36)]
 
 
-def random_pairs(count: int, lengths: tuple[int, int], words: int, special: dict[str, int]) -> Dataset:
+def random_pairs(workload: Workload, count: int) -> Dataset:
     """Tokenised pairs as `tokenize_bitext` gives them."""
-    rng = np.random.default_rng(0)
-
-    def side() -> list[np.ndarray]:
-        sizes = rng.integers(lengths[0], lengths[1] + 1, count)
-        rows = [rng.integers(max(5, words // 2), words, size, dtype=np.int32) for size in sizes]
-        for row in rows:
-            row[0], row[-1] = special[CLS], special[SEP]
-        return rows
-
-    numbers = rng.integers(len(LANGUAGES), size=count)
-    return Dataset.from_dict(
-        {
-            "source_input_ids": side(),
-            "target_input_ids": side(),
-            "language": [LANGUAGES[number] for number in numbers],
-            "pair_id": [f"{LANGUAGES[number]}:{row}" for row, number in enumerate(numbers)],
-        }
-    )
+    batch, numbers = workload.batch(count), np.random.default_rng(0).integers(len(LANGUAGES), size=count)
+    columns = {"language": [LANGUAGES[number] for number in numbers], "pair_id": list(map(str, range(count)))}
+    for side in ("source", "target"):
+        sides = batch[f"{side}_input_ids"].int().numpy(), batch[f"{side}_attention_mask"].sum(1)
+        columns[f"{side}_input_ids"] = [ids[:length] for ids, length in zip(*sides, strict=True)]
+    return Dataset.from_dict(columns)
 
 
 def batches(dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int) -> Iterator[Any]:
@@ -79,8 +67,9 @@ def run(source: Iterator[Batch], count: int, work: Callable[[Batch], None] | Non
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A line for each number of workers, without and with the step."""
-    workload = Workload(args, ["DAP"]).to(args.device)
-    dataset = random_pairs(args.pairs, args.lengths, workload.config.vocab_size, workload.special)
+    workload = Workload(args, ["DAP"])
+    dataset = random_pairs(workload, args.pairs)
+    workload.to(args.device)
     collator = BitextCollator(workload.special[PAD], LANGUAGES)
     dap_step = partial(step, workload.models["DAP"], workload.losses()["DAP"], bf16=args.bf16)
     found = []

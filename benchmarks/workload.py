@@ -24,6 +24,14 @@ LENGTHS = (6, 32)  # tokens of a sentence, uniform: mean 19
 CLS, SEP, MASK, PAD = "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id"
 BERT_IDS = {PAD: 0, CLS: 101, SEP: 102, MASK: 103}
 WORDS = [f"w{number}" for number in range(900)]
+#: Layers, width and vocabulary of the encoders with random weights.
+SIZES = {
+    "base": (12, 768, 119_547),
+    "small": (6, 384, 119_547),
+    "xlmr": (12, 768, 250_002),
+    "mini": (2, 128, 10_000),
+    "tiny": (2, 32, 1000),
+}
 XLMR_IDS = {CLS: 0, PAD: 1, SEP: 2, MASK: 250_001}
 
 
@@ -36,26 +44,14 @@ def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
 
 
-def bert(layers: int, hidden: int, words: int = 119_547) -> tuple[PreTrainedConfig, dict[str, int]]:
-    """A BERT with multilingual BERT's vocabulary, and its special tokens."""
-    heads = max(2, hidden // 64)
-    shape = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
-    return BertConfig(vocab_size=words, intermediate_size=4 * hidden, **shape), BERT_IDS
-
-
-def xlmr() -> tuple[PreTrainedConfig, dict[str, int]]:
-    """XLM-R base."""
-    shape = {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1}
-    return XLMRobertaConfig(layer_norm_eps=1e-5, **shape), XLMR_IDS
-
-
-SIZES = {
-    "base": lambda: bert(12, 768),
-    "small": lambda: bert(6, 384),
-    "xlmr": xlmr,
-    "mini": lambda: bert(2, 128, words=10_000),
-    "tiny": lambda: bert(2, 32, words=1000),
-}
+def encoder_config(size: str) -> tuple[PreTrainedConfig, dict[str, int]]:
+    """XLM-R base, or a BERT with multilingual BERT's special tokens; and these."""
+    layers, hidden, words = SIZES[size]
+    shape = {"vocab_size": words, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
+    shape |= {"num_attention_heads": max(2, hidden // 64)}
+    if size == "xlmr":
+        return XLMRobertaConfig(**shape, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5), XLMR_IDS
+    return BertConfig(**shape), BERT_IDS
 
 
 class Workload:
@@ -69,20 +65,13 @@ class Workload:
     """
 
     def __init__(self, args: argparse.Namespace, objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
-        self.args, self.device = args, "cpu"
-        self.config, self.special = SIZES[args.size]()
+        self.lengths, self.device = args.lengths, "cpu"
+        self.config, self.special = encoder_config(args.size)
         first = DAPForPreTraining(DAPConfig(self.config, objective="tr"))
         self.encoder = first.dap.encoder
-        self.target_ids = self._target_ids()
+        spread = torch.linspace(max(BERT_IDS.values()) + 1, self.config.vocab_size - 2, args.target_vocabulary - 1)
+        self.target_ids = sorted({*spread.long().tolist(), self.special[SEP]})  # as RTL predicts the separator, too
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
-
-    def _target_ids(self) -> list[int]:
-        """Ids all over the vocabulary and the separator, which RTL predicts too."""
-        size, words = self.args.target_vocabulary, self.config.vocab_size
-        first = max(value for value in self.special.values() if value < words // 2) + 1
-        last = min([value for value in self.special.values() if value > words // 2], default=words)
-        ids = torch.linspace(first, last - 1, min(size - 1, last - first)).long().unique().tolist()
-        return sorted([*ids, self.special[SEP]])
 
     def _model(self, objective: str) -> DAPForPreTraining:
         rtl = {"target_vocab_size": len(self.target_ids)} if objective == "tr+rtl" else {}
@@ -108,7 +97,7 @@ class Workload:
     def batch(self, pairs: int, seed: int = 0) -> Batch:
         """B pairs of random lengths and ids."""
         generator = torch.Generator().manual_seed(seed)
-        low, high = self.args.lengths
+        low, high = self.lengths
         lengths = torch.randint(low, high + 1, (2, pairs), generator=generator).tolist()
         return self.batch_of(*lengths, generator=generator)
 

@@ -201,30 +201,29 @@ def test_turns_alternate_and_medians_are_taken() -> None:
     assert timing.in_turn({"ours": lambda: {"wall": next(seconds)}}, 3)["ours"]["wall"] == 2.0
 
 
-@pytest.mark.parametrize("stage", gpu.STAGES)
-def test_every_benchmark_for_a_gpu_takes_its_arguments(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, *both = gpu.STAGES[stage]
+@pytest.mark.parametrize("line", [*gpu.STAGES.values(), *gpu.DRY.values()])
+def test_every_benchmark_for_a_gpu_takes_its_arguments(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, *argv = line.split()
     benchmark = importlib.import_module(f"benchmarks.{module}")
 
     def stop(args: Namespace) -> None:  # the command line was taken
         raise KeyboardInterrupt
 
     monkeypatch.setattr(benchmark, "prepare_machine", stop)
-    for line in filter(None, both):
-        with pytest.raises(KeyboardInterrupt):
-            benchmark.main([*line.split(), "--device", "cuda", "--json", "a.json"])
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main([*argv, "--device", "cuda", "--json", "a.json"])
 
 
 def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(flops, "main", lambda argv: 1 / 0)
-    stages = ["FLOPs", "encoding", "memory", "step"]
+    stages = ["FLOPs", "step, float32", "memory", "step"]
     with pytest.raises(SystemExit, match="1"):
         gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", *stages])
     table = capsys.readouterr().out.rpartition("\nbenchmark  ")[2]
     rows = {name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-1])}
-    assert rows["tests"][0] == rows["encoding"][0] == "left out of a dry run"
+    assert rows["tests"][0] == rows["step, float32"][0] == "left out of a dry run"
     assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == ["FAILED: ZeroDivisionError", "ok", "ok"]
     assert re.fullmatch(r"goal 45%, reached \d+%: (met|MISSED)", rows["step"][-1])
     assert read(tmp_path / "memory.json")["points"]
