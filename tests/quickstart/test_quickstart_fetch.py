@@ -12,7 +12,7 @@ from quickstart import fetch
 
 
 def pinned(content: bytes) -> fetch.Wheel:
-    return fetch.Wheel("toy", "1.0", "toy-1.0-py3-none-any.whl", hashlib.sha256(content).hexdigest())
+    return fetch.Wheel("toy==1.0", "toy-1.0-py3-none-any.whl", hashlib.sha256(content).hexdigest())
 
 
 def test_a_cached_wheel_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
