@@ -68,29 +68,25 @@ def side(prefix: str = "") -> dict[str, torch.Tensor]:
     return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": torch.ones_like(ids)}
 
 
-def test_cases(common: Any) -> list[type[unittest.TestCase]]:
-    """A case a model class, as their inputs differ."""
-    cases = []
-    for model_class in (DAPModel, DAPForPreTraining, DAPForSequenceClassification):
-        paired = model_class is DAPForPreTraining
-        inputs = (lambda: side("source_") | side("target_")) if paired else side
-        tester = SimpleNamespace(
-            prepare_config_and_inputs_for_common=lambda inputs=inputs: (small_config(), inputs()),
-            get_config=small_config, batch_size=PAIRS, seq_length=LENGTH, num_hidden_layers=2, hidden_size=32,
-            num_attention_heads=4, is_training=model_class is not DAPModel,
-        )  # fmt: skip
+def test_case(common: Any, model_class: type) -> type[unittest.TestCase]:
+    """The common tests of one model class, as their inputs differ."""
 
-        def with_labels(_: Any, inputs: dict, kind: type, return_labels: bool = False) -> dict:
+    class Case(common.ModelTesterMixin, unittest.TestCase):
+        all_model_classes, _is_composite = (model_class,), True
+
+        def setUp(self) -> None:
+            shape = {"batch_size": PAIRS, "seq_length": LENGTH, "num_hidden_layers": 2, "hidden_size": 32}
+            shape |= {"num_attention_heads": 4, "is_training": model_class is not DAPModel}
+            inputs = side("source_") | side("target_") if model_class is DAPForPreTraining else side()
+            given = {"prepare_config_and_inputs_for_common": lambda: (small_config(), inputs)}
+            self.model_tester = SimpleNamespace(get_config=small_config, **given, **shape)
+
+        def _prepare_for_class(self, inputs: dict, kind: type, return_labels: bool = False) -> dict:
             labelled = return_labels and kind is DAPForSequenceClassification
             return copy.deepcopy(inputs) | ({"labels": torch.zeros(PAIRS, dtype=torch.long)} if labelled else {})
 
-        def set_up(case: Any, tester: SimpleNamespace = tester) -> None:
-            case.model_tester = tester
-
-        body = {"all_model_classes": (model_class,), "setUp": set_up, "_is_composite": True}
-        body["_prepare_for_class"] = with_labels
-        cases.append(type(model_class.__name__, (common.ModelTesterMixin, unittest.TestCase), body))
-    return cases
+    Case.__name__ = model_class.__name__
+    return Case
 
 
 def run(case: type[unittest.TestCase]) -> int:
@@ -116,7 +112,8 @@ def main() -> None:
     transformers.logging.set_verbosity(100)  # above errors
     transformers.logging.disable_progress_bar()
     logging.getLogger("configuration_dap").setLevel("ERROR")
-    sys.exit(sum(map(run, test_cases(common_tests()))) > 0)
+    common, classes = common_tests(), (DAPModel, DAPForPreTraining, DAPForSequenceClassification)
+    sys.exit(sum(run(test_case(common, model_class)) for model_class in classes) > 0)
 
 
 if __name__ == "__main__":
