@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import AutoModel
 
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
-from benchmarks.workload import SIZES, encoder_config, random_sentences, word_tokenizer
+from benchmarks.workload import SIZES, WORDS, encoder_config, word_tokenizer
 from dap.encoding import OnnxEncoder, SentenceEncoder
 from dap.reports import text_table
 from eval_retrieval import read_languages
@@ -35,10 +35,13 @@ LEAST_COSINE = {"float32": 0.9999, "bf16": 0.995}
 Encode = Callable[[], np.ndarray]
 
 
-def read_sentences(folders: list[str], count: int) -> list[str]:
-    """Texts of both sides of all languages in random order, each once."""
-    texts = sorted({text for rows in read_languages(folders).values() for pair in rows for text in pair})
-    return random.Random(0).sample(texts, min(count, len(texts)))
+def read_sentences(args: argparse.Namespace) -> list[str]:
+    """Texts of both sides of all languages in random order, each once; for `--size` 4 to 30 random words each."""
+    rng = random.Random(0)
+    if args.size:
+        return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(args.sentences)]
+    texts = sorted({text for rows in read_languages(args.data_dir).values() for pair in rows for text in pair})
+    return rng.sample(texts, min(args.sentences, len(texts)))
 
 
 def write_model(size: str, folder: str) -> None:
@@ -81,7 +84,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: a contender's vectors are not ours.
     """
-    sentences = read_sentences(args.data_dir, args.sentences) if args.model else random_sentences(args.sentences)
+    sentences = read_sentences(args)
     with tempfile.TemporaryDirectory(prefix="dap-encode-") as folder:
         if args.size:
             write_model(args.size, folder)

@@ -85,30 +85,23 @@ def write_texts(folder: Path, pairs: int = 40) -> None:
     """The same pairs in every format of parallel text."""
     rows = [(f"Satz {n} über „das“ da", f"sentence {n} on “the” there\u2028!") for n in range(pairs)]
     table = "".join(f"{source}\t{target}\n" for source, target in rows).encode()
-    sides = [("\n".join(side) + "\n").encode() for side in zip(*rows)]
+    left, right = ("".join(f"{text}\n" for text in side).encode() for side in zip(*rows))
     files = {"de-en.tsv": table, "sw-en.tsv.gz": gzip.compress(table), "tr-en.tsv.xz": lzma.compress(table) * 2}
-    files |= {
-        "a.fr": sides[0],
-        "a.en": sides[1],
-        "b.ru.xz": lzma.compress(sides[0]),
-        "b.en.gz": gzip.compress(sides[1]),
-    }
-    records = [json.dumps({"source": source, "target": target}, ensure_ascii=False) for source, target in rows]
-    files["el-en.jsonl"] = "".join(f"{record}\n" for record in records).encode()
-    units = [
-        f'<tu><tuv xml:lang="it"><seg>{a}</seg></tuv><tuv xml:lang="en"><seg>{b}</seg></tuv></tu>' for a, b in rows
-    ]
-    files["m.tmx"] = f'<?xml version="1.0"?><tmx version="1.4"><body>{"".join(units)}</body></tmx>'.encode()
+    files |= {"a.fr": left, "a.en": right, "b.ru.xz": lzma.compress(left), "b.en.gz": gzip.compress(right)}
+    records = [{"source": source, "target": target} for source, target in rows]
+    files["el-en.jsonl"] = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    unit = '<tu><tuv xml:lang="it"><seg>{}</seg></tuv><tuv xml:lang="en"><seg>{}</seg></tuv></tu>'
+    units = "".join(unit.format(*row) for row in rows)
+    files["m.tmx"] = f'<?xml version="1.0"?><tmx version="1.4"><body>{units}</body></tmx>'.encode()
     head = 'msgid ""\nmsgstr ""\n"Language: af\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
     files["c.po"] = (head + "".join(f'msgid "{b}"\nmsgstr "{a}"\n\n' for a, b in rows)).encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
     with zipfile.ZipFile(folder / "en-es.txt.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("d.es", sides[0])
-        archive.writestr("d.en", sides[1])
-    columns = {name: list(side) for name, side in zip(("source", "target"), zip(*rows))}
-    pq.write_table(pa.table(columns), folder / "bg-en.parquet")
+        archive.writestr("d.es", left)
+        archive.writestr("d.en", right)
+    pq.write_table(pa.Table.from_pylist(records), folder / "bg-en.parquet")
 
 
 # ----------------------------------------------------------------------------------------------- readers

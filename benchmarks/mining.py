@@ -105,14 +105,14 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
 def certificate() -> Iterator[dict[str, int]]:
     """What the last of our searches has said of its pairs; nothing where there was none."""
     numbers: dict[str, int] = {}
-    log, handler = logging.getLogger("dap.search.similarity"), logging.Handler()
+    handler = logging.Handler()
     handler.emit = lambda record: numbers.update(record.args)
-    before = log.level
+    log = logging.getLogger("dap.search.similarity")
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     yield numbers
+    log.setLevel(logging.NOTSET)
     log.removeHandler(handler)
-    log.setLevel(before)
 
 
 def write_vectors(args: argparse.Namespace) -> None:

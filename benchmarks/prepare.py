@@ -50,30 +50,30 @@ def sentences(words: pl.Series, lengths: np.ndarray, rng: np.random.Generator) -
     return pl.Series(pl.from_arrow(lists)).list.join(" ")
 
 
+def pairs(count: int, words: pl.Series, english: pl.Series, rng: np.random.Generator) -> pl.DataFrame:
+    """13 words a side at the median, 8% repeated lines, 2% with a URL."""
+    lengths = np.clip(rng.lognormal(np.log(13), 0.6, count), 1, 120).astype(np.int64)
+    other = np.maximum(lengths * rng.uniform(0.8, 1.3, count), 1).astype(np.int64)
+    source, target = sentences(words, lengths, rng), sentences(english, other, rng)
+    urls = pl.Series(np.where(rng.random(count) < 0.02, " http://a.b", ""))
+    rows, again = np.arange(count), rng.random(count) < 0.08
+    rows[again] = rng.integers(0, count, again.sum())
+    return pl.DataFrame({"source": source + urls, "target": target})[rows]
+
+
 def make_text(folder: Path, lines: int, files: int = 2) -> None:
-    """`files` tables a language: 13 words a side at the median, 8% repeated lines, 2% with a URL."""
+    """`files` tables a language."""
     rng = np.random.default_rng(0)
     english = vocabulary(ENGLISH, rng)
     folder.mkdir(parents=True, exist_ok=True)
+    of_a_file = lines // (len(ALPHABETS) * files)
     for language, alphabet in ALPHABETS.items():
         words = vocabulary(alphabet, rng)
         for number in range(files):
             with (folder / f"{number}.{language}-en.tsv").open("wb") as file:
-                left = lines // (len(ALPHABETS) * files)
-                while left > 0:
-                    count = min(left, CHUNK)
-                    lengths = np.clip(rng.lognormal(np.log(13), 0.6, count), 1, 120).astype(np.int64)
-                    other = np.maximum(lengths * rng.uniform(0.8, 1.3, count), 1).astype(np.int64)
-                    pairs = pl.DataFrame({"s": sentences(words, lengths, rng), "t": sentences(english, other, rng)})
-                    pairs = pairs.with_columns(pl.when(pl.Series(rng.random(count) < 0.02)).then(pl.col("s") + " http://a.b")
-                                               .otherwise(pl.col("s")).alias("s"))  # fmt: skip
-                    rows = np.arange(count)
-                    again = rng.random(count) < 0.08
-                    rows[again] = rng.integers(0, count, again.sum())
-                    file.write(
-                        pairs[rows].write_csv(separator="\t", include_header=False, quote_style="never").encode()
-                    )
-                    left -= count
+                for start in range(0, of_a_file, CHUNK):
+                    table = pairs(min(CHUNK, of_a_file - start), words, english, rng)
+                    table.write_csv(file, separator="\t", include_header=False, quote_style="never")
 
 
 def memory(process: psutil.Process) -> float:

@@ -4,7 +4,6 @@ Legend: `B` pairs, `S` tokens.
 """
 
 import argparse
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,12 +145,6 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
         with autocast:
             loss = cached.run(part)
         loss.backward()
-
-
-def random_sentences(count: int) -> list[str]:
-    """Sentences of 4 to 30 random words of the `word_tokenizer`."""
-    rng = random.Random(0)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(count)]
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTokenizerFast:
