@@ -11,7 +11,6 @@ command exit with 1.
 import argparse
 import gc
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import WALL, show
+from dap.files import read_json
 from dap.reports import machine, text_table, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -70,15 +70,10 @@ def step_share(found: dict[str, Any]) -> float:
     return shares(found["contenders"], WALL)["DAP"]
 
 
-def mining_share(found: dict[str, Any]) -> float:
-    """Our share of the float32 rate."""
-    return next(iter(found["rows"].values()))["ours"]["share"]
-
-
 #: Name -> the least share of a rate that is aimed at on an H100, and the share that the JSON file tells.
 GOALS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {
     "step": (0.45, step_share),
-    "mining": (0.60, mining_share),
+    "mining": (0.60, lambda found: next(iter(found["rows"].values()))["ours"]["share"]),
 }
 
 
@@ -129,7 +124,7 @@ def judge(name: str, path: Path) -> str:
     if name not in GOALS:
         return ""
     least, share = GOALS[name]
-    reached = share(json.loads(path.read_text(encoding="utf-8")))
+    reached = share(read_json(path))
     return f"goal {least:.0%}, reached {reached:.0%}: {'met' if reached >= least else 'MISSED'}"
 
 

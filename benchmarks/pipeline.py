@@ -11,7 +11,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import cycle, islice, product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def batches(dataset: Dataset, collator: BitextCollator, args: argparse.Namespace
     loader = DataLoader(dataset, args.batch_size, shuffle=True, collate_fn=collator, generator=generator, **options)
     if not len(loader):
         raise ValueError(f"{len(dataset)} pairs make no batch of {args.batch_size}: give more --pairs")
-    for _ in cycle([None]):
+    while True:
         for batch in loader:
             tensors = {key: value for key, value in batch.items() if torch.is_tensor(value) and key != "language_ids"}
             yield {key: value.to(args.device, non_blocking=True) for key, value in tensors.items()}
@@ -76,25 +76,21 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     for work, workers in product([None, dap_step] if args.step else [None], args.workers):
         source = batches(dataset, collator, args, workers)
         run(islice(source, 2), 2, work, args.device)
-        line = {"workers": workers, "step": work is not None}
-        measure = partial(run, source, args.batches, work, args.device)
-        found.append(line | in_turn({str(line): measure}, args.repeats)[str(line)])
+        name = f"{workers} workers, step {work is not None}"
+        medians = in_turn({name: partial(run, source, args.batches, work, args.device)}, args.repeats)[name]
+        found.append({"workers": workers, "step": work is not None, **medians})
     return found
 
 
 def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
     """Medians as text."""
     pairs = args.batches * args.batch_size
-    lines = [
-        [
-            "pipeline and step" if part["step"] else "pipeline alone",
-            part["workers"],
-            f"{pairs / part[WALL]:.0f}",
-            f"{pairs / part[CPU]:.0f}",
-            f"{100 * part['waiting'] / part[WALL]:.2f}%" if part["step"] else None,
-        ]
-        for part in found
-    ]
+    lines = []
+    for part in found:
+        name, starved = "pipeline alone", None
+        if part["step"]:
+            name, starved = "pipeline and step", f"{100 * part['waiting'] / part[WALL]:.2f}%"
+        lines.append([name, part["workers"], f"{pairs / part[WALL]:.0f}", f"{pairs / part[CPU]:.0f}", starved])
     header = [f"{args.batch_size} pairs a batch", "workers", "pairs / s", "pairs / CPU s here", "starved"]
     return text_table(header, lines)
 

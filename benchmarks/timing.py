@@ -30,7 +30,7 @@ Numbers = dict[str, float]
 WALL, CPU = "wall", "cpu"
 
 
-def machine_parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
+def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
     """The options that every benchmark has, and the first line of its description."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=repeats, help="times that each contender has its turn")

@@ -14,6 +14,7 @@ import torch
 import losses_dap
 from benchmarks import correctness, encode, flops, gpu, memory, mining, pipeline, quality, scale, timing, train_step
 from benchmarks.workload import PAD, Workload, token_counts
+from dap.files import read_json
 from modeling_dap import DAPForPreTraining
 
 TINY = ["--size", "tiny", "--batch_size", "6", "--lengths", "4", "9", "--target_vocabulary", "200", "--repeats", "1"]
@@ -26,14 +27,10 @@ def workload() -> Workload:
     return Workload(Namespace(**ARGS))
 
 
-def read(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def test_step_compares_equal_losses_on_shared_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     options = ["--mini_batch_size", "4", "--optimizer", "--matrix_seconds", "0.001"]
     train_step.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
-    found = read(tmp_path / "a.json")
+    found = read_json(tmp_path / "a.json")
     names = ["TR", "TLM", "DAP", "sentence-transformers"]
     names += [f"{name} cached" for name in names]
     assert set(found["contenders"]) == {*names, "matrix products"}
@@ -94,7 +91,7 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
 
 def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flops.main([*TINY, "--tokens", "8", "--json", str(tmp_path / "a.json")])
-    parts = read(tmp_path / "a.json")["pair"]
+    parts = read_json(tmp_path / "a.json")["pair"]
     assert parts["TR"]["flops"] < min(parts["DAP"]["flops"], parts["TLM"]["flops"])
     assert "33.7" in capsys.readouterr().out
 
@@ -103,7 +100,7 @@ def test_memory_of_the_loss_is_below_its_logits(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 2**20)
     options = ["--tokens", "1000", "--vocabularies", "4000", "8000", "--hidden", "8", "--same_process"]
     memory.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
-    found = {(part["contender"], *part["sizes"]): part["bytes"] for part in read(tmp_path / "a.json")["points"]}
+    found = {(part["contender"], *part["sizes"]): part["bytes"] for part in read_json(tmp_path / "a.json")["points"]}
     assert found["naive", 1000, 8000] > 4 * 1000 * 8000
     assert found["ours", 1000, 8000] < 4 * 1000 * 8000
 
@@ -111,7 +108,7 @@ def test_memory_of_the_loss_is_below_its_logits(tmp_path: Path, monkeypatch: pyt
 def test_memory_of_steps_and_of_grad_cache(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     options = ["--batch_sizes", "3", "--grad_cache", "6", "--mini_batch_size", "2"]
     memory.main([*TINY, *options, "--same_process", "--json", str(tmp_path / "a.json")])
-    points = read(tmp_path / "a.json")["points"]
+    points = read_json(tmp_path / "a.json")["points"]
     found = [f"{part['contender']} {part['sizes']}" for part in points]
     assert found == ["TR [2]", "TR cached [6]", "DAP [2]", "DAP cached [6]", "TR [3]", "DAP [3]"]
     printed = capsys.readouterr().out.splitlines()[2:]
@@ -121,7 +118,7 @@ def test_memory_of_steps_and_of_grad_cache(tmp_path: Path, capsys: pytest.Captur
 def test_encode_compares_equal_vectors(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path) -> None:
     options = ["--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--sentences", "20", "--repeats", "1"]
     encode.main([*options, "--json", str(tmp_path / "a.json")])
-    found = read(tmp_path / "a.json")
+    found = read_json(tmp_path / "a.json")
     assert found["sentences"] == 20
     assert min(part["least_cosine"] for part in found["contenders"].values()) > 0.9999
     assert list(found["contenders"]) == ["ours", *(f"sentence-transformers, {size} a batch" for size in (32, 128))]
@@ -136,7 +133,7 @@ def test_mining_finds_the_same_and_says_what_was_computed(
     vectors = [str(tmp_path / name) for name in ("xx.npy", "en.npy")]
     options = ["--vectors", *vectors, "--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--rows", "30"]
     mining.main([*options, "--repeats", "1", "--json", str(tmp_path / "a.json")])
-    ours, *others = read(tmp_path / "a.json")["rows"]["30"].values()
+    ours, *others = read_json(tmp_path / "a.json")["rows"]["30"].values()
     assert [np.load(path).shape for path in vectors] == [(30, 32)] * 2
     assert [part["found"] for part in others] == [ours["found"]] * 2
     assert 30 * 4 <= ours["computed"] * 30 * 30 <= 30 * 30
@@ -160,7 +157,7 @@ def test_quality_times_trainings_that_give_the_same_weights(
     options = ["--model", str(tiny_bert_dir), "--heads", str(tmp_path / "heads"), "--train_data", str(bitext_dir)]
     options += ["--data_dir", str(bitext_dir), "--languages", "sw", "--steps", "4", "--every", "2"]
     quality.main([*options, "--batch_size", "6", "--json", str(tmp_path / "a.json")])
-    points = read(tmp_path / "a.json")["points"]
+    points = read_json(tmp_path / "a.json")["points"]
     assert list(points) == ["TR", "DAP", quality.MNRL, quality.CACHED]
     assert all([step for step, *_ in part] == [0, 2, 4] for part in points.values())
     assert all(part[1][1] < part[2][1] for part in points.values())
@@ -173,7 +170,7 @@ def test_quality_times_trainings_that_give_the_same_weights(
 def test_pipeline_with_and_without_a_step(tmp_path: Path) -> None:
     options = ["--pairs", "20", "--batches", "2", "--workers", "0", "--json", str(tmp_path / "a.json")]
     pipeline.main([*TINY, *options, "--step"])
-    lines = read(tmp_path / "a.json")["lines"]
+    lines = read_json(tmp_path / "a.json")["lines"]
     assert [line["step"] for line in lines] == [False, True]
     assert all(0 < line["waiting"] <= line["wall"] for line in lines)
     with pytest.raises(ValueError, match="5 pairs make no batch of 6"):
@@ -226,7 +223,7 @@ def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest
     assert rows["tests"][0] == rows["step, float32"][0] == "left out of a dry run"
     assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == ["FAILED: ZeroDivisionError", "ok", "ok"]
     assert re.fullmatch(r"goal 45%, reached \d+%: (met|MISSED)", rows["step"][-1])
-    assert read(tmp_path / "memory.json")["points"]
+    assert read_json(tmp_path / "memory.json")["points"]
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")])
