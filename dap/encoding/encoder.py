@@ -5,7 +5,7 @@ Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,11 +141,9 @@ class SentenceEncoder:
         Equal sentences are encoded once. The result does not depend on `token_budget`, the most tokens a batch may
         have (padding included), beyond float error. The empty string is a sentence like any other.
         """
-        if isinstance(sentences, str):
-            raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
         if token_budget < 1:
             raise UserError(f"token_budget={token_budget}: at least 1 token")
-        sentences = list(sentences)
+        sentences = listed(sentences)
         index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
         unique, parts = list(index), [np.empty((0, self.hidden_size), np.float32)]
         with tqdm(total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress) as bar:
@@ -174,6 +172,7 @@ class SentenceEncoder:
         """Token ids of each sentence, and the spans of its own tokens, neither special nor the prefix's, by number."""
         if not self.tokenizer.is_fast:
             raise UserError(f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one")
+        sentences = listed(sentences)
         if not sentences:
             return [], []
         tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
@@ -257,7 +256,7 @@ class LibraryEncoder:
     def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
         """The sentences' vectors, (N, D) float32 in input order; batches of about `token_budget` tokens."""
         rows = max(1, token_budget // 64)
-        return self.model.encode(list(sentences), prompt=self._prompt, batch_size=rows, show_progress_bar=progress)
+        return self.model.encode(listed(sentences), prompt=self._prompt, batch_size=rows, show_progress_bar=progress)
 
 
 def load_encoder(
@@ -291,6 +290,17 @@ def load_encoder(
         model = SentenceTransformer(name_or_path, trust_remote_code=trust_remote_code, revision=revision)
     model.max_seq_length = max_seq_length or model.max_seq_length
     return LibraryEncoder(model, prefix)
+
+
+def listed(sentences: Iterable[str]) -> list[str]:
+    """The sentences as a list; raises `UserError` for one string, and for what is no text, named by its number."""
+    if isinstance(sentences, str):
+        raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
+    sentences = list(sentences)
+    for number, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):
+            raise UserError(f"sentences[{number}] is {sentence!r:.40}, no text: leave it out, or give a string")
+    return sentences
 
 
 def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:

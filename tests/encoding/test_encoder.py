@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import random
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,24 @@ def test_no_sentences_and_a_bare_string(tiny_bert_dir: Path) -> None:
         encoder.encode("a string")
     with pytest.raises(ValueError, match="token_budget=0"):
         encoder.encode(["a"], token_budget=0)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), b"ka"])
+def test_what_is_no_text_is_named_by_its_number(tiny_bert_dir: Path, missing: object) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls")
+    for encode in (encoder.encode, encoder.encode_tokens):
+        with pytest.raises(ValueError, match=re.escape(f"sentences[1] is {missing!r}, no text")):
+            encode(["ka lo", missing])
+
+
+def test_token_states_are_of_any_sentences_but_not_of_a_bare_string(tiny_bert_dir: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls")
+    expected = encoder.encode_tokens(["kaban", "loder mifin"])
+    for sentences in (np.array(["kaban", "loder mifin"]), iter(["kaban", "loder mifin"])):
+        for found, states in zip(encoder.encode_tokens(sentences), expected, strict=True):
+            np.testing.assert_array_equal(found, states)
+    with pytest.raises(ValueError, match="list of strings"):
+        encoder.encode_tokens("kaban")
 
 
 def test_training_mode_is_given_back(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
