@@ -123,7 +123,8 @@ class DAPConfig(PreTrainedConfig):
         self.encoder_config = _build_encoder_config(encoder_config)
         if self.tr_temperature is None:
             self.tr_temperature = 1.0 if self.tr_similarity == "dot" else 0.05
-        self.rtl_languages = None if self.rtl_languages is None else list(self.rtl_languages)
+        if isinstance(self.rtl_languages, tuple):
+            self.rtl_languages = list(self.rtl_languages)
         self.auto_map = given.pop("auto_map", None) or dict(AUTO_MAP)
         self.check()
         super().__init__(**given)
@@ -182,6 +183,8 @@ class DAPConfig(PreTrainedConfig):
         predicted = self.target_vocab_size or vocabulary
         self._require_integer("rtl_sampled_negatives", 2, predicted, "the predicted vocabulary", optional=True)
         self._require_integer("mask_token_id", 0, vocabulary - 1, "the encoder's token ids", optional=True)
+        is_list = isinstance(self.rtl_languages, list | None)
+        self._require("rtl_languages", is_list, "None or a list of language codes")
         self._check_directions()
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:

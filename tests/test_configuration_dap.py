@@ -81,6 +81,7 @@ WRONG = [
     ({"rtl_direction": "sideways"}, "rtl_direction='sideways'"),
     ({"rtl_direction": "both"}, "rtl_languages=None.*rtl_direction is 'both'"),
     ({"rtl_direction": "both", "rtl_languages": ["de", "de"]}, "rtl_languages=.*different"),
+    ({"rtl_direction": "both", "rtl_languages": "de"}, "rtl_languages='de'.*a list of language codes"),
     ({"rtl_direction": "both", "rtl_languages": ["de"], "target_vocab_size": 9}, "target_vocab_size=9.*reconstructs"),
     ({"temperature": 0.1}, "no field for temperature=0.1.*tr_temperature"),
     ({"encoder_config": {"hidden_size": 3}}, "encoder_config=.*'model_type'"),
