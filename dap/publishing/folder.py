@@ -284,7 +284,12 @@ def write_modules(
         normalize: the library gives vectors of length 1.
         similarity: "cosine" or "dot"; None: a DAP model's own, else "cosine".
         prompts: of the library, by name, beside the encoder's prefix.
+
+    Raises:
+        ValueError: the encoder pools another layer than the last.
     """
+    if encoder.layer is not None:
+        raise UserError(f"layer={encoder.layer}: sentence-transformers pools the last layer; leave layer out")
     save_modules(folder, encoder.pooling, encoder.hidden_size, normalize)
     cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
     write_json(cut, folder / "sentence_bert_config.json")

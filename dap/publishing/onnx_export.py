@@ -69,7 +69,7 @@ def export(
 
     Raises:
         ValueError: the packages of the extra `onnx` are missing, the folder is not empty, the encoder cannot be
-            loaded or runs in bfloat16, or the vectors differ by more than `TOLERANCE`.
+            loaded, runs in bfloat16 or pools another layer, or the vectors differ by more than `TOLERANCE`.
     """
     require_packages()
     folder = _folder(model, output)
@@ -81,6 +81,8 @@ def export(
         encoder = SentenceEncoder.from_pretrained(str(model), device="cpu", **options)
     if encoder.bf16:
         raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
+    if encoder.layer is not None:
+        raise UserError(f"layer={encoder.layer}: a graph gives the last layer's vectors; leave layer out")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as temporary:
         path = Path(temporary, FLOAT32)

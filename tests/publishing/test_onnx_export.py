@@ -172,6 +172,8 @@ def test_errors_name_the_argument(checkpoint: Path, exported: Path, tmp_path: Pa
         OnnxEncoder(exported / "onnx" / "model.onnx", max_seq_length=79)
     with pytest.raises(ValueError, match="bf16=True: export an encoder in float32"):
         export(SentenceEncoder.from_pretrained(str(checkpoint), bf16=True), tmp_path / "bf16")
+    with pytest.raises(ValueError, match="layer=1: a graph gives the last layer's vectors"):
+        export(SentenceEncoder.from_pretrained(str(checkpoint), layer=1), tmp_path / "layer")
     with pytest.raises(ValueError, match="give output"):
         export(SentenceEncoder.from_pretrained(str(checkpoint)))
     assert not list(tmp_path.iterdir())

@@ -159,6 +159,16 @@ def test_modules_make_a_checkpoint_a_model_of_the_library(
     assert library == {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
 
 
+def test_modules_are_not_written_for_another_layer_than_the_library_pools(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    save(tmp_path, tiny_model(), tiny_tokenizer)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+    with pytest.raises(ValueError, match="layer=1: sentence-transformers pools the last layer"):
+        write_modules(SentenceEncoder.from_pretrained(str(tmp_path), layer=1), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.json")} == before
+
+
 def test_prefix_length_and_normalisation_of_a_library_folder_stay(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
