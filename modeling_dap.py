@@ -440,6 +440,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             output_hidden_states, output_attentions: also give what the encoder does on its way, for which padding is
                 computed, too; the config decides when absent. Attentions need `attn_implementation="eager"`.
         """
+        if len(source_input_ids) != len(target_input_ids):
+            raise ValueError(f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs.")
         asked = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
         asked = {name: getattr(self.config, name) if value is None else value for name, value in asked.items()}
         noise = (source_noise, target_noise) if chunk is None else chunk.noise

@@ -170,6 +170,14 @@ def test_sentence_vectors_do_not_depend_on_the_side_of_the_padding(pooling: str)
     torch.testing.assert_close(left, model(ids, mask).pooler_output, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["tr", "bow"])
+def test_sources_without_a_target_are_refused(objective: str) -> None:
+    model, batch = tiny_model("bert", objective=objective), make_batch()
+    batch = {name: value[:4] if name.startswith("target") else value for name, value in batch.items()}
+    with pytest.raises(ValueError, match="6 sources, 4 targets: give pairs"):
+        model(**batch)
+
+
 def test_training_batches_must_be_padded_on_the_right() -> None:
     model, batch = tiny_model("bert", objective="tr"), make_batch()
     batch["source_attention_mask"] = batch["source_attention_mask"].flip(1)
