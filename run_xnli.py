@@ -70,6 +70,11 @@ class DataArguments:
     max_train_pairs: int | None = arg(None, "Only the first pairs of the training data.")
     max_test_pairs: int | None = arg(None, "Only the first pairs of each test set.")
 
+    def __post_init__(self) -> None:
+        for name in ("max_train_pairs", "max_test_pairs"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"--{name} {value}: give 1 or more, or leave it out")
+
 
 def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> Task:
     """Load the encoder, and read and tokenise the text that this command needs.

@@ -267,6 +267,8 @@ def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTraine
         (["--languages", "fi"], "--languages fi: XNLI has en fr es"),
         (["--search", "--selection", "all"], "--search --selection all needs the dev sets of sw"),
         (["--train_data", "no.tsv"], "no.tsv: no such file"),
+        (["--max_train_pairs", "0"], "--max_train_pairs 0: give 1 or more"),
+        (["--max_test_pairs", "-1"], "--max_test_pairs -1: give 1 or more"),
         (["--max_seq_length", "500"], "max_seq_length=500 is above the model's 80 positions"),
         (["--model_name_or_path", "no-such-model"], "the configuration of no-such-model cannot be loaded "),
     ],
