@@ -158,7 +158,7 @@ class SentenceEncoder:
             ValueError: the tokenizer is not a fast one, which is needed to tell the prefix's tokens.
         """
         input_ids, spans = self._own_tokens(sentences)
-        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(sentences)
+        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(spans)
         for rows, ids, mask in self._batches(input_ids, token_budget):
             for row, row_states in zip(rows, self._states(ids, mask).cpu().numpy(), strict=True):
                 states[row] = row_states[list(spans[row])]  # (S_i, D)

@@ -185,6 +185,7 @@ def _lines(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if is_json:
             try:
                 fields = json.loads(line)
+                json.dumps(fields, ensure_ascii=False).encode()  # fails for "\ud800", valid JSON but no text
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{place}: invalid JSON: {error}") from error
             if not isinstance(fields, dict):

@@ -91,6 +91,7 @@ def test_another_label_is_an_error(label: object) -> None:
         ("a.jsonl", b'{"premise": "x"}\n', "a.jsonl, line 1: no hypothesis or label"),
         ("a.jsonl", b"[]\n", "a.jsonl, line 1: no object"),
         ("a.jsonl", b"{\n", "a.jsonl, line 1: invalid JSON"),
+        ("a.jsonl", b'{"premise": "\\ud800", "hypothesis": "y", "label": 0}\n', "a.jsonl, line 1: invalid JSON"),
         ("a.jsonl", b'{"premise": 1, "hypothesis": "y", "label": 0}\n', "a.jsonl, line 1: premise 1"),
         ("a.parquet", b"no", "a.parquet: not a parquet file"),
         ("a.parquet", NO_HYPOTHESIS.getvalue(), "no hypothesis or label among premise, gold"),
