@@ -69,11 +69,12 @@ class LineAudit:
         """Raises `ValueError` if there are more bad lines than `lines` lines may have."""
         if self.bad <= self.limit * lines:
             return
+        remedy = "Repair the file" + ", or raise max_bad_lines to skip them" * (self.limit > 0)
         quoted = "\n  ".join(self._first + ["…"] * (self.bad > SHOWN))
         raise UserError(
             f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than max_bad_lines="
             f"{self.limit:g} ({100 * self.limit:g}%) allows:\n  {quoted}\n"
-            f"Repair the file, or raise max_bad_lines to skip them."
+            f"{remedy}."
         )
 
 

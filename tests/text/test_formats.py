@@ -238,6 +238,8 @@ def test_a_bad_line_is_skipped_and_logged_or_stops(
     assert f"{file}: " in str(error.value)
     assert f"line 7: {reason}" in str(error.value)
     assert "raise max_bad_lines" in str(error.value)
+    with pytest.raises(ValueError, match="Repair the file[.]$"):  # as in an evaluation, which has no such argument
+        read(file, 0.0)
 
 
 @pytest.mark.parametrize("name", FORMATS)
