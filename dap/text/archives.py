@@ -69,7 +69,9 @@ def disk_path(path: str | Path) -> Path:
 
 
 def list_folder(folder: Path, start: str = "") -> list[Path]:
-    """The files in a folder whose names begin with `start`, sorted; folders within are left out.
+    """The files in a folder whose names begin with `start`, sorted.
+
+    Folders within are left out, and where no start is given hidden files, as editors and macOS leave beside others.
 
     Raises:
         UserError: what cannot be read as a file, such as a link that leads nowhere or a pipe: its language would be
@@ -77,6 +79,8 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
     """
     files = []
     for path in sorted(each for each in folder.iterdir() if each.name.startswith(start)):
+        if path.name.startswith(".") and not start:
+            continue
         try:
             mode = path.stat().st_mode
         except OSError as error:  # a link to nothing or to itself
@@ -91,13 +95,14 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
 
 
 def list_archive(archive: Path) -> list[Path]:
-    """The paths of the files in a zip archive, sorted.
+    """The paths of the files in a zip archive but hidden ones, sorted.
 
     Raises:
         ValueError: the archive is damaged, or a member is encrypted, is there twice, or has a path outside the
             archive's folder.
     """
-    return sorted(archive / member.filename for member in _open_archive(archive).infolist() if not member.is_dir())
+    members = [archive / member.filename for member in _open_archive(archive).infolist() if not member.is_dir()]
+    return sorted(path for path in members if not path.name.startswith("."))
 
 
 def _open_archive(archive: Path) -> zipfile.ZipFile:

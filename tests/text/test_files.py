@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from written import PAIRS, many, pairs_of, read, text_of, write, write_format
+from written import PAIRS, many, pairs_of, read, text_of, write, write_format, zip_of
 
 from dap.errors import UserError
 from dap.prepare import read_evaluation
@@ -108,6 +108,17 @@ def test_what_cannot_be_read_in_a_folder_stops_instead_of_vanishing(
         refused(odd.touch, remedy)
     odd.symlink_to(write(tmp_path / "elsewhere", "oui\tyes\n"))
     assert list(find_bitext(folder)) == ["de", "fr"]
+
+
+def test_hidden_files_that_editors_and_macos_leave_are_no_text(tmp_path: Path) -> None:
+    folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
+    write(folder / "._de-en.tsv", "Mac OS X\tattributes\n")
+    (folder / ".#de-en.tsv").symlink_to("someone@host.4711")  # the lock of an editor
+    zip_of(folder / "a.zip", {"fr-en.tsv": b"oui\tyes\n", "__MACOSX/._fr-en.tsv": b"Mac OS X\tattributes\n"})
+    found = find_bitext(folder)
+    assert [read(file) for files in found.values() for file in files] == [[("ja", "yes")], [("oui", "yes")]]
+    assert sorted(read_evaluation([str(folder)])) == ["ja", "oui", "yes"]
+    assert [read(file) for file in find_bitext(folder / "._de-en.tsv")["de"]] == [[("Mac OS X", "attributes")]]
 
 
 def test_only_what_has_the_name_of_a_target_side_is_looked_at_beside_it(tmp_path: Path) -> None:
