@@ -54,7 +54,11 @@ class DAPTrainer(Trainer):
         library: what the saved model keeps of a sentence-transformers folder that it began with: length (else 128, or
             what the model allows), normalisation and prompts.
         train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
-        args: everything else as in `Trainer`; `processing_class` is the tokenizer, `data_collator` a `BitextCollator`.
+        args: everything else as in `Trainer`; `args` are `DAPTrainingArguments`, `processing_class` is the tokenizer,
+            `data_collator` a `BitextCollator`.
+
+    Raises:
+        ValueError: other training arguments.
     """
 
     args: DAPTrainingArguments
@@ -78,6 +82,8 @@ class DAPTrainer(Trainer):
         if self.dev_bitext:
             kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
+        if not isinstance(self.args, DAPTrainingArguments):
+            raise UserError(f"args are {type(self.args).__name__}: give DAPTrainingArguments")
         prepare_sharding(self)
         if self.args.freeze_word_embeddings:  # the prediction head's output embeddings, too
             self.model.get_input_embeddings().weight.requires_grad_(False)

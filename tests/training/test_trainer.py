@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs
 from datasets import concatenate_datasets
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 import dap.training.trainer
 from dap.text.corpus import load_bitext
@@ -45,6 +45,12 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path, tiny_toke
         )
 
     return make
+
+
+def test_the_stock_arguments_are_refused_by_name(tmp_path: Path, tiny_bert_dir: Path) -> None:
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
+    with pytest.raises(ValueError, match="args are TrainingArguments: give DAPTrainingArguments"):
+        DAPTrainer(model=model, args=TrainingArguments(str(tmp_path / "out")))
 
 
 def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
