@@ -8,6 +8,7 @@ prepare lies in a folder that all nodes share.
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import contextmanager
@@ -83,11 +84,14 @@ def _join(address: str, threads: int) -> None:
 
     limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))
     workers = {"env_vars": limits, "worker_process_setup_hook": start}
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdigit() and "/" not in host:  # where nothing answers, Ray goes on trying for many minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
     except ValueError as error:
         raise UserError(f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local") from error
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         odd = [each for each in (error, error.__cause__) if "Version mismatch" in str(each)]
         reason = f"{one_line(odd[0])}; give all nodes and this process the same" if odd else one_line(error)
         raise UserError(f"--ray {address}: {reason}") from error

@@ -230,12 +230,14 @@ for address in sys.argv[1:]:
     except ValueError as error:
         print(error)
 """
-    command = [sys.executable, "-c", script, "foo", nodes.address]
-    first, second = subprocess.run(command, text=True, capture_output=True, check=True).stdout.splitlines()
+    command = [sys.executable, "-c", script, "foo", nodes.address, "127.0.0.1:1"]
+    told = subprocess.run(command, text=True, capture_output=True, check=True, timeout=120).stdout
+    first, second, third = told.splitlines()
     assert first == "--ray foo: Invalid address format: foo; give auto, HOST:PORT or local"
     assert re.fullmatch(
         rf"--ray {nodes.address}: Version mismatch: .* Python: 3\..* Python: 3\.10\.1; give all .*", second
     )
+    assert re.fullmatch(r"--ray 127.0.0.1:1: .*Connection refused", third)
 
 
 def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
