@@ -284,6 +284,7 @@ def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
         ("no-such-folder", "any", "no-such-folder"),
         ("empty", "any", "holds no pair of language"),
         ("pairs", "no-such-model", "the configuration of .*no-such-model cannot be loaded "),
+        ("pairs", "/no/such-folder", "/no/such-folder: no such folder, and not the id of a Hub repository"),
         ("pairs --languages de xx", "any", "--languages xx: .* holds de only"),
         ("sides", "any", "tatoeba.deu-eng.deu.*tatoeba.deu-eng.eng.*line"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from configuration_dap import CHOICES
@@ -117,6 +117,8 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
         return read_json(hf_hub_download(name_or_path, filename, revision=revision))
     except EntryNotFoundError:
         return None
+    except HFValidationError as error:
+        raise UserError(f"{name_or_path}: no such folder, and not the id of a Hub repository") from error
 
 
 def _module_kind(dotted: str) -> str:
