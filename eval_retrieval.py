@@ -59,7 +59,7 @@ from dap.reports import (
 from dap.search import COPY_KINDS, Copy, group_averages, hard_negative_copies, hard_negative_errors, retrieval_accuracy
 from dap.text import disk_path, find_bitext, read_pairs
 
-PROTOCOL = "nearest neighbour by cosine over the other side, accuracy by line, macro averages"
+PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
 
 Pairs = dict[str, list[tuple[str, str]]]
 Copies = dict[str, list[Copy]]
@@ -331,8 +331,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             numbers["hard_negatives"] = hard_negative_results(pairs, copies, vectors)
         is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in files)  # such as tatoeba.deu-eng.deu
         is_whole = data_args.max_pairs is None  # with fewer pairs there are fewer candidates
-        protocol = f"{'Tatoeba' if is_tatoeba and is_whole else 'bitext retrieval'}: {PROTOCOL}"
-        content = model_args.report(encoder, protocol, numbers, settings | vars(vector_args), seconds)
+        content = model_args.report(encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds)
         print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_tatoeba and is_whole else ()))
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")

@@ -112,7 +112,7 @@ def test_commands_give_the_files_of_one_process(
     said = capsys.readouterr().out
     plan = (
         r"plan: 120 sentences on 1 encoders: (\S+) s at ([\d,]+) sentences a second each, in 6 shards; "
-        r"1 search tasks of about 48 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
+        r"1 search tasks of about 24 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
     )
     seconds, rate = (float(each.replace(",", "")) for each in re.search(plan, said).groups())
     assert seconds == pytest.approx(120 / rate, rel=0.1)

@@ -18,6 +18,7 @@ from dap.files import write_json
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
+    TATOEBA_GROUPS,
     bucc_table,
     tatoeba_tables,
     xnli_table,
@@ -196,7 +197,8 @@ def paper_beside(report: Mapping[str, Any]) -> str | None:
     """The numbers, or means, of a report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
     means, name = _means(report), Path(report["model"]).name + (f" (n={report['n']})" if "n" in report else "")
     languages = means.get("languages", {})
-    if report["protocol"].startswith("Tatoeba:"):
+    is_whole = report["settings"].get("max_pairs") is None  # with fewer pairs there are fewer candidates
+    if is_whole and any(group in means.get("averages", {}) for group in TATOEBA_GROUPS):
         return tatoeba_tables(means, name)
     if languages and all("accuracy" in numbers for numbers in languages.values()):
         return xnli_table({code: numbers["accuracy"] for code, numbers in languages.items()}, name)
