@@ -20,8 +20,9 @@ class ModelArguments:
     """Which encoder, and how it pools."""
 
     model_name_or_path: str = arg(
-        MISSING, "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder or Hub id."
-    )
+        MISSING, "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id; to encode "
+        "with, also a .onnx file of ours.", aliases=["--model"]
+    )  # fmt: skip
     pooling: str | None = arg(
         None, "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
         choices=CHOICES["pooling"]
@@ -34,10 +35,6 @@ class ModelArguments:
 class EncoderArguments(ModelArguments):
     """Which model, and how it makes a sentence vector."""
 
-    model_name_or_path: str = arg(
-        MISSING, "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id, or a .onnx "
-        "file of ours.", aliases=["--model"]
-    )  # fmt: skip
     prefix: str | None = arg(None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's.")
     max_seq_length: int | None = arg(None, "Tokens a sentence. Default: the sentence-transformers folder's, else 128.")
     bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
