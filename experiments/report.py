@@ -282,8 +282,10 @@ def readme_block(studies: Sequence[Study]) -> str:
             if seeds := len(study.final(runs[label])):
                 found = [study.spread(runs[label], shown[short]) if short in shown else None for short in columns]
                 rows.append([f"{study.name}: {label}", *(number(each, seeds) for each in found)])
-    sizes = " ".join(f"`{study.name}`: {size}" for study in compared if (size := _size_of_tatoeba(study)))
-    note = f"""Percent, mean ± standard deviation over seeds. {sizes} All tables and their commands:
+    sizes = {study.name: size for study in compared if (size := _size_of_tatoeba(study))}
+    of_each = [f"`{name}`: {size}" for name, size in sizes.items()]
+    told = " ".join({*sizes.values()} if len({*sizes.values()}) == 1 else of_each)
+    note = f"""Percent, mean ± standard deviation over seeds. {told} All tables and their commands:
     [{DOCS}]({DOCS})."""
     return f"{table(['', *columns], rows)}\n\n{paragraph(note)}"
 
