@@ -400,7 +400,7 @@ def packed_attention(
     window = kwargs.get("sliding_window")
     if window is not None and kwargs["max_length_k"] <= window:
         window = None
-    if query.device.type == "cpu" or window is not None:
+    if query.device.type != "cuda" or window is not None:
         out = attention_by_length(*tokens, *ends, dropout, scaling, window)  # (T, H, d)
     else:
         limits = min(kwargs["row_lengths"]), kwargs["max_length_k"]

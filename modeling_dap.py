@@ -338,7 +338,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
     ) -> DAPConfig:
         """The configuration; raises `ValueError` for ids or counts that its objectives have no use for."""
         if target_token_ids is not None:
-            fields = {**fields, "target_vocab_size": len(set(target_token_ids))}
+            fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
         config = DAPConfig(encoder_config, **fields)
         given = f"objective={config.objective!r}"
         if target_token_ids is not None and not config.objectives & OF_TARGETS:
@@ -397,17 +397,18 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
         """Set the token ids that RTL and BOW predict; as many as `config.target_vocab_size`."""
-        size = self.config.target_vocab_size
-        ids = torch.tensor(sorted(set(token_ids)), dtype=torch.long)
-        if len(ids) != size or ids[0] < 0 or ids[-1] >= self.config.vocab_size:
+        size, ids = self.config.target_vocab_size, sorted(set(token_ids))
+        outside = [number for number in ids if not 0 <= number < self.config.vocab_size]
+        if len(ids) != size or outside:
+            found = f"{len(ids)} ids, {len(outside)} of them outside of the vocabulary"
             allowed = f"{size} different ids from 0 to {self.config.vocab_size - 1} (target_vocab_size={size})"
-            raise ValueError(f"target vocabulary of {len(ids)} ids from {ids[0]} to {ids[-1]}: give {allowed}.")
-        self.prediction_head.token_ids.copy_(ids)
+            raise ValueError(f"target vocabulary of {found}: give {allowed}.")
+        self.prediction_head.token_ids.copy_(torch.tensor(ids))
 
     def draw_noise(self, ids: Tensor) -> Tensor | None:
-        """(B, S) float64, uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
+        """(B, S), uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
         masks_some = any(own.masks for own in self.objectives)
-        return torch.rand(ids.shape, dtype=torch.float64, device=ids.device) if masks_some else None
+        return torch.rand(ids.shape, device=ids.device) if masks_some else None
 
     @can_return_tuple
     def forward(

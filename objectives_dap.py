@@ -24,6 +24,8 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
     from heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
     from losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
 
+SCATTER = 10368889  # 2**24 times the golden ratio: its multiples, modulo 2**24, lie evenly
+
 
 # ----------------------------------------------------------------------------------------- what objectives are given
 
@@ -411,13 +413,13 @@ def mask_tokens(ids: Tensor, noise: Tensor, probability: float, mask_id: int, vo
 
     Args:
         ids: (B, S) token ids.
-        noise: (B, S) float64, uniform in [0, 1); its low-order digits choose the random id.
+        noise: (B, S), uniform in [0, 1); scattered, it also chooses the random id.
 
-    >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]).double(), 0.2, 4, 10)
+    >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]), 0.2, 4, 10)
     tensor([[4, 8]])
     """
     share = noise / probability  # (B, S), uniform in [0, 1) where the token is chosen
-    random_ids = ((noise * 2**20) % 1 * vocab_size).long()
+    random_ids = (noise * 2**24).long() * SCATTER % 2**24 * vocab_size // 2**24
     masked = torch.where(share < 0.8, mask_id, ids)
     return torch.where((share >= 0.8) & (share < 0.9), random_ids, masked)
 

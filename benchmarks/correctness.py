@@ -53,7 +53,7 @@ def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
         lengths = torch.randint(3, longest + 1, (pairs, 1), generator=generator)
         mask = (torch.arange(longest) < lengths).long()  # (B, S)
         ids = torch.randint(5, WORDS, mask.shape, generator=generator).masked_fill(mask == 0, PAD)
-        noise = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
+        noise = torch.rand(mask.shape, generator=generator)
         batch |= {f"{side}_input_ids": ids, f"{side}_attention_mask": mask, f"{side}_noise": noise}
     return batch
 

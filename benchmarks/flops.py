@@ -37,7 +37,7 @@ def with_noise(batch: Batch, share: int = 5) -> Batch:
     seen = 0
     for side in ("source", "target"):
         mask = batch[f"{side}_attention_mask"]
-        noise = torch.full(mask.shape, 0.9, dtype=torch.float64, device=mask.device)  # (B, S), below 1 for RTL
+        noise = torch.full(mask.shape, 0.9, device=mask.device)  # (B, S), below 1 for RTL
         inner = torch.arange(mask.shape[1] - 2, device=mask.device) + seen
         noise[:, 1:-1] = torch.where(inner % share == 0, 0.1, 0.9)
         seen += len(inner)

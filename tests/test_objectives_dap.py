@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conftest import REPOSITORY, tiny_config
-from tiny_models import COMBINATIONS, MASK, gradients, make_batch, tiny_model, widen
+from tiny_models import COMBINATIONS, MASK, NoFloat64, gradients, make_batch, tiny_model, widen
 from torch import Tensor
 
 from dap.training import CachedBatch
@@ -110,3 +110,13 @@ def test_the_objective_that_the_page_adds_trains_and_does_not_see_padding_or_chu
         assert model(**batch).loss.item() < loss
         rest = sum(own.weight * out.measures[f"{own.name}_loss"] for own in model.objectives if own.name != added)
         torch.testing.assert_close(out.loss, 0.5 * getattr(out, f"{added}_loss") + rest)
+
+
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("objective", COMBINATIONS)
+def test_a_device_without_float64_trains(objective: str, size: int | None) -> None:
+    model = model_of(objective)
+    batch = {name: value for name, value in make_batch().items() if "noise" not in name}
+    with NoFloat64():
+        loss, _ = step(model, batch, size)
+    assert loss > 0

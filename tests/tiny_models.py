@@ -1,9 +1,14 @@
 """Tiny DAP models of every supported encoder class, batches for them, and what tests read of both."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
@@ -37,7 +42,7 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Ten
         ids[:, 0], ids[torch.arange(pairs), lengths - 1] = 0, 2
         batch[f"{side}_input_ids"] = ids.masked_fill(mask == 0, PAD)
         batch[f"{side}_attention_mask"] = mask
-        batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
+        batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator)
     return batch
 
 
@@ -66,3 +71,15 @@ def tokens_of(batch: dict[str, Tensor], side: str, row: int) -> Tensor:
 
 def gradients(model: torch.nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+class NoFloat64(TorchDispatchMode):
+    """A device without float64, such as Apple's: what makes such a tensor fails."""
+
+    def __torch_dispatch__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        doubles = [each for each in tree_leaves(out) if isinstance(each, Tensor) and each.dtype == torch.float64]
+        assert not doubles, f"{function} gives float64"
+        return out

@@ -85,7 +85,7 @@ def sample_pairs(
     generator = torch.Generator().manual_seed(0)
     for side in SIDES:
         shape = batch[f"{side}_input_ids"].shape
-        batch[f"{side}_noise"] = torch.rand(shape, dtype=torch.float64, generator=generator)
+        batch[f"{side}_noise"] = torch.rand(shape, generator=generator)
     others = [block.roll(-1) if len(block) > 1 else (block + 1) % len(rows) for block in blocks]
     return batch, torch.cat(others)
 
@@ -109,7 +109,7 @@ def mean_loss(model: DAPForPreTraining, reader: Objective, batch: Batch, rows: T
         part = batch._replace(source=source, target=target, language_ids=batch.language_ids[other])
         labels = reader.labels(part, model)
         sums, _ = reader.sums(part, model, labels)
-        pair = torch.stack([sums.double(), labels.flatten(1).sum(1).double()])  # (2, G)
+        pair = torch.stack([sums, labels.flatten(1).sum(1)]).cpu().double()  # (2, G)
         totals.append(pair[:, READERS[reader.name]].sum(1))
     loss, tokens = torch.stack(totals).sum(0).tolist()
     return loss / max(tokens, 1)

@@ -58,7 +58,7 @@ class DAPTrainer(Trainer):
             `data_collator` a `BitextCollator`.
 
     Raises:
-        ValueError: other training arguments.
+        ValueError: other training arguments, or text to evaluate on and no tokenizer.
     """
 
     args: DAPTrainingArguments
@@ -84,15 +84,21 @@ class DAPTrainer(Trainer):
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, DAPTrainingArguments):
             raise UserError(f"args are {type(self.args).__name__}: give DAPTrainingArguments")
+        if self.dev_bitext and self.processing_class is None:
+            raise UserError("dev_bitext is text, which needs a tokenizer: give processing_class=tokenizer")
         prepare_sharding(self)
         if self.args.freeze_word_embeddings:  # the prediction head's output embeddings, too
             self.model.get_input_embeddings().weight.requires_grad_(False)
         if self.args.freeze_encoder:  # nothing is differentiated in it then
             require_heads(self.model, "--freeze_encoder")
             self.model.dap.requires_grad_(False)
+        self._add_callbacks()
+
+    def _add_callbacks(self) -> None:
+        """Those that every run has, and those of its arguments; and bars and lines that are brief."""
         own: list[TrainerCallback] = [GoOn(), RecordInCheckpoints()]
-        if hasattr(train_sampler, "set_epoch"):
-            own.append(EpochOfSampler(train_sampler))
+        if hasattr(self.train_sampler, "set_epoch"):
+            own.append(EpochOfSampler(self.train_sampler))
         if self.args.early_stopping_patience is not None:
             own.append(EarlyStoppingCallback(self.args.early_stopping_patience))
         for callback in own:

@@ -71,10 +71,12 @@ def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(tmp_path: Path, cap
     )
 
 
-def test_ids_and_counts_that_no_head_takes_are_refused() -> None:
+def test_ids_and_counts_that_a_model_cannot_take_are_refused() -> None:
     for objective, more, message in (
         ("mlm", {"target_token_ids": [7, 9]}, "target_token_ids are what RTL and BOW predict, not objective='mlm'"),
         ("tr", {"token_counts": torch.ones(250)}, "token_counts are for a prediction head, which objective='tr'"),
+        ("bow", {"target_token_ids": [7, 250]}, "of 2 ids, 1 of them outside of the vocabulary: give 2 different ids"),
+        ("bow", {"target_token_ids": [7], "target_vocab_size": 2}, "of 1 ids, 0 of them outside .* give 2 different"),
     ):
         with pytest.raises(ValueError, match=message):
             DAPForPreTraining.from_scratch(tiny_config("bert"), objective=objective, mask_token_id=MASK, **more)

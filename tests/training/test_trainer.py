@@ -47,10 +47,13 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path, tiny_toke
     return make
 
 
-def test_the_stock_arguments_are_refused_by_name(tmp_path: Path, tiny_bert_dir: Path) -> None:
+def test_stock_arguments_and_dev_text_without_a_tokenizer_are_refused(tmp_path: Path, tiny_bert_dir: Path) -> None:
     model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
     with pytest.raises(ValueError, match="args are TrainingArguments: give DAPTrainingArguments"):
         DAPTrainer(model=model, args=TrainingArguments(str(tmp_path / "out")))
+    args = DAPTrainingArguments(str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="needs a tokenizer: give processing_class"):
+        DAPTrainer(model=model, args=args, dev_bitext={"de": (["Ja"], ["Yes"])})
 
 
 def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
