@@ -159,6 +159,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments or text that do not fit, a folder of another run, or no space left on the device.
         FileNotFoundError: no such file or folder.
     """
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     parser = ArgumentParser((DataArguments, PrepareOptions))
     args, options = parser.parse_args_into_dataclasses(args=argv)
     if args.recipe:
@@ -229,11 +230,7 @@ def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: di
     shutil.rmtree(plan.work_dir)
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
-    run(argv)
+main = command(run)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: arguments, a checkpoint or results that do not fit, or the Hub does not take it.
         FileNotFoundError: no such checkpoint or file.
     """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     checkpoint, args, options = parse(argv)
     if args.output_dir or args.dry_run:
         beside = os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint  # "." has a name, too
@@ -119,11 +120,7 @@ def publish(checkpoint: str, folder: Path, args: PushArguments, options: Options
     return written | {"repo_id": args.repo_id, "commit": commit}
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
+main = command(run)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from dap.errors import UserError, one_line
 from dap.files import disk_full
@@ -29,8 +30,13 @@ MODEL_FILES = (
 )  # fmt: skip
 _HELD: set[int] = set()  # handles that have a lock
 
+
+class ClaimedError(UserError):
+    """Another run is at work on an output."""
+
+
 Place = str | Path
-Main = Callable[[Sequence[str] | None], None]
+Main = Callable[[Sequence[str] | None], Any]
 
 
 def command(main: Main) -> Main:
@@ -229,7 +235,7 @@ def _lock(handle: int, name: str) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         run = f"another run{_holder(handle)}"
-        raise UserError(f"{name}: {run} is at work on it: wait for its end, or give another one") from None
+        raise ClaimedError(f"{name}: {run} is at work on it: wait for its end, or give another one") from None
     except OSError as error:  # some network file systems know no locks
         logger.warning("%s cannot be kept from other runs (%s): start none beside this one", name, error.strerror)
 

@@ -18,7 +18,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
-from dap.search import align_tokens, unit_rows
+from dap.search import draw_alignment, unit_rows
 from dap.text import read_sentences
 
 MATCHES = 5  # shown of each text
@@ -66,27 +66,17 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
     return sorted(rows, key=lambda row: -row[0])
 
 
-def aligned(encoder: SentenceEncoder, query: str, match: str) -> tuple[list[str], list[str], np.ndarray, np.ndarray]:
-    """Tokens of both sentences, their links (L, 2) and their cosines (S, T), as `align_tokens` gives them."""
-    sides = [query.strip(), match]
-    links, cosines = align_tokens(*encoder.encode_tokens(sides))
-    spans = zip(sides, encoder.token_spans(sides), strict=True)
-    source, target = ([side[start:end].strip() for start, end in own] for side, own in spans)
-    return source, target, links, cosines
-
-
 def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
     """The cosines of the tokens as a heat map, with a dot on those that are each other's nearest."""
     from matplotlib.figure import Figure
 
-    source, target, links, cosines = aligned(encoder, query, match)
+    sides = [query.strip(), match]
+    spans = zip(sides, encoder.token_spans(sides), strict=True)
+    source, target = ([side[start:end].strip() for start, end in own] for side, own in spans)
     figure = Figure(figsize=(2 + 0.45 * len(target), 1.5 + 0.35 * len(source)), layout="constrained")
     axes = figure.subplots()
     axes.set_title("Dots join tokens that are each other's nearest")
-    axes.imshow(cosines, cmap="Blues", aspect="auto")
-    axes.scatter(links[:, 1], links[:, 0], s=40, color="#d1495b", edgecolors="white")
-    axes.set_xticks(range(len(target)), target, rotation=45, ha="right")
-    axes.set_yticks(range(len(source)), source)
+    draw_alignment(axes, encoder.encode_tokens(sides), source, target)
     return figure
 
 

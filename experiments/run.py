@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dap.commands import claimed, command
+from dap.commands import ClaimedError, claimed, command
 from dap.errors import UserError
 from dap.files import read_object, write_json
 from dap.reports import machine, versions
@@ -33,10 +32,6 @@ logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
 BEGUN = "begun.json"  # in a run's folder: what trained it, on what machine
-
-
-class Busy(Exception):
-    """Another process is at work on a run."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +131,12 @@ class Workspace:
         """Train, evaluate and collect, as far as that is not done.
 
         Raises:
-            Busy: another process is at work on it.
+            ClaimedError: another process is at work on it.
             RuntimeError: a command failed.
             ValueError: a damaged file, or nothing tells how long a step takes.
         """
         folder = self.folder(job)
-        with taken(folder):
+        with claimed(folder, beside=True):  # beside the folder that the commands claim
             if not (folder / FINISHED).is_file():
                 arguments = self.arguments(job)
                 self.begin(job, arguments)
@@ -190,17 +185,6 @@ class Workspace:
 def evaluation(folder: Path, name: str) -> Path:
     """Where the result of an evaluation lies in a training's folder."""
     return folder / name / f"{name}.json"
-
-
-@contextmanager
-def taken(folder: Path) -> Iterator[None]:
-    """`claimed`, beside the folder that the commands claim; raises `Busy` where another process has it."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(claimed(folder, beside=True))
-        except UserError as error:
-            raise Busy(str(error)) from error
-        yield
 
 
 def commit(checkout: Path = ROOT) -> str | None:
@@ -265,7 +249,7 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
             if workspace.state(job) != "done":
                 workspace.carry_out(job)
                 logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
-        except Busy as reason:
+        except ClaimedError as reason:
             logger.info("%s is left to another process: %s", job.name, reason)
         except (RuntimeError, ValueError, OSError) as reason:
             failed.append(f"{job.name}: {reason}")

@@ -4,12 +4,11 @@ import hashlib
 import html
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import polib
-
 from dap.languages import ISO3, TATOEBA_36
+from dap.text import catalogue_pairs
 from dap.training import normalise
 
 Pair = tuple[str, str]  # (source, English)
@@ -50,28 +49,6 @@ def usable(source: str, english: str) -> bool:
     )
 
 
-def read_po(text: str) -> Iterator[Pair]:
-    """Clean usable pairs of one ``.po`` file; fuzzy, obsolete and untranslated entries are left out."""
-    for entry in polib.pofile(text):
-        if not entry.translated():
-            continue
-        for source, english in _forms(entry):
-            pair = clean(source), clean(english)
-            if usable(*pair):
-                yield pair
-
-
-def _forms(entry: polib.POEntry) -> Iterator[Pair]:
-    """(translation, English) of an entry; of plural entries the general plural, and the singular where it is plain."""
-    if not entry.msgid_plural:
-        yield entry.msgstr, entry.msgid
-        return
-    forms = [entry.msgstr_plural[key] for key in sorted(entry.msgstr_plural)]
-    if len(forms) == 2:  # with more forms, form 0 is not always "one"
-        yield forms[0], entry.msgid
-    yield forms[-1], entry.msgid_plural
-
-
 def locale_rank(locale: str, language: str) -> int | None:
     """0 for the locale folder that suits ``language`` best, then 1 …; None for another language or script.
 
@@ -91,8 +68,9 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for language, name in _members(archive, languages):
-                for pair in read_po(archive.read(name).decode("utf-8", errors="strict")):
-                    found[language].setdefault(normalise(pair[1]), pair)
+                for source, english in (map(clean, pair) for _, pair in catalogue_pairs(f"{wheel}/{name}")):
+                    if usable(source, english):
+                        found[language].setdefault(normalise(english), (source, english))
     corpus: dict[str, dict[str, Pair]] = {language: {} for language, pairs in found.items() if pairs}
     for language, by_source in corpus.items():
         for pair in found[language].values():

@@ -9,7 +9,7 @@ import yaml
 
 from dap.errors import UserError
 from dap.files import read_json, write_json
-from dap.training import FINISHED, changes_weights
+from dap.training import FINISHED, changes_weights, differences
 
 RECORD = "made_from.json"  # written before training begins
 
@@ -30,8 +30,8 @@ def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str,
     """
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    lines = {f"{recipe.name} {key}": value for key, value in content.items() if changes_weights(key)}
-    return {"start model": start, "pooling": pooling, "training text": folder_digest(text)} | lines
+    lines = {key: value for key, value in content.items() if changes_weights(key)}
+    return {"start model": start, "pooling": pooling, "training text": folder_digest(text), recipe.name: lines}
 
 
 def claim(out: Path, wanted: dict[str, Any]) -> bool:
@@ -46,17 +46,9 @@ def claim(out: Path, wanted: dict[str, Any]) -> bool:
     if not finished and not any(out.glob("checkpoint-*")):
         write_json(wanted, record)
         return False
-    if not record.exists():
-        raise UserError(f"{out} holds a run without {RECORD}, so nothing says what made it; {_remedy(out)}")
-    made = read_json(record)
-    keys = [key for key in made | wanted if made.get(key) != wanted.get(key)]
-    if keys:
-        differences = "; ".join(
-            f"{key}: {made.get(key, 'not set')} there, {wanted.get(key, 'not set')} asked for" for key in keys
+    if differing := differences(read_json(record) if record.exists() else dict.fromkeys(wanted), wanted):
+        raise UserError(
+            f"{out} holds a run made from something else ({'; '.join(differing)}); remove or rename the folder to "
+            f"train again: mv {out} {out}-old"
         )
-        raise UserError(f"{out} holds a run made from something else ({differences}); {_remedy(out)}")
     return finished
-
-
-def _remedy(out: Path) -> str:
-    return f"remove or rename the folder to train again: mv {out} {out}-old"

@@ -20,7 +20,6 @@ from benchmarks.clients import RECIPES
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.publishing import Options, build
-from dap.search import align_tokens
 
 
 def load_app() -> ModuleType:
@@ -53,12 +52,10 @@ def test_matches_are_the_sentences_of_highest_cosine(encoder: SentenceEncoder, t
     assert next(row for row in rows if row[1] == 2)[2] == texts[1].sentences[int(cosines.argmax())]
 
 
-def test_tokens_are_pieces_of_the_sentence_and_aligned(encoder: SentenceEncoder) -> None:
-    query, match = SOURCE[0], TARGET[0]
-    source, target, links, cosines = app.aligned(encoder, query, match)
-    assert "".join(source) == query.replace(" ", "")
-    assert cosines.shape == (len(source), len(target))
-    assert links.tolist() == align_tokens(*encoder.encode_tokens([query, match]))[0].tolist()
+def test_tokens_of_the_picture_are_pieces_of_the_sentences(encoder: SentenceEncoder) -> None:
+    axes = app.picture(encoder, f" {SOURCE[0]}", TARGET[0]).axes[0]
+    for labels, sentence in ((axes.get_yticklabels(), SOURCE[0]), (axes.get_xticklabels(), TARGET[0])):
+        assert "".join(label.get_text() for label in labels) == sentence.replace(" ", "")
 
 
 def test_texts_and_queries_that_are_none_are_refused(encoder: SentenceEncoder) -> None:

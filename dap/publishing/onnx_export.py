@@ -208,6 +208,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     Raises:
         ValueError, FileNotFoundError, OSError: as `export` and loading do.
     """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = ArgumentParser(ExportArguments, allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
     parser.add_argument("out", metavar="OUT", help="Folder to write: empty, not there, or CHECKPOINT itself.")
@@ -220,11 +221,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return files
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
+main = command(run)
 
 
 if __name__ == "__main__":

@@ -240,7 +240,4 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return merged
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    run(argv)
+main = command(run)

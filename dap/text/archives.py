@@ -65,7 +65,7 @@ def _open_packed(path: Path) -> BinaryIO:
 def disk_path(path: str | Path) -> Path:
     """The file on the disk: the archive for `archive.zip/member`, else the path itself."""
     path = Path(path)
-    return next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), path)
+    return next((each for each in path.parents if each.suffix in (".zip", ".whl") and each.is_file()), path)
 
 
 def list_folder(folder: Path, start: str = "") -> list[Path]:

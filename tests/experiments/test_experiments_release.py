@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import LANGUAGES, synthetic_pairs, tiny_config
+from conftest import LANGUAGES, synthetic_pairs
 from tiny_models import gradients, make_batch, tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
-from experiments import new_encoder, plain_encoder, release
+from experiments import new_encoder, release
 from experiments.release import ReleasedDAP
-from modeling_dap import DAPConfig, DAPForPreTraining, DAPForPreTrainingOutput
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
 PAIRS, WEIGHT = 8, 0.1
 
@@ -113,22 +113,6 @@ def test_what_cannot_be_simulated_is_refused(more: str, message: str, flags: lis
     line = f"--model_name_or_path m --output_dir {tmp_path} --released_processes {more}"
     with pytest.raises(SystemExit, match=f"^error: --released_processes {message}"):
         release.main([*flags, *line.split()])
-
-
-def test_an_encoder_without_head_is_taken_from_a_checkpoint(
-    tiny_tokenizer: PreTrainedTokenizerFast, tiny_bert_dir: Path, tmp_path: Path
-) -> None:
-    model = DAPForPreTraining(DAPConfig(tiny_config("bert"), objective="mlm", mask_token_id=4))
-    model.save_pretrained(tmp_path / "mlm")
-    tiny_tokenizer.save_pretrained(tmp_path / "mlm")
-    plain_encoder.main([str(tmp_path / "mlm"), "--output_dir", str(tmp_path / "plain")])
-    plain, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain", output_loading_info=True)
-    assert any(name.startswith("cls.") for name in info["missing_keys"])  # of the masked-LM head
-    expected = model.dap.encoder.state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in plain.bert.state_dict().items())
-    assert AutoTokenizer.from_pretrained(tmp_path / "plain").get_vocab() == tiny_tokenizer.get_vocab()
-    with pytest.raises(SystemExit, match="is a plain 'bert' already"):
-        plain_encoder.main([str(tiny_bert_dir), "--output_dir", str(tmp_path / "again")])
 
 
 def unigram_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -55,8 +55,8 @@ def wheel(path: Path, files: dict[str, str]) -> Path:
     return path
 
 
-def test_po_entries_are_cleaned_and_chosen() -> None:
-    assert list(bitext.read_po(PO)) == [
+def test_po_entries_are_cleaned_and_chosen(tmp_path: Path) -> None:
+    assert bitext.read_wheels([wheel(tmp_path / "a.whl", {"de": PO})])["de"] == [
         ("Eine neue Seite hinzufügen", "Add a new page"),
         ("eine offene Aufgabe", "one open task"),
         ("alle offenen Aufgaben", "all open tasks"),

@@ -134,12 +134,3 @@ def test_bucc_table_averages_only_all_four_pairs() -> None:
     assert bucc_table(ours, "mine").splitlines()[-1].split()[-1] == "95.4"
     one = bucc_table({"de-en": (1.0, 2.0, 3.0)}).splitlines()[2].split()
     assert one[2:] == [*"---", "1.0", "2.0", "3.0", *"-" * 7]
-
-
-@pytest.mark.parametrize(
-    ("pair", "split", "message"),
-    [("de-en", "sample", "split='sample': the paper has training and test"), ("en-de", "test", "pair 'en-de'")],
-)
-def test_bucc_numbers_that_belong_beside_no_table(pair: str, split: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        bucc_table({pair: (1.0, 1.0, 1.0)}, split=split)
