@@ -295,7 +295,8 @@ def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls"
     """
     if pooling == "cls":
         first = attention_mask.bool().to(torch.uint8).argmax(1)  # (B,): 0 unless the padding is on the left
-        return last_hidden_state[torch.arange(len(first), device=first.device), first]
+        rows = torch.arange(first.shape[0], device=first.device)  # (B,); an export takes len() for a constant
+        return last_hidden_state[rows, first]
     states = at_least_float32(last_hidden_state)  # a sum in half precision would overflow
     mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, S, 1)
     return ((states * mask).sum(1) / mask.sum(1).clamp(min=1)).to(last_hidden_state.dtype)
@@ -346,6 +347,7 @@ def pack(*masks: Tensor) -> list[Packing]:
     >>> packing.index, packing.columns, packing.lengths
     (tensor([3, 1, 2]), tensor([[0, 0, 1]]), [1, 2])
     """
+    masks = tuple(mask.bool() for mask in masks)
     counts = torch.stack([mask.sum(1) for mask in masks]).tolist()
     rows = sorted(range(len(counts[0])), key=counts[0].__getitem__)
     order = torch.tensor(rows, device=masks[0].device)  # (B,)
@@ -353,7 +355,7 @@ def pack(*masks: Tensor) -> list[Packing]:
 
 
 def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
-    real = mask.bool()[order].flatten()  # (B·S,)
+    real = mask[order].flatten()  # (B·S,)
     places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(lengths)]  # (T,)
     index = torch.arange(mask.numel(), device=mask.device).view(mask.shape)[order].flatten()[places]  # (T,)
     columns = (mask.cumsum(1) - 1).flatten()[index]  # (T,)

@@ -167,7 +167,13 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def resize(self, table: Tensor) -> None:
-        """Predict the ids of new word embeddings (V, E), those that are new with bias 0, unless their own are set."""
+        """Predict the ids of new word embeddings (V, E), those that are new with bias 0, unless their own are set.
+
+        Raises:
+            ValueError: an id of these would be gone.
+        """
+        if self.token_ids is not None and (last := int(self.token_ids.max())) >= len(table):
+            raise ValueError(f"the target vocabulary has id {last}: give {last + 1} token embeddings or more.")
         if not self.is_narrow:
             kept = self.bias[: len(table)]
             self.bias = nn.Parameter(F.pad(kept, (0, len(table) - len(kept))))

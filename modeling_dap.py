@@ -348,9 +348,14 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return config
 
     @classmethod
-    def _new(cls, config: DAPConfig, dtype: torch.dtype, target_token_ids: list[int] | None) -> "DAPForPreTraining":
+    def _new(
+        cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
+    ) -> "DAPForPreTraining":
         """A model with random weights, and the target vocabulary where that is not all."""
-        model = cls(config).to(dtype)
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(kind, torch.dtype):
+            raise ValueError(f"dtype={dtype!r}: give one of torch's, such as 'bfloat16'.")
+        model = cls(config).to(kind)
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
         return model
@@ -379,9 +384,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @torch.no_grad()
     def _try_out(self) -> None:
-        """Take two pairs of uneven lengths through encoder and heads, but through no other process."""
-        ids = torch.arange(16).view(2, 8) % self.config.vocab_size  # (2, 8)
-        masks = ((torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8]))
+        """Take two pairs of uneven lengths through encoder and heads, but through no other process.
+
+        Raises:
+            ValueError: the states of a sentence depend on the padding beside it, or on how its words are embedded.
+        """
+        padding = getattr(self.config.encoder_config, "pad_token_id", None)
+        real = [number for number in range(17) if number != padding]
+        ids = torch.tensor(real[:16]).view(2, 8) % self.config.vocab_size  # (2, 8)
+        masks = [(torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8])]
+        encoder = self.dap.encoder.eval()  # without dropout
+        alone = encoder(input_ids=ids[:1, :5], attention_mask=masks[0][:1, :5]).last_hidden_state
+        padded = last_states(encoder, masks[0], inputs_embeds=self.get_input_embeddings()(ids))[:1, :5]
+        if not (padded - alone).norm() < torch.finfo(alone.dtype).eps ** 0.5 * alone.norm():
+            raise ValueError("a sentence has other states alone, by its ids, than beside padding, by embeddings")
+        self.train(self.training)
         with torch.random.fork_rng(devices=[]):
             sides = (Side(ids, mask, self.draw_noise(ids)) for mask in masks)
             batch = Batch(*sides, torch.zeros(2, dtype=torch.long))
@@ -425,6 +442,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         chunk: Chunk | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        return_loss: bool = True,
     ) -> DAPForPreTrainingOutput:
         """Losses of B translation pairs.
 
@@ -440,6 +458,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
             output_hidden_states, output_attentions: also give what the encoder does on its way, for which padding is
                 computed, too; the config decides when absent. Attentions need `attn_implementation="eager"`.
+            return_loss: it always is; named, as it tells a stock `Trainer` that there is one to evaluate by.
         """
         if len(source_input_ids) != len(target_input_ids):
             raise ValueError(f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs.")
@@ -527,6 +546,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
         rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split([i.numel() for i in wanted])
         found = [part.unflatten(0, ids.shape) for part, ids in zip(rows, wanted)]
         words = {"mask": None, "predicted": table} | dict(zip(others, found[len(texts) :]))
+        module = self.get_input_embeddings()
+        if type(module).forward is not nn.Embedding.forward or module._forward_hooks:  # an adapter, noise, a scale
+            return Words(table, **words), [module(ids) for ids in texts]
         return Words(table, **words), found[: len(texts)]
 
 
@@ -542,6 +564,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
+        self.loss_type = "ForSequenceClassification"  # whatever a subclass is named
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
         rate = getattr(config.encoder_config, "classifier_dropout", None)
@@ -589,6 +612,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """What `DAPModel` gives; without padding where only the embedding is asked for and the encoder allows it."""
         encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
+        asks_more |= torch.jit.is_tracing() or torch.compiler.is_exporting()  # lengths would be constants
         if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
             return self.dap(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others)
         pooling, inputs = self.config.pooling, {"input_ids": input_ids, **others}

@@ -352,10 +352,10 @@ class BagOfWords(Objective):
         return counted.expand(2, *counted.shape)  # the same for both sides
 
     def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        head, sums = model.prediction_head, []
+        head, own, sums = model.prediction_head, model.bow_transform, []
         for side, counted in zip(batch.sides, labels):
             vectors = F.normalize(side.embeds, dim=-1) * side.embeds.shape[-1] ** 0.5  # (B, D), as large as a state
-            states = (model.bow_transform or head).transform(vectors)  # (B, E)
+            states = (head if own is None else own).transform(vectors)  # (B, E)
             sums.append(head.bag_loss_sum(states, batch.target.ids, counted, batch.words))
         return torch.stack(sums), {}
 

@@ -49,6 +49,7 @@ from dap.training import (
     load_model,
     parse_arguments,
     read_start,
+    require_batch,
     split_validation,
     tokenize_bitext,
     train_to_end,
@@ -79,7 +80,7 @@ def mix_languages(
     """All languages as one dataset, and what draws the language mix from it; a stream is in the mix already.
 
     Raises:
-        ValueError: the pairs do not fill one batch.
+        ValueError: the pairs of a stream do not fill one batch.
     """
     mix = data.language_mix, data.mix_alpha, training.seed_of_text
     if data.streaming and data.language_mix == "uniform":  # its pairs need not be counted
@@ -89,12 +90,8 @@ def mix_languages(
         sizes = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
     else:
         sizes = {language: len(part) for language, part in train.items()}
-    batch = training.per_device_train_batch_size * training.world_size
-    if sum(sizes.values()) < batch:
-        raise UserError(
-            f"{sum(sizes.values())} training pairs do not fill one batch of {batch}: lower the batch size."
-        )
     if data.streaming:
+        require_batch(sum(sizes.values()), training)
         return interleave_languages(train, sizes, *mix), None
     return concatenate_datasets(list(train.values())), LanguageMixSampler(list(sizes.values()), *mix)
 

@@ -56,7 +56,7 @@ class DAPLoss(nn.Module):
             raise UserError(f"the heads are for an encoder of {own} ({', '.join(shape)}), the model's has {theirs}.")
         dap.config.pooling = pooling_mode(pooling) + " without its prompt" * (not pooling.get("include_prompt", True))
         dap.config.check()
-        dap.dap.encoder = encoder
+        dap.dap.encoder, dap.config.encoder_config = encoder, encoder.config
         use_packing(encoder)
         self.dap = dap.to(encoder.device, encoder.dtype)
 

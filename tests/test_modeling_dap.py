@@ -243,6 +243,46 @@ def test_a_direction_without_labels_does_not_halve_the_loss() -> None:
     assert loss == pytest.approx(forward(**one).rtl_loss.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", [DAPModel, DAPForSequenceClassification])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_trace_holds_for_other_sentences(kind: type, pooling: str) -> None:
+    config = DAPConfig(tiny_config("xlm-roberta"), objective="tr", pooling=pooling, num_labels=3, return_dict=False)
+    model, batch = kind(config).eval(), make_batch()
+    ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (ids[5:, :5], torch.ones_like(mask[5:, :5])), strict=False, check_trace=False)
+        torch.testing.assert_close(traced(ids, mask)[-1], model(ids, mask)[-1])
+
+
+@pytest.mark.parametrize("kind", [DAPModel, DAPForSequenceClassification])
+def test_a_model_is_exported_for_any_batch(kind: type) -> None:
+    model, batch = kind(DAPConfig(tiny_config("bert"), objective="tr", num_labels=3)).eval(), make_batch()
+    ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
+    rows = torch.export.Dim("rows", max=99)
+    exported = torch.export.export(model, (ids, mask), dynamic_shapes=({0: rows}, {0: rows}), strict=False).module()
+    for name, value in model(ids[:3], mask[:3]).items():
+        torch.testing.assert_close(exported(ids[:3], mask[:3])[name], value)
+
+
+def test_what_hangs_on_the_embeddings_takes_part() -> None:
+    model, batch = tiny_model(objective="tr+rtl"), make_batch()
+    plain, embeddings = model(**batch), model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda module, given, out: out * 2)
+    doubled = model(**batch)
+    assert not torch.allclose(doubled.source_embeds, plain.source_embeds)
+    own = model.dap(batch["source_input_ids"], batch["source_attention_mask"]).pooler_output
+    torch.testing.assert_close(doubled.source_embeds, own, rtol=1e-4, atol=1e-5)
+    hook.remove()
+    assert torch.equal(model(**batch).loss, plain.loss)
+
+
+def test_token_embeddings_are_not_cut_below_the_target_vocabulary() -> None:
+    model = tiny_model(objective="tr+bow", target_vocab_size=100)
+    model.set_target_vocabulary(list(range(150, 250)))
+    with pytest.raises(ValueError, match="the target vocabulary has id 249: give 250 token embeddings or more"):
+        model.resize_token_embeddings(200)
+
+
 class Waits(TorchDispatchMode):
     """Counts what a CPU would wait for of a GPU: a scalar read, the number of places found by a mask."""
 
@@ -312,6 +352,14 @@ def test_trainer_keeps_token_types_for_classification(tmp_path: Path) -> None:
     batch = next(iter(loader))
     assert set(batch) == {"input_ids", "token_type_ids", "labels"}
     assert not torch.equal(model.eval()(**batch).logits, model(input_ids=batch["input_ids"]).logits)
+
+
+def test_the_stock_trainer_evaluates_by_the_loss(tmp_path: Path) -> None:
+    model, batch = tiny_model(objective="tr"), make_batch(8)
+    rows = [{name: batch[name][row] for name in batch if "noise" not in name} for row in range(8)]
+    args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    found = Trainer(model, args, eval_dataset=rows, data_collator=torch.utils.data.default_collate).evaluate()
+    assert found["eval_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
 def test_accumulation_of_the_stock_trainer_keeps_the_classifiers_loss(tmp_path: Path) -> None:

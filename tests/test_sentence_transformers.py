@@ -57,6 +57,7 @@ def test_gradients_are_those_of_the_model_by_itself(
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
     learned = {id(parameter) for group in trainer.create_optimizer().param_groups for parameter in group["params"]}
     assert {id(parameter) for parameter in loss.dap.parameters()} <= learned
+    assert loss.dap.config.encoder_config is model[0].auto_model.config  # which is saved with these weights
 
 
 def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:

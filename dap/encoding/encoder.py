@@ -44,7 +44,8 @@ class SentenceEncoder:
     """An encoder with its tokenizer and pooling: `encode(sentences)` gives one float32 vector a sentence.
 
     Args:
-        model: any encoder that returns `last_hidden_state` (B, S, D).
+        model: any encoder that returns `last_hidden_state` (B, S, D). In training mode it leaves that while it
+            encodes, so that threads are to share one in evaluation mode.
         tokenizer: its tokenizer.
         pooling: "cls" (the paper's) or "mean"; None takes a DAP model's own, and "cls" for others.
         prefix: text put before every sentence, such as "query: ".

@@ -30,4 +30,4 @@ from dap.training.resuming import (
     train_to_end,
 )
 from dap.training.source_reading import HARDLY, READERS
-from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together
+from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together, require_batch

@@ -269,11 +269,11 @@ def _try_optimizer(args: TrainingArguments) -> None:
         raise UserError(f"no optimizer with a schedule can be made of {shown}: {one_line(error)}") from error
 
 
-def require(args: TrainingArguments, allowed: dict[str, tuple[bool, str]]) -> None:
+def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
     """Raise `ValueError` for an argument that does not fit; `allowed` is name -> (whether it fits, what to give)."""
     for name, (fits, remedy) in allowed.items():
         if not fits:
-            raise UserError(f"{name}={attrgetter(name)(args)!r}: give {remedy}.")
+            raise UserError(f"{name}={attrgetter(name)(args)!r:.200}: give {remedy}.")
 
 
 def check_launched(world_size: int) -> None:

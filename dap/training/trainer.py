@@ -31,7 +31,7 @@ from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
 from dap.errors import UserError
 from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
-from dap.training.arguments import DAPTrainingArguments
+from dap.training.arguments import DAPTrainingArguments, require
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
 from dap.training.resuming import GoOn, RecordInCheckpoints
@@ -58,7 +58,7 @@ class DAPTrainer(Trainer):
             `data_collator` a `BitextCollator`.
 
     Raises:
-        ValueError: other training arguments, or text to evaluate on and no tokenizer.
+        ValueError: other training arguments, one of `Trainer`'s that would do nothing, or pairs that fill no batch.
     """
 
     args: DAPTrainingArguments
@@ -82,10 +82,7 @@ class DAPTrainer(Trainer):
         if self.dev_bitext:
             kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
-        if not isinstance(self.args, DAPTrainingArguments):
-            raise UserError(f"args are {type(self.args).__name__}: give DAPTrainingArguments")
-        if self.dev_bitext and self.processing_class is None:
-            raise UserError("dev_bitext is text, which needs a tokenizer: give processing_class=tokenizer")
+        self._require_arguments()
         prepare_sharding(self)
         if self.args.freeze_word_embeddings:  # the prediction head's output embeddings, too
             self.model.get_input_embeddings().weight.requires_grad_(False)
@@ -93,6 +90,28 @@ class DAPTrainer(Trainer):
             require_heads(self.model, "--freeze_encoder")
             self.model.dap.requires_grad_(False)
         self._add_callbacks()
+
+    def _require_arguments(self) -> None:
+        """Raise `ValueError` for arguments of `Trainer` that do nothing here, and for text without a tokenizer."""
+        args = self.args
+        if not isinstance(args, DAPTrainingArguments):
+            raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
+        freezes, tokenizer = args.freeze_encoder or args.freeze_word_embeddings, self.processing_class
+        own, rate = self.optimizer is not None, args.head_learning_rate
+        allowed = {
+            "model_init": (self.model_init is None or not freezes, "model, of which a part is to be frozen"),
+            "optimizer": (not own or rate is None, "none, or no head_learning_rate, which groups its parameters anew"),
+            "compute_metrics": (self.compute_metrics is None, "none: evaluation is of retrieval, see dev_bitext"),
+            "compute_loss_func": (self.compute_loss_func is None, "none: the loss is that of the objectives"),
+            "eval_dataset": (self.eval_dataset in (None, list(self.dev_bitext)), "none, but dev_bitext"),
+            "processing_class": (not self.dev_bitext or tokenizer is not None, "the tokenizer of dev_bitext's text"),
+        }
+        require(self, allowed)
+        if hasattr(self.train_dataset, "__len__"):
+            require_batch(len(self.train_dataset), args)
+
+    def predict(self, *_: Any, **__: Any) -> None:
+        raise UserError("DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)")
 
     def _add_callbacks(self) -> None:
         """Those that every run has, and those of its arguments; and bars and lines that are brief."""
@@ -305,9 +324,17 @@ class DAPTrainer(Trainer):
 
 def require_heads(model: DAPForPreTraining, argument: str) -> None:
     """Raise `ValueError` for an argument about heads where the model has none."""
-    if all(name.startswith("dap.") for name, _ in model.named_parameters()):
+    encoder = {id(parameter) for parameter in model.dap.parameters()}
+    if all(id(parameter) in encoder for parameter in model.parameters()):
         objective = model.config.objective
         raise UserError(f"{argument} is for heads, but objective {objective!r} has none: leave it out.")
+
+
+def require_batch(pairs: int, args: TrainingArguments) -> None:
+    """Raise `ValueError` for fewer pairs than one step takes: there would be none."""
+    batch = args.per_device_train_batch_size * args.world_size
+    if pairs < batch:
+        raise UserError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
 
 
 def leave_together() -> None:

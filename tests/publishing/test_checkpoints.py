@@ -90,8 +90,11 @@ def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> 
     assert config.dtype == torch.float16  # the caller's own stays
     eager = DAPForPreTraining.from_scratch(config, objective="tr", attn_implementation="eager")
     assert eager.dap.encoder.config._attn_implementation == "eager"
-    half = DAPForPreTraining.from_scratch(config, objective="tr", dtype=torch.bfloat16)
-    assert {part.dtype for part in half.parameters()} == {torch.bfloat16}
+    for dtype in (torch.bfloat16, "bfloat16"):
+        half = DAPForPreTraining.from_scratch(config, objective="tr", dtype=dtype)
+        assert {part.dtype for part in half.parameters()} == {torch.bfloat16}
+    with pytest.raises(ValueError, match="dtype='auto': give one of torch's"):
+        DAPForPreTraining.from_scratch(config, objective="tr", dtype="auto")
 
 
 def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -134,10 +137,21 @@ def test_encoders_that_rtl_cannot_be_built_on_are_named_and_unusual_ones_train_w
     assert torch.isfinite(model(**make_batch()).loss)
 
 
-def test_an_encoder_that_ignores_padding_is_named(tmp_path: Path) -> None:
-    config = transformers.FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48)
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48),
+        transformers.ConvBertConfig(**SHAPE, embedding_size=32),  # its convolution sees padding
+        transformers.EsmConfig(**SHAPE, mask_token_id=MASK, token_dropout=True),  # scales embeddings of ids alone
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_an_encoder_whose_states_depend_on_padding_is_named(
+    config: transformers.PreTrainedConfig, tmp_path: Path
+) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"objective 'tr' does not work with .*'fnet'.*give another encoder"):
+    message = f"objective 'tr' does not work with .*'{config.model_type}'.*give another encoder"
+    with pytest.raises(ValueError, match=message):
         DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
 
 

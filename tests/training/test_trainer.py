@@ -47,13 +47,37 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path, tiny_toke
     return make
 
 
-def test_stock_arguments_and_dev_text_without_a_tokenizer_are_refused(tmp_path: Path, tiny_bert_dir: Path) -> None:
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
-    with pytest.raises(ValueError, match="args are TrainingArguments: give DAPTrainingArguments"):
-        DAPTrainer(model=model, args=TrainingArguments(str(tmp_path / "out")))
-    args = DAPTrainingArguments(str(tmp_path / "out"))
-    with pytest.raises(ValueError, match="needs a tokenizer: give processing_class"):
-        DAPTrainer(model=model, args=args, dev_bitext={"de": (["Ja"], ["Yes"])})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"args": TrainingArguments}, "args are TrainingArguments: give DAPTrainingArguments"),
+        ({"dev_bitext": {"de": (["Ja"], ["Yes"])}}, "processing_class=None: give the tokenizer"),
+        ({"eval_dataset": {"de": (["Ja"], ["Yes"])}}, "eval_dataset=.*: give none, but dev_bitext"),
+        ({"compute_metrics": dict}, "compute_metrics=<class 'dict'>: give none"),
+        ({"compute_loss_func": max}, "compute_loss_func=.*: give none"),
+        ({"train_dataset": [{}] * 3}, "3 training pairs do not fill one batch of 8"),
+    ],
+)
+def test_arguments_of_trainer_that_would_do_nothing_are_refused(
+    given: dict[str, Any], message: str, tmp_path: Path, tiny_bert_dir: Path
+) -> None:
+    given = {"args": DAPTrainingArguments, **given}
+    given["args"] = given["args"](str(tmp_path / "out"), per_device_train_batch_size=8)
+    with pytest.raises(ValueError, match=message):
+        DAPTrainer(model=DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"), **given)
+
+
+def test_what_is_frozen_or_grouped_anew_is_not_made_elsewhere(tmp_path: Path, tiny_bert_dir: Path) -> None:
+    def model_init() -> DAPForPreTraining:
+        return DAPForPreTraining.from_encoder(str(tiny_bert_dir))
+
+    frozen = DAPTrainingArguments(str(tmp_path / "out"), freeze_encoder=True)
+    with pytest.raises(ValueError, match="model_init=.*: give model, of which a part is to be frozen"):
+        DAPTrainer(model_init=model_init, args=frozen)
+    args, model = DAPTrainingArguments(str(tmp_path / "out"), head_learning_rate=1e-3), model_init()
+    own = torch.optim.SGD(model.parameters()), None
+    with pytest.raises(ValueError, match="(?s)optimizer=SGD.*: give none, or no head_learning_rate"):
+        DAPTrainer(model=model, args=args, optimizers=own)
 
 
 def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
@@ -133,6 +157,14 @@ def test_processes_wait_for_each_other_at_the_last_chunk_alone(make_trainer) -> 
     accelerator.backward = lambda loss: waits.append(not depth) or backward(loss)
     trainer.train()
     assert waits == [False] * 5 + [True]  # two batches of three chunks
+
+
+def test_compiled_layers_train_as_plain_ones(make_trainer: Callable) -> None:
+    losses = []
+    for compiles in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        torch.manual_seed(0)
+        losses.append(make_trainer("tr+rtl+bow", max_steps=1, **compiles).train().training_loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["tr+rtl", "mlm"])
