@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dap.arguments import ArgumentParser, arg
+from dap.arguments import ArgumentParser, arg, require_least
 from dap.cluster import ClusterArguments, duration
 from dap.commands import command, guarded
 from dap.encoding import (
@@ -105,9 +105,7 @@ class MiningArguments:
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
-        for name in ("k", "top_n", "shard_size", "token_budget"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name} {value}: at least 1")
+        require_least(self, k=1, top_n=1, shard_size=1, token_budget=1)
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dap.arguments import ArgumentParser, arg
+from dap.arguments import ArgumentParser, arg, require_least
 from dap.cluster import ClusterArguments
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
@@ -79,8 +79,7 @@ class DataArguments:
             raise UserError("there is no text to prepare: give --data, --opus or both")
         if self.recipe not in (None, "release"):
             raise UserError(f"--recipe {self.recipe!r} is unknown: give release, or leave it out")
-        if self.num_workers < 1:
-            raise UserError(f"--num_workers {self.num_workers} must be at least 1")
+        require_least(self, num_workers=1)
         if self.ray and self.num_workers > 1:
             raise UserError(f"--num_workers {self.num_workers}: with --ray all CPUs of the cluster work; leave it out")
 

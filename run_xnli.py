@@ -19,7 +19,7 @@ from typing import Any
 from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
-from dap.arguments import ArgumentParser, arg
+from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
 from dap.encoding import ModelArguments, SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
@@ -71,9 +71,7 @@ class DataArguments:
     max_test_pairs: int | None = arg(None, "Only the first pairs of each test set.")
 
     def __post_init__(self) -> None:
-        for name in ("max_train_pairs", "max_test_pairs"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name} {value}: give 1 or more, or leave it out")
+        require_least(self, max_train_pairs=1, max_test_pairs=1)
 
 
 def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> Task:

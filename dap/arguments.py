@@ -26,6 +26,13 @@ def arg(default: Any, text: str, **options: Any) -> Any:
     return HfArg(**given, help=text, metadata=options)
 
 
+def require_least(args: Any, **least: float) -> None:
+    """Raise `UserError` for an argument, by name, that is below its least value; None is not."""
+    for name, value in least.items():
+        if (given := getattr(args, name)) is not None and given < value:
+            raise UserError(f"--{name} {given}: at least {value:g}")
+
+
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows an argument once, with `_`, and its default where there is one and the text does not name it."""
 

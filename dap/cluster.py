@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dap.arguments import arg
+from dap.arguments import arg, require_least
 from dap.errors import UserError, one_line
 
 #: Times that a task begins again after its worker or its node is lost.
@@ -34,9 +34,7 @@ class ClusterArguments:
     ray_cpus_per_actor: int = arg(1, "CPU cores and threads of an encoder.")
 
     def __post_init__(self) -> None:
-        for name in ("ray_actors", "ray_cpus_per_actor"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name} {value}: at least 1")
+        require_least(self, ray_actors=1, ray_cpus_per_actor=1)
         if self.ray is None and self.ray_actors:
             raise UserError(f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave it out")
         if self.ray and (launched := os.environ.get("WORLD_SIZE", "1")) != "1":

@@ -313,7 +313,7 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> No
         ({"tokenizer": "no/such-tokenizer"}, "the tokenizer of no/such-tokenizer"),
         ({"evaluation_data": "absent.txt"}, "absent.txt"),
         ({"language_identifier": "absent:f"}, "language_identifier 'absent:f'"),
-        ({"num_workers": 0}, "--num_workers 0 must be at least 1"),
+        ({"num_workers": 0}, "--num_workers 0: at least 1"),
         ({"leak_threshold": 2}, "--leak_threshold 2.0"),
         ({"url_pattern": "("}, "url_pattern"),
         ({"opus": "NoSuchCorpus"}, "NoSuchCorpus"),

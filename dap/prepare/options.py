@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dap.arguments import arg
+from dap.arguments import arg, require_least
 from dap.errors import UserError
 from dap.languages import base_language
 
@@ -63,7 +63,5 @@ class PrepareOptions:
         for name in ("min_script", "leak_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UserError(f"--{name} {getattr(self, name)} is a share, 0 to 1 (0: no check)")
-        least = {"max_ratio": 1.0, "max_shared": 1e-9, "min_tokens": 0, "max_tokens": 1}
-        for name, value in (least | {"max_pairs": 0, "max_corpus_pairs": 0, "dev_pairs": 0, "shard_size": 1}).items():
-            if getattr(self, name) < value:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {value:g}")
+        require_least(self, max_ratio=1, max_shared=1e-9, min_tokens=0, max_tokens=1)
+        require_least(self, max_pairs=0, max_corpus_pairs=0, dev_pairs=0, shard_size=1)
