@@ -31,7 +31,7 @@ class DAPLoss(nn.Module):
     - `max_grad_norm` is a limit for the encoder's gradient alone; the heads' is not clipped.
     - Checkpoints hold no heads: a resumed run has those again that it began with. `loss.dap.save_pretrained(folder)`
       saves encoder and heads as `train_dap.py` does.
-    - There is one process, and no GradCache.
+    - There is one process, no GradCache, and no loss around it, such as `MatryoshkaLoss`.
 
     Args:
         model: Transformer, Pooling by cls or mean, and perhaps Normalize.
