@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dap.errors import UserError
-from dap.search.similarity import nearest, unit_rows
+from dap.search.similarity import nearest
 
 Arrays = Sequence[np.ndarray]
 
@@ -65,10 +65,9 @@ def align_tokens(source_states: np.ndarray, target_states: np.ndarray) -> tuple[
         links (L, 2) int64, token numbers of source and target, ascending; and similarity (S, T) float32, the cosines.
 
     Raises:
-        ValueError: not two-dimensional, unequal D, or a state that is not finite (side and row are named).
+        ValueError: not two-dimensional, unequal D, or a state that is not finite (side and token are named).
     """
-    sides = {"source states": source_states, "target states": target_states}
-    source, target = (unit_rows(np.asarray(states), name).double().numpy() for name, states in sides.items())
+    source, target = _unit(source_states, "source"), _unit(target_states, "target")
     if source.shape[1] != target.shape[1]:
         raise UserError(
             f"source states have {source.shape[1]} dimensions, target states {target.shape[1]}: "
@@ -199,3 +198,16 @@ def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, i
         for found in (in_pool, in_sentence[asked])
     ]
     return accuracies[0], accuracies[1], len(asked)
+
+
+def _unit(states: np.ndarray, side: str) -> np.ndarray:
+    """The states divided by their length, float64; zero states stay zero."""
+    states = np.asarray(states, np.float64)
+    if states.ndim != 2 or states.shape[1] == 0:
+        raise UserError(f"{side} states have shape {states.shape}: expected (tokens, dimensions)")
+    if len(bad := np.flatnonzero(~np.isfinite(states).all(1))):
+        raise UserError(f"{side} states: token {bad[0]} has NaN or infinite values; check the model's weights")
+    largest = np.abs(states).max(1, keepdims=True)  # (N, 1): squares cannot overflow
+    states = states / np.where(largest > 0, largest, 1)
+    length = np.linalg.norm(states, axis=1, keepdims=True)  # (N, 1)
+    return states / np.where(length > 0, length, 1)
