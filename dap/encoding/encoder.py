@@ -6,7 +6,7 @@ Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from dap.encoding.loading import (
     load_config,
     longest_input,
 )
+from dap.encoding.onednn import fast_linear
 from dap.errors import UserError, loading
 from dap.tokenizers import load_tokenizer, require_embeddings, require_room
 from encoder_dap import computes_some, packed_states, pool, pooled_tokens, takes_packed, use_packing
@@ -229,7 +230,8 @@ class SentenceEncoder:
         device = self.model.device
         full = FULL_CPU_BATCH if device.type == "cpu" else token_budget
         half = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)  # keeps its copies of the weights
-        with torch.inference_mode(), _eval_mode(self.model), half:
+        products = nullcontext() if self.bf16 else fast_linear(device)
+        with torch.inference_mode(), _eval_mode(self.model), half, products:
             for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
                 yield rows, *self._pad([input_ids[row] for row in rows])
 
