@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_SEQ_LENGTH = 128
 #: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
 CHUNK = 100_000
-#: On CPU this many tokens fill the matrix products, so such a batch ends where the length changes: no padding.
+#: On CPU this many tokens fill the matrix products: a batch with padding ends where the length changes then.
 FULL_CPU_BATCH = 512
 
 
@@ -203,17 +203,20 @@ class SentenceEncoder:
             bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()
 
-    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Sentence vectors (B, D); with CLS pooling the last layer computes nothing else where that can be."""
-        is_last, on_cpu = self.layer is None, mask.device.type == "cpu"
-        some = self._computes_some and is_last and on_cpu and takes_packed(self.backbone)
-        wanted = pooled_tokens(mask, self.pooling) if some else None  # (B, S)
-        if wanted is None:
-            return pool(self._states(ids, mask), mask, self.pooling)
-        return pool(packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float(), mask, self.pooling)
+    @property
+    def _packs(self) -> bool:
+        """Whether sentences are put one behind another, so that nothing is computed for padding."""
+        on_cpu = self.model.device.type == "cpu"
+        return self._computes_some and self.layer is None and on_cpu and takes_packed(self.backbone)
 
-    def _states(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token states (B, S, D) of the layer."""
+    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Sentence vectors (B, D)."""
+        return pool(self._states(ids, mask, pooled_tokens(mask, self.pooling)), mask, self.pooling)
+
+    def _states(self, ids: Tensor, mask: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Token states (B, S, D) of the layer; those that are not `wanted` (B, S) may be zeros."""
+        if self._packs:
+            return packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float()
         every = {} if self.layer is None else {"output_hidden_states": True}
         out = self.backbone(input_ids=ids, attention_mask=mask, **every)
         return (out.last_hidden_state if self.layer is None else out.hidden_states[self.layer]).float()
@@ -228,7 +231,7 @@ class SentenceEncoder:
     def _batches(self, input_ids: list[list[int]], token_budget: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Yields each batch, longest first, for the model that is ready: row numbers, token ids and mask (B, S)."""
         device = self.model.device
-        full = FULL_CPU_BATCH if device.type == "cpu" else token_budget
+        full = token_budget if self._packs or device.type != "cpu" else FULL_CPU_BATCH
         half = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)  # keeps its copies of the weights
         products = nullcontext() if self.bf16 else fast_linear(device)
         with torch.inference_mode(), _eval_mode(self.model), half, products:
