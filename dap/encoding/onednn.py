@@ -1,11 +1,10 @@
-"""Float32 products of an encoder's weights by oneDNN: torch takes MKL, which multiplies at half the rate on some CPUs.
+"""Float32 products of an encoder's weights by oneDNN: torch takes MKL, which has no AVX-512 for the CPUs of others.
 
 Both add in float32, in another order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from dap.search import takes_less
-
-#: Share of MKL's time below which oneDNN is taken: where neither has twice the width they differ by a tenth.
-MOST = 0.75
-
 
 def fast_linear(device: torch.device) -> AbstractContextManager:
-    """A context in which `torch.nn.functional.linear` is the fastest there is, for what needs no gradient."""
-    return OneDNNLinear() if device.type == "cpu" and onednn_pays() else nullcontext()
+    """A context in which `torch.nn.functional.linear` is the fastest there is, for what needs no gradient.
+
+    Which one it is hangs on the CPU's instructions alone, so that the same vectors come of equal CPUs.
+    """
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    pays = device.type == "cpu" and has_avx512 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return OneDNNLinear() if pays else nullcontext()
 
 
 class OneDNNLinear(TorchFunctionMode):
@@ -44,15 +43,3 @@ def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 def _is_plain(value: Tensor | None) -> bool:
     kind = type(value) in (Tensor, nn.Parameter)  # none of those that bring a `linear` of their own
     return value is None or (kind and value.dtype == torch.float32 and value.is_cpu and value.layout == torch.strided)
-
-
-@cache
-def onednn_pays() -> bool:
-    """Whether this torch has oneDNN, and it takes much less time here; measured once a process."""
-    states, weight, bias = torch.ones(512, 384), torch.ones(1536, 384), torch.ones(1536)
-    try:
-        onednn_linear(states, weight, bias)
-    except (AttributeError, RuntimeError):  # built without it
-        return False
-    own, other = (partial(each, states, weight, bias) for each in (onednn_linear, linear))
-    return takes_less(MOST, own, other)

@@ -9,6 +9,5 @@ from dap.search.hard_negatives import COPY_KINDS, Copy, hard_negative_copies, ha
 from dap.search.mining import MARGINS, RETRIEVALS, DistinctSentences, Pairs, mine, neighbourhoods, select
 from dap.search.plan import TILES, SearchPlan
 from dap.search.retrieval import group_averages, retrieval_accuracy
-from dap.search.screening import takes_less
 from dap.search.similarity import Array, Neighbours, Search, mutual_neighbours, unit_rows
 from dap.search.texts import Side, Texts, score_splits, write_pairs

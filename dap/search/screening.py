@@ -69,17 +69,13 @@ def rounding_pays(device: torch.device) -> bool:
     except RuntimeError:  # the device has no such product
         return False
     wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    return takes_less(1 / 2, lambda: torch._int_mm(numbers, numbers.T), lambda: rows @ rows.T, wait)
+    return takes_half(lambda: torch._int_mm(numbers, numbers.T), lambda: rows @ rows.T, wait)
 
 
-def takes_less(
-    share: float,
-    product: Callable,
-    other: Callable,
-    wait: Callable = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
+def takes_half(
+    product: Callable, other: Callable, wait: Callable, clock: Callable[[], float] = time.perf_counter
 ) -> bool:
-    """Whether a product takes less than a share of another's time; `wait` returns when the device has done them."""
+    """Whether a product takes under half the time of another; `wait` returns when the device has done them."""
     seconds = dict.fromkeys((product, other), math.inf)
     for _ in range(6):  # by turns, as others' work comes and goes
         for work in seconds:
@@ -88,7 +84,7 @@ def takes_less(
             work()
             wait()
             seconds[work] = min(clock() - started, seconds[work])
-    return seconds[product] < seconds[other] * share
+    return seconds[product] < seconds[other] / 2
 
 
 class Rounded:

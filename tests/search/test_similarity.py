@@ -320,5 +320,5 @@ def test_whole_numbers_pay_where_the_device_is_done_with_them_in_half_the_time(s
         queue.clear()
 
     queue.append(5.0)  # work of others
-    found = screening.takes_less(1 / 2, lambda: queue.append(seconds), lambda: queue.append(2.0), wait, lambda: now[0])
+    found = screening.takes_half(lambda: queue.append(seconds), lambda: queue.append(2.0), wait, lambda: now[0])
     assert found == pays
