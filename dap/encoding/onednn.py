@@ -30,9 +30,9 @@ class OneDNNLinear(TorchFunctionMode):
         self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is linear and not kwargs and all(map(_is_plain, args)):
-            return onednn_linear(*args)
-        return function(*args, **kwargs)
+        if function is not linear or kwargs or torch.compiler.is_compiling() or not all(map(_is_plain, args)):
+            return function(*args, **kwargs)
+        return onednn_linear(*args)
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

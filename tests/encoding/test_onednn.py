@@ -76,3 +76,12 @@ def test_a_torch_without_it_does_as_before(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     assert isinstance(onednn.fast_linear(torch.device("cpu")), nullcontext)
+
+
+def test_a_compiled_model_is_left_to_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, layer, states = count(monkeypatch), nn.Linear(4, 3), torch.ones(2, 4)
+    with torch.inference_mode(), onednn.OneDNNLinear():
+        expected = layer(states)
+        layer.compile(backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(layer(states), expected)
+    assert taken == [(2, 4)]
