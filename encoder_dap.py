@@ -379,7 +379,6 @@ def attention_arguments(encoder: PreTrainedModel, keys: Packing, queries: Packin
     return arguments
 
 
-@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -392,11 +391,18 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention (1, T, H, d) of packed queries, keys and values (1, H, T, d), as `attention_arguments` describe them.
 
-    Without these arguments the rows are padded, and it is Transformers' `sdpa`. In a layer with a sliding window
-    (ModernBERT) a token sees those less than `sliding_window` away.
+    Without these arguments the rows are padded, and it is Transformers' `sdpa`.
     """
     if kwargs.get("cu_seq_lens_q") is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    return _attention_of_rows(query, key, value, dropout, scaling, **kwargs), None
+
+
+@torch.compiler.disable
+def _attention_of_rows(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None, **kwargs: Any
+) -> Tensor:
+    """In a layer with a sliding window (ModernBERT) a token sees those less than `sliding_window` away."""
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (T, H, d) each
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]  # (B+1,) each
     window = kwargs.get("sliding_window")
@@ -407,7 +413,7 @@ def packed_attention(
     else:
         limits = min(kwargs["row_lengths"]), kwargs["max_length_k"]
         out = jagged_attention(*tokens, *ends, dropout, scaling, limits)
-    return out.unsqueeze(0), None
+    return out.unsqueeze(0)
 
 
 def attention_by_length(

@@ -118,6 +118,15 @@ def test_padded_rows_are_computed_as_by_sdpa() -> None:
     assert torch.equal(encoder(**given).last_hidden_state, expected)
 
 
+def test_padded_rows_are_compiled_whole() -> None:
+    encoder = build_encoder(tiny_config("bert")).eval()
+    ids, mask = torch.randint(5, 250, (2, 6)), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+    expected = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    use_packing(encoder)
+    compiled = torch.compile(encoder, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(input_ids=ids, attention_mask=mask).last_hidden_state, expected)
+
+
 def test_flash_attention_is_told_by_its_own_arguments() -> None:
     encoder = build_encoder(tiny_config("bert"))
     encoder.config._attn_implementation = "flash_attention_2"
