@@ -109,6 +109,8 @@ class MiningArguments:
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")
+        if self.output.endswith((".bz2", ".zst", ".lz4", ".7z", ".zip")):
+            raise UserError(f"--output {self.output}: pairs are packed by .gz or .xz alone: end it so, or in .tsv")
         self.report_file = self.report_file or f"{self.output}.json"
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 

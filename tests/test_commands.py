@@ -356,6 +356,8 @@ def test_empty_texts_and_reports_are_refused_too(place: Path) -> None:
         mine_bitext.main(["in/a.de", "", "--model", "model", "--output", "out"])
     with pytest.raises(SystemExit, match="^error: --output is missing"):
         mine_bitext.main(["in/a.de", "in/a.en", "--model", "model"])
+    with pytest.raises(SystemExit, match="^error: --output p.tsv.zst: pairs are packed by .gz or .xz alone"):
+        mine_bitext.main(["in/a.de", "in/a.en", "--model", "model", "--output", "p.tsv.zst"])
     with pytest.raises(SystemExit, match=r"^error: \.: Is a directory"):
         import_module("dap.reports.merge").main([""])
     with pytest.raises(SystemExit, match=r"^error: --output is a folder"):
