@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import synthetic_pairs
 from written import text_of
 
@@ -22,8 +23,9 @@ from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embe
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare import pipeline
-from dap.search import TILES, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
+from dap.search import TILES, Neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
 from dap.search.approximate import built_index
+from dap.search.similarity import Best
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
@@ -321,6 +323,25 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
     assert 0.5 < recall_at_k(found, source, target) < 1
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
     require_equal(cluster_neighbours(source, target, index=index), found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_equal_scores_the_first_are_kept_though_tiles_come_in_another_order(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    kinds = generator.standard_normal((12, 4)).astype(np.float32)
+    both = [kinds[generator.integers(0, len(kinds), count)] for count in generator.integers(8, 20, 2) * 4]
+    cut, best = [], []  # strips of each side have 4 rows at least
+    for side in both:
+        height = int(4 * generator.integers(1, 4))
+        cut.append({row: side[row : row + height] for row in range(0, len(side), height)})
+        best.append({row: Best(len(part), 4, torch.device("cpu")).found() for row, part in cut[-1].items()})
+    for row, column in cluster._diagonals([*cut[0]], [*cut[1]]):
+        known = best[0][row], best[1][column]
+        found = cluster._search_tile(4, None, cut[0][row], cut[1][column], *known)
+        best[0][row], _ = cluster._merge(known[0], found[0], column)
+        best[1][column], _ = cluster._merge(known[1], found[1], row)
+    merged = [np.concatenate(parts) for each in best for parts in zip(*each.values(), strict=True)]
+    require_equal(Neighbours(*merged), mutual_neighbours(*both))
 
 
 def test_lost_workers_and_nodes_change_no_neighbour(

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -27,8 +27,8 @@ def cluster_neighbours(
 ) -> Neighbours:
     """A search with a task for each tile of a `SearchPlan`, on a GPU or else a CPU.
 
-    Other tasks merge what is found, in the order of the columns and of the rows. This process takes it at the end of
-    a band of `BAND` tiles' source rows: no more is searched again where a node and what it held are lost.
+    Other tasks merge what is found. This process takes it at the end of a band of `BAND` tiles' source rows: no more
+    is searched again where a node and what it held are lost.
 
     With an `index`, as of `approximate_neighbours`, tasks build one of each tile's source and target rows, to be
     searched by all tiles of the other side; the number of CPUs changes no result. Both sides' vectors and indexes go
@@ -49,8 +49,8 @@ def cluster_neighbours(
 
     def tiles(top: int, rows: Strips, best: list[Strips], known: list[Strips]) -> Iterator[tuple[int, int, Any, Any]]:
         row_indexes = {start: index and build.remote(queries, index) for start, queries in rows.items()}
-        for (column, keys), (row, queries) in product(columns.items(), rows.items()):
-            sides = queries, keys, known[0][row], known[1][column]
+        for row, column in _diagonals([*rows], [*columns]):
+            sides = rows[row], columns[column], known[0][row], known[1][column]
             found = find.remote(k, index, *sides, row_indexes[row], column_indexes[column])
             best[0][row], queries_done = merge.remote(best[0][row], found[0], column)
             best[1][column], keys_done = merge.remote(best[1][column], found[1], top + row)
@@ -102,6 +102,16 @@ def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
     yield from begun
 
 
+def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
+    """All pairs of a row and a column, so that pairs near each other share neither: those before tell what is known.
+
+    >>> _diagonals([0, 5], [0, 5, 9])
+    [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
+    """
+    places, longest = product(range(len(rows)), range(len(columns))), max(len(rows), len(columns))
+    return [(rows[i], columns[j]) for i, j in sorted(places, key=lambda at: ((at[1] - at[0]) % longest, at))]
+
+
 def _strips(size: int, *arrays: np.ndarray) -> Strips:
     """So many rows of an array, or of two, at a time in the object store, by the number of the first."""
     import ray
@@ -122,10 +132,11 @@ def _search_tile(
     keys_best: Found,
     *built: np.ndarray | None,
 ) -> tuple[Found, Found]:
-    """What may be better in a tile than the best known ones of its rows and of its columns."""
+    """What may be better in a tile than the best known ones of its rows and of its columns, or as good."""
     most = min(k, len(queries), len(keys))
     if index is None:
-        found = mutual_neighbours(queries, keys, most, above=(best[0][:, -1], keys_best[0][:, -1]))
+        above = (np.nextafter(known[0][:, -1], -np.inf) for known in (best, keys_best))
+        found = mutual_neighbours(queries, keys, most, above=tuple(above))
     else:
         found = approximate_neighbours(queries, keys, most, index, built=built)
     return (found.forward_scores, found.forward_indices), (found.backward_scores, found.backward_indices)
@@ -133,7 +144,6 @@ def _search_tile(
 
 def _merge(best: Found, found: Found, start: int) -> tuple[Found, int]:
     """The best of the best so far and of what a tile from `start` on has, and how many rows they belong to."""
-    merged = Best(*best[0].shape, torch.device("cpu"))
-    merged.merge(*best)
-    merged.merge(found[0], start + found[1])
-    return merged.found(), len(best[0])
+    scores, indices = np.concatenate([best[0], found[0]], 1), np.concatenate([best[1], start + found[1]], 1)
+    order = np.lexsort((indices, -scores))[:, : best[0].shape[1]]  # equal scores by lowest index
+    return (np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)), len(order)

@@ -227,16 +227,8 @@ class Best:
         shape = len(rows), int(counts.max())
         found, keys = scores.new_full(shape, -torch.inf), indices.new_zeros(shape)
         found[which, place], keys[which, place] = scores[better], indices[better]
-        self._merge(rows, found, keys)
-
-    def merge(self, scores: np.ndarray, indices: np.ndarray) -> None:
-        """Takes in the best keys (N, k') found for all queries, which are later than those before."""
-        self._merge(slice(None), torch.tensor(scores), torch.tensor(indices))
-
-    def _merge(self, rows: Tensor | slice, scores: Tensor, indices: Tensor) -> None:
-        """Keeps the k best of what the rows have and of what is new, in this order where scores are equal."""
-        scores, indices = torch.cat([self.scores[rows], scores], 1), torch.cat([self.indices[rows], indices], 1)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, indices = torch.cat([self.scores[rows], found], 1), torch.cat([self.indices[rows], keys], 1)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)  # of equal ones those before stay before
         k = self.scores.shape[1]
         self.scores[rows], self.indices[rows] = scores[:, :k], indices.gather(1, order[:, :k])
 
