@@ -402,7 +402,10 @@ def packed_attention(
 def _attention_of_rows(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None, **kwargs: Any
 ) -> Tensor:
-    """In a layer with a sliding window (ModernBERT) a token sees those less than `sliding_window` away."""
+    """`packed_attention` of rows without padding, by lengths that no compiled graph can hold.
+
+    In a layer with a sliding window (ModernBERT) a token sees those less than `sliding_window` away.
+    """
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (T, H, d) each
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]  # (B+1,) each
     window = kwargs.get("sliding_window")
