@@ -175,7 +175,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             return {}
         encoded = time.perf_counter()
         search = partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
-        search = partial(cluster_neighbours, index=args.index) if cluster.ray else search
+        search = partial(cluster_neighbours, index=args.index, folder=args.embeddings_dir) if cluster.ray else search
         search = partial(search, progress=True)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
@@ -209,7 +209,7 @@ def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
         raise UserError(
             f"{files[0]} has {lines[0]} lines, {files[1]} has {lines[1]}: --score_only pairs them line by line"
         )
-    return Texts(source, target)
+    return Texts(source, target, folder=args.embeddings_dir)
 
 
 def read_split(args: MiningArguments, split: Split) -> Texts:
@@ -218,7 +218,7 @@ def read_split(args: MiningArguments, split: Split) -> Texts:
     target_ids: dict[str, int] = {}
     source = _read(split.source, read_text(split.source, source_ids), args)
     target = _read(split.target, read_text(split.target, target_ids), args)
-    return Texts(source, target, read_gold(split, source_ids, target_ids))
+    return Texts(source, target, read_gold(split, source_ids, target_ids), args.embeddings_dir)
 
 
 def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
@@ -283,8 +283,8 @@ def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, search: Search
     if args.score_only:
         found = texts.same_lines(neighbours, args.margin)
     else:
-        found = texts.first_lines(mine(neighbours, args.margin, args.retrieval))
-    kept = select(found, args.threshold, args.top_n)
+        found = texts.first_lines(mine(neighbours, args.margin, args.retrieval, texts.folder))
+    kept = select(found, args.threshold, args.top_n, texts.folder)
     print(f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}")
     return SCORING if args.score_only else MINING, _numbers(texts, recall, found, kept), kept
 

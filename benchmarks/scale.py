@@ -29,6 +29,8 @@ from dap.search import TILES, SearchPlan, cluster_neighbours, mutual_neighbours
 
 #: Nodes of a cluster, or none, and threads.
 PLACES = {"one process": (0, 1), "one process, two threads": (0, 2), "one node": (1, 1), "two nodes": (2, 1)}
+#: Bytes of a node's object store. A cluster made for tests has 150 MiB, and what has no room there goes to the disk.
+STORE = 2**31
 # Workers are as urgent as the process that they are beside, and threads that wait do not spin.
 os.environ |= {"RAY_worker_niceness": "0", "GOMP_SPINCOUNT": "1000"}
 
@@ -65,9 +67,10 @@ def measure(job: str, size: int, nodes: int, args: argparse.Namespace) -> tuple[
     if nodes:
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        node = {"num_cpus": 1, "object_store_memory": STORE}
+        cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
         for _ in range(nodes - 1):
-            cluster.add_node(num_cpus=1)
+            cluster.add_node(**node)
     arguments = ClusterArguments(cluster.address if nodes else None)
     with arguments.connect():
         work = {"search": search, "encoding": encoding, "preparation": preparation}[job](size, args, arguments)

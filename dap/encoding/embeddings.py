@@ -12,7 +12,6 @@ Legend: `N` sentences, `D` dimensions.
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -29,6 +28,7 @@ from dap.addresses import fetch_sent, send
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
 from dap.files import disk_full, whole_file
+from dap.scratch import on_disk
 from dap.tokenizers import tokenizer_state
 
 #: Sentences of a shard: what a kill may lose, and the unit that processes share.
@@ -224,9 +224,7 @@ def _join(shards: list[Path], folder: Path) -> np.ndarray:
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:
         return parts[0]
-    rows, needed = sum(map(len, parts)), sum(part.nbytes for part in parts)
-    with disk_full(folder / "joined shards", needed, ANOTHER_FOLDER), tempfile.TemporaryFile(dir=folder) as file:
-        for part in parts:
-            file.write(np.ascontiguousarray(part).data)
-        file.flush()
-        return np.memmap(file, np.float32, "r", shape=(rows, parts[0].shape[1]))
+    with disk_full(folder / "joined shards", sum(part.nbytes for part in parts), ANOTHER_FOLDER):
+        vectors = on_disk(parts, folder)
+    vectors.flags.writeable = False
+    return vectors

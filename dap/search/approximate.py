@@ -76,7 +76,7 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
     directions = (approximate.forward_indices, source, target), (approximate.backward_indices, target, source)
     shares = []
     for found, queries, keys in directions:
-        chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:SAMPLE])
+        chosen = np.sort(np.random.default_rng(0).choice(len(queries), min(SAMPLE, len(queries)), replace=False))
         _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (SAMPLE, k)
         shares.append(float((found[chosen][:, :, None] == exact[:, None, :]).any(2).mean()))
     return sum(shares) / 2

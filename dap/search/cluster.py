@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,63 +12,72 @@ import torch
 from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES
+from dap.scratch import Folder, on_disk, parts
 from dap.search.approximate import approximate_neighbours, built_index
 from dap.search.plan import BAND, SearchPlan
-from dap.search.similarity import Best, Found, Neighbours, mutual_neighbours, require_searchable
+from dap.search.similarity import Found, Neighbours, mutual_neighbours, require_searchable
 
-#: Tasks begun for each CPU or GPU; what they need is held in memory.
+#: Tasks of each CPU or GPU, begun before the first is done; what they need is held in memory.
 AHEAD = 2
 
 Strips = dict[int, Any]
 
 
 def cluster_neighbours(
-    source: np.ndarray, target: np.ndarray, k: int = 4, index: str | None = None, progress: bool = False
+    source: np.ndarray,
+    target: np.ndarray,
+    k: int = 4,
+    index: str | None = None,
+    progress: bool = False,
+    folder: Folder = None,
 ) -> Neighbours:
     """A search with a task for each tile of a `SearchPlan`, on a GPU or else a CPU.
 
-    Other tasks merge what is found. This process takes it at the end of a band of `BAND` tiles' source rows: no more
-    is searched again where a node and what it held are lost.
+    A task goes on from the best that others have found for its rows and columns. This process takes these at the end
+    of a band of `BAND` tiles' source rows: no more is searched again where a node and what it held are lost.
 
     With an `index`, as of `approximate_neighbours`, tasks build one of each tile's source and target rows, to be
     searched by all tiles of the other side; the number of CPUs changes no result. Both sides' vectors and indexes go
     through the cluster's object store, the target's as a whole. A task needs its two tiles and a block of the search;
-    this process needs, beside memory maps, what the result takes. Errors are those of the search.
+    this process needs one tile's rows: the result is in unnamed files of the folder. Errors are those of the search.
     """
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     plan = plan_search(len(source), len(target), source.shape[1], index)
-    (height, width), kind, count = plan.tile, plan.kind, plan.count
+    (height, width), kind = plan.tile, plan.kind
     find = ray.remote(num_returns=2, max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
-    merge = ray.remote(num_returns=2, max_retries=RETRIES)(_merge)
     build = ray.remote(max_retries=RETRIES)(built_index)
-    forward, backward = (Best(len(side), k, torch.device("cpu")).found() for side in (source, target))
+    forward, backward = (_room(len(side), k, folder) for side in (source, target))
     columns = _strips(width, target)
     column_indexes = {start: index and build.remote(keys, index) for start, keys in columns.items()}
 
-    def tiles(top: int, rows: Strips, best: list[Strips], known: list[Strips]) -> Iterator[tuple[int, int, Any, Any]]:
+    def tiles(top: int, rows: Strips, pieces: Sequence[Strips]) -> Iterator[tuple[int, int]]:
         row_indexes = {start: index and build.remote(queries, index) for start, queries in rows.items()}
-        for row, column in _diagonals([*rows], [*columns]):
-            sides = rows[row], columns[column], known[0][row], known[1][column]
-            found = find.remote(k, index, *sides, row_indexes[row], column_indexes[column])
-            best[0][row], queries_done = merge.remote(best[0][row], found[0], column)
-            best[1][column], keys_done = merge.remote(best[1][column], found[1], top + row)
-            yield row, column, (best[0][row], best[1][column]), [queries_done, keys_done]
+
+        def begin(row: int, column: int, node: str) -> list[Any]:
+            mine, theirs = (side.pop(at, []) for side, at in zip(pieces, (row, column), strict=True))
+            task = find.options(**_on(node))
+            sides = rows[row], columns[column], row_indexes[row], column_indexes[column]
+            return task.remote(k, index, (column, top + row), *sides, len(mine), *mine, *theirs)
+
+        for (row, column), found in _ahead(begin, _diagonals([*rows], [*columns]), _places(kind)):
+            for side, at, piece in zip(pieces, (row, column), found, strict=True):
+                side.setdefault(at, []).append(piece)
+            yield row, column
 
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
     with bar:
         for top in range(0, len(source), BAND * height):
-            rows, *mine = (each[top : top + BAND * height] for each in (source, *forward))
-            rows, best = _strips(height, rows), [_strips(height, *mine), _strips(width, *backward)]
-            known = [strips.copy() for strips in best]  # those that are there
-            for row, column, merged, done in _ahead(tiles(top, rows, best, known), AHEAD * count):
-                bar.update(math.prod(ray.get(done)))
-                known[0][row], known[1][column] = merged
-            for arrays, strips in zip((mine, backward), best, strict=True):
-                for array, parts in zip(arrays, zip(*ray.get(list(strips.values())), strict=True), strict=True):
-                    np.concatenate(parts, out=array)
+            queries, *mine = (each[top : top + BAND * height] for each in (source, *forward))
+            pieces = {}, {start: [strip] for start, strip in _strips(width, *backward).items()} if top else {}
+            for row, column in tiles(top, _strips(height, queries), pieces):
+                bar.update(min(height, len(queries) - row) * min(width, len(target) - column))
+            for arrays, side in zip((mine, backward), pieces, strict=True):
+                for start, found in side.items():
+                    for array, best in zip(arrays, _merged(ray.get(found), k), strict=True):
+                        array[start : start + len(best)] = best
     return Neighbours(*forward, *backward)
 
 
@@ -92,14 +101,37 @@ def product_rate(dimensions: int, rows: int) -> float:
     return flops / (time.perf_counter() - started)
 
 
-def _ahead(jobs: Iterable[Any], most: int) -> Iterator[Any]:
-    """The jobs in order, `most` of them begun before the first is done."""
-    begun: deque[Any] = deque()
-    for job in jobs:
-        begun.append(job)
-        if len(begun) == most:
-            yield begun.popleft()
-    yield from begun
+def _places(kind: str) -> list[str]:
+    """The node of each CPU or GPU that there is."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [node["NodeID"] for node in alive for _ in range(int(node["Resources"].get(kind, 0)))]
+
+
+def _on(node: str) -> dict[str, Any]:
+    """Has a task wait at a node, which meanwhile fetches what it needs; elsewhere where the node is lost."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+
+
+def _ahead(
+    begin: Callable[..., list[Any]], jobs: Iterable[tuple], places: Sequence[str]
+) -> Iterator[tuple[tuple, list[Any]]]:
+    """Begins jobs, `AHEAD` at a place before its first is done; yields those that are done, with what they return."""
+    import ray
+
+    waiting, free, begun = deque(jobs), deque(AHEAD * [*places]), {}
+    while waiting or begun:
+        while waiting and free:
+            job, place = waiting.popleft(), free.popleft()
+            found = begin(*job, place)
+            begun[found[0]] = job, place, found
+        (done,), _ = ray.wait([*begun], fetch_local=False)
+        job, place, found = begun.pop(done)
+        free.append(place)
+        yield job, found
 
 
 def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
@@ -110,6 +142,20 @@ def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, i
     """
     places, longest = product(range(len(rows)), range(len(columns))), max(len(rows), len(columns))
     return [(rows[i], columns[j]) for i, j in sorted(places, key=lambda at: ((at[1] - at[0]) % longest, at))]
+
+
+def _room(rows: int, k: int, folder: Folder) -> Found:
+    """Scores and indices (rows, k) in unnamed files, to be filled in."""
+    scores, indices = (
+        on_disk((np.zeros((part.stop - part.start, k), kind) for part in parts(rows)), folder)
+        for kind in (np.float32, np.int64)
+    )
+    return scores, indices
+
+
+def _nothing_found(rows: int, k: int) -> Found:
+    """Scores and indices (rows, k) before a search."""
+    return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1)
 
 
 def _strips(size: int, *arrays: np.ndarray) -> Strips:
@@ -126,24 +172,35 @@ def _strips(size: int, *arrays: np.ndarray) -> Strips:
 def _search_tile(
     k: int,
     index: str | None,
+    starts: tuple[int, int],
     queries: np.ndarray,
     keys: np.ndarray,
-    best: Found,
-    keys_best: Found,
-    *built: np.ndarray | None,
+    row_index: np.ndarray | None,
+    column_index: np.ndarray | None,
+    count: int,
+    *pieces: Found,
 ) -> tuple[Found, Found]:
-    """What may be better in a tile than the best known ones of its rows and of its columns, or as good."""
+    """The best of a tile and of what others have found, for its rows and for its columns.
+
+    Args:
+        starts: numbers of the tile's first column and first row.
+        count: how many of the pieces are for its rows.
+    """
+    sides = (len(queries), pieces[:count]), (len(keys), pieces[count:])
+    best, keys_best = (_merged(some, k) if some else _nothing_found(rows, k) for rows, some in sides)
     most = min(k, len(queries), len(keys))
     if index is None:
         above = (np.nextafter(known[0][:, -1], -np.inf) for known in (best, keys_best))
         found = mutual_neighbours(queries, keys, most, above=tuple(above))
     else:
-        found = approximate_neighbours(queries, keys, most, index, built=built)
-    return (found.forward_scores, found.forward_indices), (found.backward_scores, found.backward_indices)
+        found = approximate_neighbours(queries, keys, most, index, built=(row_index, column_index))
+    forward = found.forward_scores, starts[0] + found.forward_indices
+    backward = found.backward_scores, starts[1] + found.backward_indices
+    return _merged([best, forward], k), _merged([keys_best, backward], k)
 
 
-def _merge(best: Found, found: Found, start: int) -> tuple[Found, int]:
-    """The best of the best so far and of what a tile from `start` on has, and how many rows they belong to."""
-    scores, indices = np.concatenate([best[0], found[0]], 1), np.concatenate([best[1], start + found[1]], 1)
-    order = np.lexsort((indices, -scores))[:, : best[0].shape[1]]  # equal scores by lowest index
-    return (np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)), len(order)
+def _merged(pieces: Sequence[Found], k: int) -> Found:
+    """The k best of different tiles, for the same rows."""
+    scores, indices = (np.concatenate(arrays, 1) for arrays in zip(*pieces, strict=True))
+    order = np.lexsort((indices, -scores))[:, :k]  # equal scores by lowest index
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)

@@ -1,94 +1,27 @@
 """Which sentences of two texts translate each other: margin scores over nearest neighbours, and pairs chosen by them.
 
-A sentence that a text repeats is one candidate, and so is counted once among the neighbours of others; empty lines are
-none. `DistinctSentences` keeps the way back to the lines.
-
-Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs, `L` lines.
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs.
 """
 
-import hashlib
 import logging
-import mmap
-import tempfile
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain, islice
 
 import numpy as np
 
+from dap import scratch
 from dap.errors import UserError
+from dap.scratch import Folder, in_order, on_disk, parts
 from dap.search.similarity import Neighbours, Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
 MARGINS = ("ratio", "distance", "absolute")
 RETRIEVALS = ("max", "intersection", "forward", "backward")
-#: Pairs that are looked at at a time.
+#: Pairs whose vectors are read at a time.
 BLOCK = 4096
-
-
-class DistinctSentences:
-    """The distinct sentences of a text in order of first appearance, and the lines that hold them.
-
-    Lines of white space hold no sentence; lines that differ in anything else are different sentences. The text is in
-    an unnamed file, which ends with the process; in memory are about 150 bytes a sentence while it is read, and
-    16 bytes afterwards.
-
-    >>> text = DistinctSentences(["a", " ", "b", "a"])
-    >>> list(text), text.rows.tolist(), text.first_line.tolist(), text.empty, text.repeated
-    (['a', 'b'], [0, -1, 1, 0], [1, 3], 1, 1)
-
-    Args:
-        lines: read once.
-        folder: where the file is; None for the system's own place.
-
-    Attributes:
-        rows: (L,) number of each line's sentence, -1 for an empty line.
-        first_line: (N,) number of the first line that holds each sentence, from 1.
-        empty: number of empty lines.
-        repeated: number of lines whose sentence an earlier line holds.
-    """
-
-    def __init__(self, lines: Iterable[str], folder: str | Path | None = None) -> None:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            rows, first_line, ends = array("q"), array("q"), array("q", [0])
-            seen: dict[bytes, int] = {}
-            for number, line in enumerate(lines, 1):
-                data = line.encode(errors="surrogatepass")
-                key = hashlib.blake2b(data, digest_size=16).digest()
-                row = seen.setdefault(key, len(seen)) if line.strip() else -1
-                rows.append(row)
-                if row == len(first_line):
-                    first_line.append(number)
-                    ends.append(ends[-1] + len(data))
-                    file.write(data)
-            file.flush()
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
-        self._ends = ends
-        self.rows, self.first_line = np.array(rows, np.int64), np.array(first_line, np.int64)
-        self.empty = int((self.rows < 0).sum())
-        self.repeated = len(self.rows) - self.empty - len(self)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, row: int) -> str:
-        return self._bytes[self._ends[row] : self._ends[row + 1]].decode(errors="surrogatepass")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[row] for row in range(len(self)))
-
-    def counts(self) -> dict[str, int]:
-        """What a report says of the text: lines, empty ones, repeated ones, and distinct sentences."""
-        return {"lines": len(self.rows), "empty": self.empty, "repeated": self.repeated, "distinct": len(self)}
-
-    def digest(self) -> str:
-        """SHA-256 of the lines in their order; all empty lines are alike."""
-        digest = hashlib.sha256(self._bytes)
-        for part in (np.array([len(self)]), np.array(self._ends), self.rows):
-            digest.update(part.astype("<i8").tobytes())
-        return digest.hexdigest()
+PAIR = np.dtype([("score", np.float64), ("source", np.int64), ("target", np.int64)])
 
 
 @dataclass(frozen=True)
@@ -111,9 +44,21 @@ class Pairs:
     def __getitem__(self, chosen: np.ndarray | slice) -> "Pairs":
         return Pairs(self.scores[chosen], self.source[chosen], self.target[chosen])
 
-    def best_first(self) -> "Pairs":
-        """By falling score; equal scores by source row, then target row."""
-        return self[np.lexsort((self.target, self.source, -self.scores))]
+    def parts(self) -> Iterator["Pairs"]:
+        """At least one part, as many pairs as are in memory at a time."""
+        return (self[part] for part in parts(len(self)))
+
+    def records(self) -> np.ndarray:
+        """(P,) `PAIR`."""
+        found = np.empty(len(self), PAIR)
+        found["score"], found["source"], found["target"] = self.scores, self.source, self.target
+        return found
+
+    @classmethod
+    def gathered(cls, several: Iterable["Pairs"], folder: Folder = None) -> "Pairs":
+        """The pairs of at least one, in an unnamed file."""
+        found = on_disk((pairs.records() for pairs in several), folder)
+        return cls(*(found[name] for name in PAIR.names))
 
 
 def neighbourhoods(
@@ -167,17 +112,22 @@ def margin_scores(
     return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
 
 
-def _means(neighbours: Neighbours) -> tuple[np.ndarray, np.ndarray]:
+def _means(neighbours: Neighbours, folder: Folder) -> tuple[np.ndarray, np.ndarray]:
     """Mean cosine of each neighbourhood: (N,) and (M,) float64."""
-    return neighbours.forward_scores.mean(1, dtype=np.float64), neighbours.backward_scores.mean(1, dtype=np.float64)
+    both = neighbours.forward_scores, neighbours.backward_scores
+    forward, backward = (
+        on_disk((scores[part].mean(1, dtype=np.float64) for part in parts(len(scores))), folder) for scores in both
+    )
+    return forward, backward
 
 
-def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") -> Pairs:
+def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max", folder: Folder = None) -> Pairs:
     """Candidate pairs, best first. Each sentence's candidate is the one of its k neighbours with the best margin.
 
     "forward" takes the candidate of every source sentence, "backward" of every target sentence, "intersection" the
     pairs that are both. "max" takes the candidates of both directions, best first, and no sentence twice (Artetxe &
-    Schwenk 2019, section 3.2, as in LASER). Time O(n log n), memory O(n) in n = (N + M) · k.
+    Schwenk 2019, section 3.2, as in LASER). Of equal scores the lower source row comes first, then the lower target
+    row. Time O(n log n) in n = (N + M) · k; memory does not grow with it, as arrays are in unnamed files.
 
     >>> found = mutual_neighbours(np.eye(3), np.eye(3)[[1, 2, 0]], k=2)
     >>> pairs = mine(found)
@@ -189,40 +139,57 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") 
     """
     if retrieval not in RETRIEVALS:
         raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
-    means = _means(neighbours)
-    forward_scores, forward = _best(neighbours.forward_scores, neighbours.forward_indices, *means, margin)
-    backward_scores, backward = _best(neighbours.backward_scores, neighbours.backward_indices, *means[::-1], margin)
-    from_source = Pairs(forward_scores, np.arange(len(forward)), forward)
-    from_target = Pairs(backward_scores, backward, np.arange(len(backward)))
-    if retrieval == "forward":
-        return from_source.best_first()
-    if retrieval == "backward":
-        return from_target.best_first()
+    means = _means(neighbours, folder)
+    from_source = _candidates(neighbours.forward_scores, neighbours.forward_indices, *means, margin, folder)
+    back = _candidates(neighbours.backward_scores, neighbours.backward_indices, *means[::-1], margin, folder)
+    from_target = Pairs(back.scores, back.target, back.source)
     if retrieval == "intersection":
-        return from_source[backward[forward] == np.arange(len(forward))].best_first()
-    columns = ("scores", "source", "target")
-    both = (np.concatenate([getattr(pairs, name) for pairs in (from_source, from_target)]) for name in columns)
-    return _one_pair_a_sentence(Pairs(*both).best_first(), len(forward), len(backward))
+        chosen = (part[from_target.source[part.target] == part.source] for part in from_source.parts())
+    else:
+        sides = {"forward": [from_source], "backward": [from_target], "max": [from_source, from_target]}[retrieval]
+        chosen = chain.from_iterable(side.parts() for side in sides)
+    ordered = in_order((Pairs(-part.scores, part.source, part.target).records() for part in chosen), folder)
+    if retrieval == "max":
+        ordered = _one_pair_a_sentence(ordered, len(from_source), len(from_target), folder)
+    return Pairs.gathered(_best_first(ordered), folder)
 
 
-def _best(
-    cosine: np.ndarray, indices: np.ndarray, own_mean: np.ndarray, other_mean: np.ndarray, margin: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Score and index of the best of each row's k neighbours: (n,) and (n,)."""
-    scores = margin_scores(cosine, own_mean[:, None], other_mean[indices], margin)  # (n, k)
-    best = scores.argmax(1)[:, None]
-    return np.take_along_axis(scores, best, 1)[:, 0], np.take_along_axis(indices, best, 1)[:, 0]
+def _candidates(
+    cosine: np.ndarray, indices: np.ndarray, own: np.ndarray, other: np.ndarray, margin: str, folder: Folder
+) -> Pairs:
+    """Each of n rows, as a source, with the best of its k neighbours, by the mean cosines of both sides."""
+
+    def each() -> Iterator[Pairs]:
+        for part in parts(len(cosine)):
+            scores = margin_scores(cosine[part], own[part, None], other[indices[part]], margin)  # (n, k)
+            best = scores.argmax(1)[:, None]
+            found, place = (np.take_along_axis(array, best, 1)[:, 0] for array in (scores, indices[part]))
+            yield Pairs(found, np.arange(part.start, part.stop), place)
+
+    return Pairs.gathered(each(), folder)
 
 
-def _one_pair_a_sentence(pairs: Pairs, sources: int, targets: int) -> Pairs:
+def _one_pair_a_sentence(ordered: Iterable[tuple], sources: int, targets: int, folder: Folder) -> Iterator[tuple]:
     """From the first pair on, each whose two sentences are still free."""
-    source_taken, target_taken, kept = bytearray(sources), bytearray(targets), bytearray(len(pairs))
-    for start in range(0, len(pairs), BLOCK):
-        part = pairs[start : start + BLOCK]
-        for number, (i, j) in enumerate(zip(part.source.tolist(), part.target.tolist(), strict=True), start):
-            if not (source_taken[i] or target_taken[j]):
-                source_taken[i] = target_taken[j] = kept[number] = 1
-    return pairs[np.frombuffer(kept, bool)]
+    taken = [
+        memoryview(on_disk((np.zeros(part.stop - part.start, np.uint8) for part in parts(rows)), folder))
+        for rows in (sources, targets)
+    ]
+    source_taken, target_taken = taken
+    for pair in ordered:
+        _, i, j = pair
+        if not (source_taken[i] or target_taken[j]):
+            source_taken[i] = target_taken[j] = 1
+            yield pair
+
+
+def _best_first(ordered: Iterator[tuple]) -> Iterator[Pairs]:
+    """Pairs of so many records as are in memory at a time; their scores are negative."""
+    while True:
+        block = np.fromiter(islice(ordered, scratch.ROWS), PAIR)
+        yield Pairs(-block["score"], block["source"], block["target"])
+        if len(block) < scratch.ROWS:
+            return
 
 
 def score_pairs(
@@ -232,6 +199,7 @@ def score_pairs(
     target_rows: np.ndarray,
     neighbours: Neighbours,
     margin: str = "ratio",
+    folder: Folder = None,
 ) -> Pairs:
     """The margin of given pairs over the neighbourhoods of both texts, in the order given.
 
@@ -240,17 +208,18 @@ def score_pairs(
         target: (M, D).
         source_rows, target_rows: (P,) rows of the pairs.
     """
-    source_mean, target_mean = _means(neighbours)
-    cosine = np.empty(len(source_rows))
-    for start in range(0, len(source_rows), BLOCK):
-        part = slice(start, start + BLOCK)
-        own, other = unit_rows(source[source_rows[part]], "source"), unit_rows(target[target_rows[part]], "target")
-        cosine[part] = (own * other).sum(1).numpy()
-    scores = margin_scores(cosine, source_mean[source_rows], target_mean[target_rows], margin)
-    return Pairs(scores, source_rows, target_rows)
+    source_mean, target_mean = _means(neighbours, folder)
+
+    def each() -> Iterator[Pairs]:
+        for part in parts(len(source_rows), BLOCK):
+            i, j = source_rows[part], target_rows[part]
+            cosine = (unit_rows(source[i], "source") * unit_rows(target[j], "target")).sum(1).numpy()
+            yield Pairs(margin_scores(cosine, source_mean[i], target_mean[j], margin), i, j)
+
+    return Pairs.gathered(each(), folder)
 
 
-def select(pairs: Pairs, threshold: float | None = None, top_n: int | None = None) -> Pairs:
+def select(pairs: Pairs, threshold: float | None = None, top_n: int | None = None, folder: Folder = None) -> Pairs:
     """The pairs with a score of at least `threshold`, of them the `top_n` best, in the order they came.
 
     Equal scores: the earlier pairs are the better ones.
@@ -260,7 +229,15 @@ def select(pairs: Pairs, threshold: float | None = None, top_n: int | None = Non
     ([1, 2], [1])
     """
     if threshold is not None:
-        pairs = pairs[pairs.scores >= threshold]
-    if top_n is not None:
-        pairs = pairs[np.sort(np.argsort(-pairs.scores, kind="stable")[:top_n])]
-    return pairs
+        pairs = Pairs.gathered((part[part.scores >= threshold] for part in pairs.parts()), folder)
+    if top_n is None or top_n >= len(pairs):
+        return pairs
+    numbered = ((part, np.arange(part.start, part.stop)) for part in parts(len(pairs)))
+    ranked = in_order((Pairs(-pairs.scores[part], at, at).records() for part, at in numbered), folder)
+    score, last, _ = next(islice(ranked, top_n - 1, None))
+
+    def chosen(part: slice) -> np.ndarray:
+        scores, at = -pairs.scores[part], np.arange(part.start, part.stop)
+        return (scores < score) | ((scores == score) & (at <= last))
+
+    return Pairs.gathered((pairs[part][chosen(part)] for part in parts(len(pairs))), folder)

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from dap.files import whole_file
+from dap.scratch import Folder, on_disk, parts
 from dap.search.bucc import MiningScore, best_threshold, judge, score_at
-from dap.search.mining import DistinctSentences, Pairs, score_pairs
+from dap.search.distinct import DistinctSentences
+from dap.search.mining import Pairs, score_pairs
 from dap.search.similarity import Neighbours
 
 ENDINGS = str.maketrans("\t\r\n", "   ")
@@ -42,11 +44,12 @@ class Side:
 
 @dataclass
 class Texts:
-    """What is mined in one go; `gold` (G, 2) has indices of lines, from 0."""
+    """What is mined in one go; `gold` (G, 2) has indices of lines, from 0; arrays are in files of the folder."""
 
     source: Side
     target: Side
     gold: np.ndarray | None = None
+    folder: Folder = None
 
     def digest(self) -> str:
         """SHA-256 of both texts and the gold."""
@@ -55,15 +58,17 @@ class Texts:
 
     def first_lines(self, pairs: Pairs) -> Pairs:
         """Pairs of sentences as pairs of the first lines that hold them, from 0."""
-        source, target = self.source.text.first_line - 1, self.target.text.first_line - 1
-        return Pairs(pairs.scores, source[pairs.source], target[pairs.target])
+        lines = self.source.text.first_line, self.target.text.first_line
+        several = (Pairs(part.scores, lines[0][part.source] - 1, lines[1][part.target] - 1) for part in pairs.parts())
+        return Pairs.gathered(several, self.folder)
 
     def same_lines(self, neighbours: Neighbours, margin: str) -> Pairs:
         """The scores of the lines that hold a sentence on both sides, in their order."""
-        source_rows, target_rows = self.source.text.rows, self.target.text.rows
-        lines = np.flatnonzero((source_rows >= 0) & (target_rows >= 0))
-        rows = source_rows[lines], target_rows[lines]
-        found = score_pairs(self.source.vectors, self.target.vectors, *rows, neighbours, margin)
+        source, target = both = self.source.text.rows, self.target.text.rows
+        held = ((part.start, (source[part] >= 0) & (target[part] >= 0)) for part in parts(len(source)))
+        lines = on_disk((start + np.flatnonzero(chosen) for start, chosen in held), self.folder)
+        rows = (on_disk((side[lines[part]] for part in parts(len(lines))), self.folder) for side in both)
+        found = score_pairs(self.source.vectors, self.target.vectors, *rows, neighbours, margin, self.folder)
         return Pairs(found.scores, lines, lines)
 
 
@@ -88,5 +93,7 @@ def write_pairs(pairs: Pairs, texts: Texts, path: str | Path) -> None:
     """
     packers = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
     with whole_file(path) as file, packers.get(Path(path).suffix, nullcontext)(file) as packed:
-        for score, i, j in zip(pairs.scores.tolist(), pairs.source.tolist(), pairs.target.tolist(), strict=True):
-            packed.write(f"{score:.6f}\t{texts.source.at(i)}\t{texts.target.at(j)}\t{i + 1}\t{j + 1}\n".encode())
+        for part in pairs.parts():
+            for score, i, j in zip(part.scores.tolist(), part.source.tolist(), part.target.tolist(), strict=True):
+                line = f"{score:.6f}\t{texts.source.at(i)}\t{texts.target.at(j)}\t{i + 1}\t{j + 1}\n"
+                packed.write(line.encode())

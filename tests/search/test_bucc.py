@@ -9,7 +9,8 @@ import written
 from conftest import REPOSITORY
 
 from dap.search.bucc import best_threshold, default_protocol, find_splits, judge, read_gold, read_text, score_at
-from dap.search.mining import DistinctSentences, Pairs
+from dap.search.distinct import DistinctSentences
+from dap.search.mining import Pairs
 
 SHARED = REPOSITORY.parent / "shared" / "data" / "bucc"
 

@@ -2,14 +2,18 @@
 
 import logging
 import math
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dap import scratch
+from dap.scratch import on_disk, parts
+from dap.search.distinct import DistinctSentences
 from dap.search.mining import (
     MARGINS,
     RETRIEVALS,
-    DistinctSentences,
     Pairs,
     margin_scores,
     mine,
@@ -17,6 +21,7 @@ from dap.search.mining import (
     score_pairs,
     select,
 )
+from dap.search.similarity import Neighbours
 
 
 def vectors(source: int, target: int, seed: int = 0, dimensions: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -142,6 +147,53 @@ def test_repeated_and_empty_lines_are_counted_and_found_again() -> None:
     assert text.rows.tolist() == [-1, 0, 1, 2, -1, 0, 3, 0]
     assert text.counts() == {"lines": 8, "empty": 2, "repeated": 2, "distinct": 4}
     assert all(text[row] == line for row, line in zip(text.rows, lines) if row >= 0)
+
+
+def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    lines = [" " * int(n) if n < 3 else f"{n} ü" for n in generator.integers(0, 60, 96)]
+    a, b = (side.round(1) for side in vectors(60, 50))  # with equal scores
+    neighbours = neighbourhoods(a, b, 3)
+
+    def outcome() -> list:
+        text = DistinctSentences(iter(lines), tmp_path)
+        mined = [mine(neighbours, retrieval=retrieval, folder=tmp_path) for retrieval in RETRIEVALS]
+        kept = [select(pairs, 0.9, 20, tmp_path) for pairs in mined]
+        numbers = [array.tolist() for pairs in mined + kept for array in (pairs.scores, pairs.source, pairs.target)]
+        return [list(text), text.rows.tolist(), text.first_line.tolist(), text.counts(), text.digest(), numbers]
+
+    whole = outcome()
+    first = {line: lines.index(line) + 1 for line in lines if line.strip()}
+    assert whole[2] == list(first.values())
+    assert whole[0] == list(first)
+    for rows in (7, 32):  # 96 lines are a multiple of 32
+        monkeypatch.setattr(scratch, "ROWS", rows)
+        monkeypatch.setattr(scratch, "READ", 30)
+        assert outcome() == whole
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "ROWS", 2048)
+    monkeypatch.setattr(scratch, "READ", 2048)
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        for name in "ab":
+            text = DistinctSentences(f"{name} {row}" for row in range(count))
+            assert len(text) == count
+        scores = on_disk(np.full((part.stop - part.start, 2), 0.5, np.float32) for part in parts(count))
+        rows = on_disk(np.arange(2 * part.start, 2 * part.stop).reshape(-1, 2) % count for part in parts(count))
+        pairs = select(mine(Neighbours(scores, rows, scores, rows)), 0.5, count // 2)
+        assert 0 < len(pairs) <= count // 2
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(600)
+    assert peak(40_000) < 1.2 * peak(5_000)
 
 
 @pytest.mark.parametrize("lines", [[], ["", "  "]])
