@@ -45,39 +45,22 @@ def cluster_neighbours(
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     plan = plan_search(len(source), len(target), source.shape[1], index)
-    (height, width), kind = plan.tile, plan.kind
-    find = ray.remote(num_returns=2, max_retries=RETRIES, **{f"num_{kind.lower()}s": 1})(_search_tile)
-    build = ray.remote(max_retries=RETRIES)(built_index)
+    height, width = plan.tile
+    needs = {f"num_{plan.kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
+    find = ray.remote(**needs)(lambda *tile: _search_tile(k, index, *tile))
     forward, backward = (_room(len(side), k, folder) for side in (source, target))
-    columns = _strips(width, target)
-    column_indexes = {start: index and build.remote(keys, index) for start, keys in columns.items()}
-
-    def tiles(top: int, rows: Strips, pieces: Sequence[Strips]) -> Iterator[tuple[int, int]]:
-        row_indexes = {start: index and build.remote(queries, index) for start, queries in rows.items()}
-
-        def begin(row: int, column: int, node: str) -> list[Any]:
-            mine, theirs = (side.pop(at, []) for side, at in zip(pieces, (row, column), strict=True))
-            task = find.options(**_on(node))
-            sides = rows[row], columns[column], row_indexes[row], column_indexes[column]
-            return task.remote(k, index, (column, top + row), *sides, len(mine), *mine, *theirs)
-
-        for (row, column), found in _ahead(begin, _diagonals([*rows], [*columns]), _places(kind)):
-            for side, at, piece in zip(pieces, (row, column), found, strict=True):
-                side.setdefault(at, []).append(piece)
-            yield row, column
-
+    columns = _Side(0, _strips(width, target), index)
     bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
                disable=not progress)  # fmt: skip
     with bar:
         for top in range(0, len(source), BAND * height):
             queries, *mine = (each[top : top + BAND * height] for each in (source, *forward))
-            pieces = {}, {start: [strip] for start, strip in _strips(width, *backward).items()} if top else {}
-            for row, column in tiles(top, _strips(height, queries), pieces):
+            rows = _Side(top, _strips(height, queries), index)
+            columns.found = {start: [best] for start, best in _strips(width, *backward).items()} if top else {}
+            for row, column in _tiles(find, rows, columns, _places(plan.kind)):
                 bar.update(min(height, len(queries) - row) * min(width, len(target) - column))
-            for arrays, side in zip((mine, backward), pieces, strict=True):
-                for start, found in side.items():
-                    for array, best in zip(arrays, _merged(ray.get(found), k), strict=True):
-                        array[start : start + len(best)] = best
+            rows.take(mine, k)
+            columns.take(backward, k)
     return Neighbours(*forward, *backward)
 
 
@@ -101,23 +84,78 @@ def product_rate(dimensions: int, rows: int) -> float:
     return flops / (time.perf_counter() - started)
 
 
-def _places(kind: str) -> list[str]:
-    """The node of each CPU or GPU that there is."""
+def _places(kind: str) -> list[str | None]:
+    """The node of each CPU or GPU that there is; None where all are still to come."""
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]
-    return [node["NodeID"] for node in alive for _ in range(int(node["Resources"].get(kind, 0)))]
+    return [node["NodeID"] for node in alive for _ in range(int(node["Resources"].get(kind, 0)))] or [None]
 
 
-def _on(node: str) -> dict[str, Any]:
+def _at(place: str | None) -> dict[str, Any]:
     """Has a task wait at a node, which meanwhile fetches what it needs; elsewhere where the node is lost."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+    return {"scheduling_strategy": place and NodeAffinitySchedulingStrategy(place, soft=True)}
+
+
+class _Side:
+    """Strips of one side in the object store, by the number of the first row of each, counted from that of `first`.
+
+    Attributes:
+        vectors: (rows, D) of each strip.
+        indexes: what `built_index` makes of each, None without an index.
+        found: pieces of what is found for each, every one of other tiles.
+    """
+
+    def __init__(self, first: int, vectors: Strips, index: str | None) -> None:
+        import ray
+
+        build = ray.remote(max_retries=RETRIES)(built_index)
+        self.first, self.vectors, self.found = first, vectors, {}
+        self.indexes = {start: index and build.remote(strip, index) for start, strip in vectors.items()}
+
+    def keep(self, start: int, piece: Any) -> None:
+        self.found.setdefault(start, []).append(piece)
+
+    def take(self, arrays: Found, k: int) -> None:
+        """Writes the best of all strips into two arrays."""
+        import ray
+
+        for start, pieces in self.found.items():
+            for array, best in zip(arrays, _merged(ray.get(pieces), k), strict=True):
+                array[start : start + len(best)] = best
+
+
+def _tiles(find: Any, rows: _Side, columns: _Side, places: Sequence[str | None]) -> Iterator[tuple[int, int]]:
+    """Searches all tiles by a remote function, and yields those that are done.
+
+    A tile takes what is found for its rows and columns and gives back what it adds to. Where there are strips enough
+    for all places to be at work, it may wait for the tile before it of the same row or column.
+    """
+    many = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(places)
+
+    def keep(row: int, column: int, found: Sequence[Any]) -> None:
+        rows.keep(row, found[0])
+        columns.keep(column, found[1])
+
+    def begin(row: int, column: int, place: str | None) -> list[Any]:
+        sides = rows.vectors[row], columns.vectors[column], rows.indexes[row], columns.indexes[column]
+        mine, theirs = rows.found.pop(row, []), columns.found.pop(column, [])
+        starts = columns.first + column, rows.first + row
+        found = find.options(**_at(place)).remote(starts, *sides, len(mine), *mine, *theirs)
+        if many:
+            keep(row, column, found)
+        return found
+
+    for tile, found in _ahead(begin, _diagonals([*rows.vectors], [*columns.vectors]), places):
+        if not many:
+            keep(*tile, found)
+        yield tile
 
 
 def _ahead(
-    begin: Callable[..., list[Any]], jobs: Iterable[tuple], places: Sequence[str]
+    begin: Callable[..., list[Any]], jobs: Iterable[tuple], places: Sequence[str | None]
 ) -> Iterator[tuple[tuple, list[Any]]]:
     """Begins jobs, `AHEAD` at a place before its first is done; yields those that are done, with what they return."""
     import ray

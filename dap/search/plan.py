@@ -85,19 +85,19 @@ class SearchPlan:
 
     @property
     def moved(self) -> float:
-        """Bytes through the busiest node, the command's: all vectors, and once a band the merged, there and back.
+        """Bytes through the busiest node, the command's: all vectors, and once a band what is found, there and back.
 
         Where a node's store cannot hold the target, each of its tasks has to fetch its columns.
         """
         row = self.dimensions * 4 * (1 if self.index is None else 2)
         columns = self.columns if self.columns * row <= self.store else self.tasks / self.nodes * self.tile[1]
         bands = -(-self.strips[0] // BAND)
-        return (self.rows + columns) * row + 2 * (self.rows + bands * self.columns) * self.k * NEIGHBOUR
+        return (self.rows + columns) * row + (self.rows + (2 * bands - 1) * self.columns) * self.k * NEIGHBOUR
 
     def seconds(
         self, product: float, overhead: float = 0.2, merge: float = 2.5e6, bandwidth: float = 1e9
     ) -> dict[str, float]:
-        """Seconds of products, merging and moving, and of the whole; what GPUs do goes on beside the other parts.
+        """Seconds of products, merging and moving, and of the whole; vectors move while others are compared.
 
         Args:
             product: FLOP/s of a CPU or GPU.
@@ -107,8 +107,8 @@ class SearchPlan:
         """
         products = (self.flops / product + self.tasks * overhead) / self.count
         merging, moving = self.tasks * sum(self.tile) / merge / self.count, self.moved / bandwidth
-        computing = products + merging if self.kind == "CPU" else max(products, merging)
-        return {"products": products, "merging": merging, "moving": moving, "search": max(computing, moving)}
+        whole = max(products + merging, moving)
+        return {"products": products, "merging": merging, "moving": moving, "search": whole}
 
 
 def visited(index: str) -> tuple[int, int]:
