@@ -319,7 +319,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         copies = copies_of(pairs) if data_args.hard_negatives else None
         sides = sides_of(pairs, copies)
         if cluster.ray:
-            print(f"plan: {encoder.plan([list(set(chain(*sides.values())))], token_budget)}")
+            print(f"plan: {encoder.plan([list(set(chain(*sides.values())))], token_budget)[0]}")
         vectors = encode_sides(encoder, sides, token_budget, is_main, data_args.embeddings_dir, **vars(vector_args))
         if not is_main:
             return {}

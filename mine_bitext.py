@@ -36,6 +36,7 @@ from dap.encoding import (
 )
 from dap.errors import UserError, joined
 from dap.files import write_json
+from dap.progress import Progress, WholeRun
 from dap.reports import paper_beside
 from dap.search import (
     MARGINS,
@@ -166,9 +167,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
-        if cluster.ray:
-            print_plan(encoder, texts, args)
-        encode(encoder, texts, args)
+        progress = planned(encoder, texts, args) if cluster.ray else is_main
+        encode(encoder, texts, args, progress)
         if cluster.ray:
             encoder.end()
         if not is_main:
@@ -176,7 +176,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         encoded = time.perf_counter()
         search = partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
         search = partial(cluster_neighbours, index=args.index, folder=args.embeddings_dir) if cluster.ray else search
-        search = partial(search, progress=True)
+        search = partial(search, progress=progress)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
         write_pairs(pairs, texts[-1], args.output)
@@ -233,26 +233,29 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     return side
 
 
-def print_plan(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
-    """Says what a cluster is about to do, a line a pair of texts, at the rates that one of its encoders shows."""
+def planned(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> WholeRun:
+    """Says what a cluster is about to do, at the rates that one of its encoders shows; the bar of all steps."""
     import ray
 
-    dimensions = encoder.encode([""]).shape[1]
+    dimensions, encoding, search = encoder.encode([""]).shape[1], [], []
     for both in ([side.text for side in (texts.source, texts.target)] for texts in all_texts):
-        encoding = encoder.plan(both, tokens_of_a_batch(args.token_budget))
+        words, seconds = encoder.plan(both, tokens_of_a_batch(args.token_budget))
+        encoding += [seconds * len(text) / sum(map(len, both)) for text in both]
         shards = sum(-(-len(text) // args.shard_size) for text in both)
         plan = plan_search(*map(len, both), dimensions, args.index, args.k)
         sizes = dimensions, min(TILES[plan.kind] // 2, *plan.tile)
         product = ray.get(encoder.actors[-1].__ray_call__.remote(lambda _, *sizes: product_rate(*sizes), *sizes))
+        search.append(plan.seconds(product)["search"])
         print(
-            f"plan: {encoding}, in {shards:,} shards; "
+            f"plan: {words}, in {shards:,} shards; "
             f"{plan.tasks:,} search tasks of about {plan.memory / 2**20:,.0f} MiB on {plan.count} {plan.kind}s: "
-            f"{duration(plan.seconds(product)['search'])} for {plan.flops:.1e} FLOPs at {product:.1e} a second each, "
+            f"{duration(search[-1])} for {plan.flops:.1e} FLOPs at {product:.1e} a second each, "
             f"{plan.moved / 2**30:,.1f} GiB to move"
         )
+    return WholeRun([*encoding, *search])
 
 
-def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> None:
+def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, progress: Progress) -> None:
     """Fills in the vectors of every side: processes share the work, and the first gets them."""
     fingerprint, failed = model_fingerprint(encoder), []
     for role, side in ((role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")):
@@ -263,7 +266,7 @@ def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) 
                 Path(args.embeddings_dir) / f"{role}.{side.path.name}",
                 args.shard_size,
                 tokens_of_a_batch(args.token_budget),
-                launched().is_main_process,
+                progress,
                 lambda row, side=side: f"{side.path}, line {side.text.first_line[row]}",
                 fingerprint,
             )

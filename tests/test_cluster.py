@@ -106,10 +106,13 @@ def test_commands_give_the_files_of_one_process(
         patch.setattr(embeddings, "write_vectors", stopped)
         pytest.raises(KeyboardInterrupt, outcome, "two", "--ray", nodes.address)
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "two.tsv.embeddings").rglob("*.npy")}
+    capsys.readouterr()
     assert outcome("two", "--ray", nodes.address) == expected
+    said, shown = capsys.readouterr()
+    assert re.search(r"nearest neighbours: 100%.* planned seconds \[.*\]\n", shown)
+    assert shown.count("\n") == 2  # a bar a command
     assert len(finished) == 2
     assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
-    said = capsys.readouterr().out
     plan = (
         r"plan: 120 sentences on 1 encoders: (\S+) s at ([\d,]+) sentences a second each, in 6 shards; "
         r"1 search tasks of about 24 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"

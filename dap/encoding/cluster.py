@@ -71,15 +71,16 @@ class ClusterEncoder:
         self._begin = partial(actor.remote, arguments)
         self.actors = [self._begin() for _ in range(count)]
 
-    def plan(self, texts: Sequence[Sequence[str]], token_budget: int) -> str:
-        """What it takes to encode the texts, at the rate that an encoder shows now."""
+    def plan(self, texts: Sequence[Sequence[str]], token_budget: int) -> tuple[str, float]:
+        """What it takes to encode the texts, at the rate that an encoder shows now: in words, and in seconds."""
         sample = [text[row] for text in texts for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)]
         self.encode(sample[:1], token_budget)  # an encoder has begun
         started = time.perf_counter()
         self.encode(sample, token_budget)
         rate, count = len(sample) / (time.perf_counter() - started), sum(map(len, texts))
-        hours = duration(count / rate / len(self.actors))
-        return f"{count:,} sentences on {len(self.actors)} encoders: {hours} at {rate:,.0f} sentences a second each"
+        seconds = count / rate / len(self.actors)
+        words = f"{count:,} sentences on {len(self.actors)} encoders: {duration(seconds)}"
+        return f"{words} at {rate:,.0f} sentences a second each", seconds
 
     def _room(self) -> tuple[int, str]:
         """How many actors there is room for on the living nodes, and the most that one of these has."""

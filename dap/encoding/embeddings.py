@@ -12,7 +12,7 @@ Legend: `N` sentences, `D` dimensions.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from dap.addresses import fetch_sent, send
 from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
 from dap.files import disk_full, whole_file
+from dap.progress import Progress, bar_of
 from dap.scratch import on_disk
 from dap.tokenizers import tokenizer_state
 
@@ -98,7 +99,7 @@ def embed_to_disk(
     folder: str | Path,
     shard_size: int = SHARD_SIZE,
     token_budget: int = 4096,
-    progress: bool = False,
+    progress: Progress = False,
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
 ) -> np.ndarray:
@@ -127,7 +128,8 @@ def embed_to_disk(
     shards: list[Path] = []
     failed: list[SentenceError] = []
     folder.mkdir(parents=True, exist_ok=True)
-    with tqdm(sentences, desc=f"encoding {folder.name}", unit=" sentences", disable=not progress) as bar:
+    total = len(sentences) if isinstance(sentences, Sized) else None
+    with bar_of(progress, total=total, desc=f"encoding {folder.name}", unit=" sentences") as bar:
         for number, text in enumerate(_blocks(sentences, shard_size)):
             shard = folder / f"shard-{number:06d}-{_key(fingerprint, text)}.npy"
             shards.append(shard)

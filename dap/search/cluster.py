@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from dap.cluster import RETRIES
+from dap.progress import Progress, bar_of
 from dap.scratch import Folder, on_disk, parts
 from dap.search.approximate import approximate_neighbours, built_index
 from dap.search.plan import BAND, SearchPlan
@@ -28,7 +28,7 @@ def cluster_neighbours(
     target: np.ndarray,
     k: int = 4,
     index: str | None = None,
-    progress: bool = False,
+    progress: Progress = False,
     folder: Folder = None,
 ) -> Neighbours:
     """A search with a task for each tile of a `SearchPlan`, on a GPU or else a CPU.
@@ -50,9 +50,7 @@ def cluster_neighbours(
     find = ray.remote(**needs)(lambda *tile: _search_tile(k, index, *tile))
     forward, backward = (_room(len(side), k, folder) for side in (source, target))
     columns = _Side(0, _strips(width, target), index)
-    bar = tqdm(total=len(source) * len(target), desc="nearest neighbours", unit=" pairs", unit_scale=True,
-               disable=not progress)  # fmt: skip
-    with bar:
+    with bar_of(progress, total=len(source) * len(target), desc="nearest neighbours", unit=" pairs") as bar:
         for top in range(0, len(source), BAND * height):
             queries, *mine = (each[top : top + BAND * height] for each in (source, *forward))
             rows = _Side(top, _strips(height, queries), index)
