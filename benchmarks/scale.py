@@ -1,11 +1,13 @@
 """Search, encoding and preparation on a Ray cluster of two nodes of one core, beside one process; and plans.
 
     python -m benchmarks.scale --model ENCODER --lines 2000000
+    python -m benchmarks.scale --memory --rows 1e6 4e6
     python -m benchmarks.scale --plan --rows 1e6 1e8 1e9 --nodes 1 8 64 --product 4e14 --encode 20000 --bandwidth 1e9
 
 Each measured case has a process of its own and gives a digest of its result, which must be the same for as many
-threads. A plan's hours are those of `dap.search.SearchPlan`, at the rates given, and of encoding, which the command's
-node has to receive.
+threads. Memory is that of the command's process, files aside, for all that it does with two texts of that many
+sentences but encoding and search, whose results are made up. A plan's hours are those of `dap.search.SearchPlan`, at
+the rates given, and of encoding, which the command's node has to receive.
 """
 
 import argparse
@@ -21,11 +23,24 @@ import numpy as np
 
 import prepare_data
 from benchmarks.prepare import make_text
-from benchmarks.timing import in_own_process
+from benchmarks.timing import in_own_process, peak_anonymous
 from dap.cluster import ClusterArguments, duration
 from dap.encoding import EncoderArguments, load_on
 from dap.reports import machine, text_table
-from dap.search import TILES, SearchPlan, cluster_neighbours, mutual_neighbours
+from dap.scratch import on_disk, parts
+from dap.search import (
+    TILES,
+    DistinctSentences,
+    Neighbours,
+    SearchPlan,
+    Side,
+    Texts,
+    cluster_neighbours,
+    mine,
+    mutual_neighbours,
+    select,
+    write_pairs,
+)
 
 #: Nodes of a cluster, or none, and threads.
 PLACES = {"one process": (0, 1), "one process, two threads": (0, 2), "one node": (1, 1), "two nodes": (2, 1)}
@@ -105,6 +120,27 @@ def measured(args: argparse.Namespace) -> str:
     return text_table(["", "", "seconds", "times one process", "results"], rows)
 
 
+def bookkeeping(count: int, args: argparse.Namespace) -> int:
+    """The most bytes in memory while two texts are read, mined and written."""
+    generator, written = np.random.default_rng(0), Path(args.folder, "pairs.tsv")
+    with peak_anonymous() as peak:
+        sides = [
+            Side(Path(name), DistinctSentences((f"{name} {row}" for row in range(count)), args.folder))
+            for name in ("source", "target")
+        ]
+        scores, rows = (
+            [on_disk((make(part.stop - part.start) for part in parts(count)), args.folder) for _ in sides]
+            for make in (
+                lambda size: np.sort(generator.random((size, 4), np.float32))[:, ::-1],
+                lambda size: generator.integers(0, count, (size, 4)),
+            )
+        )
+        found = mine(Neighbours(scores[0], rows[0], scores[1], rows[1]), folder=args.folder)
+        texts = Texts(*sides, folder=args.folder)
+        write_pairs(select(texts.first_lines(found), 1, folder=args.folder), texts, written)
+    return peak["bytes"]
+
+
 def planned(args: argparse.Namespace) -> str:
     """What mining N sentences with N takes, by N and number of nodes."""
     rows = []
@@ -123,6 +159,7 @@ def planned(args: argparse.Namespace) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plan", action="store_true", help="say what it would take, measure nothing")
+    parser.add_argument("--memory", action="store_true", help="of the command's process alone")
     parser.add_argument("--rows", type=float, nargs="*", default=[50000], help="sentences a side")
     parser.add_argument("--dimensions", type=int, default=384)
     parser.add_argument("--model", help="encoder to measure, if any")
@@ -143,7 +180,11 @@ def main() -> None:
     args = parser.parse_args()
     args.rows = [int(each) for each in args.rows]
     with tempfile.TemporaryDirectory() as args.folder:
-        print(planned(args) if args.plan else f"{machine()}\n{measured(args)}")
+        if args.memory:
+            sizes = [[f"{rows:,}", f"{in_own_process(bookkeeping, rows, args) / 1e6:.0f}"] for rows in args.rows]
+            print(text_table(["sentences a side", "MB"], sizes))
+        else:
+            print(planned(args) if args.plan else f"{machine()}\n{measured(args)}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import multiprocessing
 import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -106,6 +107,23 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
     before = kernel_bytes("/proc/self/status", "VmRSS")
     yield found
     found["bytes"] = kernel_bytes("/proc/self/status", "VmHWM") - before
+
+
+@contextmanager
+def peak_anonymous() -> Iterator[dict[str, int]]:
+    """At its end, the most `bytes` of memory without files that were seen within, above what was in use before."""
+    found, over = {"bytes": 0}, threading.Event()
+    before = kernel_bytes("/proc/self/status", "RssAnon")
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            found["bytes"] = max(found["bytes"], kernel_bytes("/proc/self/status", "RssAnon") - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    yield found
+    over.set()
+    watching.join()
 
 
 def kernel_bytes(file: str, name: str) -> int:

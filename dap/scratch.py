@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 #: Records that are in memory at a time.
-ROWS = 2**20
+ROWS = 2**18
 #: Records that all sorted runs together have in memory.
 READ = 2**17
 
