@@ -244,7 +244,7 @@ def test_a_plan_on_paper_is_that_of_hand_and_a_store_that_is_too_small_costs_its
     tasks, width, vectors = 7**2, 28572, 2e5 * 384 * 4  # 32,768 rows at most, in tiles alike
     products = (2 * 2e5**2 * 384 / 1e11 + tasks * 0.5) / 2
     merging = tasks * 2 * width / 1e6 / 2
-    neighbours = 2 * 2 * 2e5 * 4 * 12  # there and back, of both sides, in one band
+    neighbours = 2 * 2e5 * 4 * 12  # back, of both sides, in one band
     for store, columns in (("3.1e8", vectors), ("3e8", tasks / 2 * width * 384 * 4)):
         monkeypatch.setattr("sys.argv", [*line.split(), "--store", store])
         scale.main()

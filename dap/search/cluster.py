@@ -237,6 +237,8 @@ def _search_tile(
 
 def _merged(pieces: Sequence[Found], k: int) -> Found:
     """The k best of different tiles, for the same rows."""
-    scores, indices = (np.concatenate(arrays, 1) for arrays in zip(*pieces, strict=True))
-    order = np.lexsort((indices, -scores))[:, :k]  # equal scores by lowest index
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scores, indices = (torch.from_numpy(np.concatenate(arrays, 1)).to(device) for arrays in zip(*pieces, strict=True))
+    order = indices.argsort(dim=1)  # equal scores by lowest index
+    order = order.gather(1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True)[:, :k])
+    return scores.gather(1, order).cpu().numpy(), indices.gather(1, order).cpu().numpy()

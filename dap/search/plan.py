@@ -14,6 +14,8 @@ TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
 #: Tiles' source rows of a band, whose vectors are in the object store at the same time.
 BAND = 16
 NEIGHBOUR = 12  # bytes of a score and an index
+#: Rows of found neighbours that a task merges a second; of a GPU assumed.
+MERGED = {"CPU": 2.5e6, "GPU": 5e7}
 ROUNDS = 10  # of faiss when it trains an index
 
 
@@ -95,18 +97,21 @@ class SearchPlan:
         return (self.rows + columns) * row + (self.rows + (2 * bands - 1) * self.columns) * self.k * NEIGHBOUR
 
     def seconds(
-        self, product: float, overhead: float = 0.2, merge: float = 2.5e6, bandwidth: float = 1e9
+        self, product: float, overhead: float = 0.05, merge: float | None = None, bandwidth: float = 1e9
     ) -> dict[str, float]:
         """Seconds of products, merging and moving, and of the whole; vectors move while others are compared.
 
         Args:
             product: FLOP/s of a CPU or GPU.
             overhead: seconds that a task takes beside its products, which count among these.
-            merge: rows of found neighbours that a CPU merges a second.
+            merge: rows of found neighbours that a task merges a second; None for those of `MERGED`.
             bandwidth: bytes a second of a node.
         """
         products = (self.flops / product + self.tasks * overhead) / self.count
-        merging, moving = self.tasks * sum(self.tile) / merge / self.count, self.moved / bandwidth
+        merging, moving = (
+            self.tasks * sum(self.tile) / (merge or MERGED[self.kind]) / self.count,
+            self.moved / bandwidth,
+        )
         whole = max(products + merging, moving)
         return {"products": products, "merging": merging, "moving": moving, "search": whole}
 
