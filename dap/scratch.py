@@ -43,6 +43,11 @@ def on_disk(arrays: Iterable[np.ndarray], folder: Folder = None) -> np.ndarray:
         return opened(file, array.dtype, array.shape[1:])
 
 
+def zeros(shape: tuple[int, ...], dtype: type, folder: Folder = None) -> np.ndarray:
+    """`numpy.zeros` as `on_disk` makes arrays."""
+    return on_disk((np.zeros((part.stop - part.start, *shape[1:]), dtype) for part in parts(shape[0])), folder)
+
+
 def opened(file: BinaryIO, dtype: np.dtype | type, shape: tuple[int, ...] = ()) -> np.ndarray:
     """What was written to a file, as rows of that shape; it stays when the file is closed."""
     file.flush()

@@ -12,7 +12,7 @@ import torch
 
 from dap.cluster import RETRIES
 from dap.progress import Progress, bar_of
-from dap.scratch import Folder, on_disk, parts
+from dap.scratch import Folder, zeros
 from dap.search.approximate import approximate_neighbours, built_index
 from dap.search.plan import BAND, SearchPlan
 from dap.search.similarity import Found, Neighbours, mutual_neighbours, require_searchable
@@ -48,7 +48,9 @@ def cluster_neighbours(
     height, width = plan.tile
     needs = {f"num_{plan.kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
     find = ray.remote(**needs)(lambda *tile: _search_tile(k, index, *tile))
-    forward, backward = (_room(len(side), k, folder) for side in (source, target))
+    forward, backward = (
+        [zeros((len(side), k), kind, folder) for kind in (np.float32, np.int64)] for side in (source, target)
+    )
     columns = _Side(0, _strips(width, target), index)
     with bar_of(progress, total=len(source) * len(target), desc="nearest neighbours", unit=" pairs") as bar:
         for top in range(0, len(source), BAND * height):
@@ -116,7 +118,7 @@ class _Side:
     def keep(self, start: int, piece: Any) -> None:
         self.found.setdefault(start, []).append(piece)
 
-    def take(self, arrays: Found, k: int) -> None:
+    def take(self, arrays: Sequence[np.ndarray], k: int) -> None:
         """Writes the best of all strips into two arrays."""
         import ray
 
@@ -178,15 +180,6 @@ def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, i
     """
     places, longest = product(range(len(rows)), range(len(columns))), max(len(rows), len(columns))
     return [(rows[i], columns[j]) for i, j in sorted(places, key=lambda at: ((at[1] - at[0]) % longest, at))]
-
-
-def _room(rows: int, k: int, folder: Folder) -> Found:
-    """Scores and indices (rows, k) in unnamed files, to be filled in."""
-    scores, indices = (
-        on_disk((np.zeros((part.stop - part.start, k), kind) for part in parts(rows)), folder)
-        for kind in (np.float32, np.int64)
-    )
-    return scores, indices
 
 
 def _nothing_found(rows: int, k: int) -> Found:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from dap import scratch
-from dap.scratch import Folder, in_order, on_disk, opened, parts
+from dap.scratch import Folder, in_order, on_disk, opened, parts, zeros
 
 KEY = np.dtype([("high", np.uint64), ("low", np.uint64), ("line", np.int64)])
 
@@ -43,7 +43,7 @@ class DistinctSentences:
             sentences = in_order(_keys(lines, text, ends), folder)
             self._text, self._ends = (memoryview(opened(*file)) for file in ((text, np.uint8), (ends, np.int64)))
         blocks = list(parts(len(self._ends) - 1))
-        first = on_disk((np.zeros(block.stop - block.start, np.int64) for block in blocks), folder)  # (L,)
+        first = zeros((len(self._ends) - 1,), np.int64, folder)
         _fill_in(first, sentences)
         lines = ((first[block], 1 + np.arange(block.start, block.stop)) for block in blocks)
         self.first_line = on_disk((own[own == earliest] for earliest, own in lines), folder)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dap import scratch
 from dap.errors import UserError
-from dap.scratch import Folder, in_order, on_disk, parts
+from dap.scratch import Folder, in_order, on_disk, parts, zeros
 from dap.search.similarity import Neighbours, Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -171,11 +171,7 @@ def _candidates(
 
 def _one_pair_a_sentence(ordered: Iterable[tuple], sources: int, targets: int, folder: Folder) -> Iterator[tuple]:
     """From the first pair on, each whose two sentences are still free."""
-    taken = [
-        memoryview(on_disk((np.zeros(part.stop - part.start, np.uint8) for part in parts(rows)), folder))
-        for rows in (sources, targets)
-    ]
-    source_taken, target_taken = taken
+    source_taken, target_taken = (memoryview(zeros((rows,), np.uint8, folder)) for rows in (sources, targets))
     for pair in ordered:
         _, i, j = pair
         if not (source_taken[i] or target_taken[j]):
