@@ -108,10 +108,8 @@ class SearchPlan:
             bandwidth: bytes a second of a node.
         """
         products = (self.flops / product + self.tasks * overhead) / self.count
-        merging, moving = (
-            self.tasks * sum(self.tile) / (merge or MERGED[self.kind]) / self.count,
-            self.moved / bandwidth,
-        )
+        merging = self.tasks * sum(self.tile) / (merge or MERGED[self.kind]) / self.count
+        moving = self.moved / bandwidth
         whole = max(products + merging, moving)
         return {"products": products, "merging": merging, "moving": moving, "search": whole}
 
