@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from dap.search.approximate import ROWS_A_CLUSTER
 from dap.search.similarity import BLOCKS
 
-#: Rows of each side in a task.
+#: Rows of each side in a task, at most.
 TILES = {"CPU": 16384, "GPU": 131072}
 WIDEST = 8  # times as many where the sides are long: the wider, the less is merged
-TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
+TASKS = 16  # for each CPU or GPU, about, where tiles are wider
 #: Tiles' source rows of a band, whose vectors are in the object store at the same time.
 BAND = 16
 NEIGHBOUR = 12  # bytes of a score and an index
@@ -52,7 +52,7 @@ class SearchPlan:
         [(125000, 125000), (1041667, 1041667)]
         """
         few = math.isqrt(self.rows * self.columns // (TASKS * (self.count if self.index is None else 1)))
-        most = TILES[self.kind] * min(max(few // TILES[self.kind], 1), WIDEST)
+        most = min(max(few, TILES[self.kind]), WIDEST * TILES[self.kind])
         height, width = (-(-side // -(-side // most)) for side in (self.rows, self.columns))
         return height, width
 
