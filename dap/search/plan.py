@@ -10,7 +10,7 @@ from dap.search.similarity import BLOCKS
 #: Rows of each side in a task, at most.
 TILES = {"CPU": 16384, "GPU": 131072}
 WIDEST = 8  # times as many where the sides are long: the wider, the less is merged
-TASKS = 16  # for each CPU or GPU, about, where tiles are wider
+TASKS = 16  # for each CPU or GPU, at least, where tiles are wider
 #: Tiles' source rows of a band, whose vectors are in the object store at the same time.
 BAND = 16
 NEIGHBOUR = 12  # bytes of a score and an index
