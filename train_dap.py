@@ -83,17 +83,15 @@ def mix_languages(
         ValueError: the pairs of a stream do not fill one batch.
     """
     mix = data.language_mix, data.mix_alpha, training.seed_of_text
-    if data.streaming and data.language_mix == "uniform":  # its pairs need not be counted
-        return interleave_languages(train, dict.fromkeys(train, 1), *mix), None
-    if data.streaming:
+    if not data.streaming:
+        sizes = [len(part) for part in train.values()]
+        return concatenate_datasets(list(train.values())), LanguageMixSampler(sizes, *mix)
+    counts = dict.fromkeys(train, 1)  # a uniform mix needs no more
+    if data.language_mix != "uniform":
         found = find_bitext(data.train_data, data.target_language)
-        sizes = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
-    else:
-        sizes = {language: len(part) for language, part in train.items()}
-    if data.streaming:
-        require_batch(sum(sizes.values()), training)
-        return interleave_languages(train, sizes, *mix), None
-    return concatenate_datasets(list(train.values())), LanguageMixSampler(list(sizes.values()), *mix)
+        counts = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
+        require_batch(sum(counts.values()), training)
+    return interleave_languages(train, counts, *mix), None
 
 
 def check_run(

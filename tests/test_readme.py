@@ -100,7 +100,8 @@ def test_readme_names_files_that_exist() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
-        text = (page.parent / path).read_bytes().decode("utf-8", "replace")  # raises where there is no such file
+        linked = page.parent / path if path else page
+        text = linked.read_bytes().decode("utf-8", "replace")  # raises where there is no such file
         headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE) if anchor else []
         assert not anchor or anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
