@@ -22,15 +22,6 @@ PAGES = [
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
-def test_readme_is_read_in_a_few_minutes() -> None:
-    words = README.split()
-    assert len(words) <= 1000
-    assert len([word for word in words if re.search(r"\w", word)]) < 900  # without the rules of its tables
-    table = README.partition("<!-- begin results-comparison -->")[2].partition("<!-- end results-comparison -->")[0]
-    head, rule, *rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert 1 <= len(rows) <= 6
-
-
 def readme_commands(program: str) -> list[list[str]]:
     """The arguments of each call of `program`, but of those in shell loops."""
     lines = [line.split(" #")[0] for line in TEXT.replace("\\\n", " ").splitlines() if "$" not in line]
