@@ -24,7 +24,14 @@ CHOICES: dict[str, tuple] = {
 }
 #: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
 SAVED_KEYS = {
-    *("model_type", "auto_map", "name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
+    *(
+        "model_type",
+        "auto_map",
+        "name_or_path",
+        "attn_implementation",
+        "experts_implementation",
+        "torch_dtype",
+    ),
     *("quantization_config", "num_labels", "revision", "output_attentions"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "tie_word_embeddings"),
 }
@@ -117,7 +124,9 @@ class DAPConfig(PreTrainedConfig):
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
         if unknown := _unknown(given, given.get("objective", self.objective)):
             listed = ", ".join(f"{key}={given[key]!r}" for key in unknown)
-            raise ValueError(f"DAPConfig has no field for {listed}. Its fields are: {', '.join(FIELDS)}.")
+            raise ValueError(
+                f"DAPConfig has no field for {listed}. Its fields are: {', '.join(FIELDS)}."
+            )
         for name, own in FIELDS.items():
             setattr(self, name, given.pop(name, own.default))
         self.encoder_config = _build_encoder_config(encoder_config)
@@ -138,8 +147,12 @@ class DAPConfig(PreTrainedConfig):
                 "DAPForPreTraining.from_encoder, or load it with AutoModel."
             )
         if dropped := _unknown(config_dict, config_dict.get("objective", cls.objective)):
-            logger.warning(f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out.")
-        return super().from_dict({key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs)
+            logger.warning(
+                f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out."
+            )
+        return super().from_dict(
+            {key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs
+        )
 
     hidden_size = property(lambda self: self.encoder_config.hidden_size)
     num_hidden_layers = property(lambda self: self.encoder_config.num_hidden_layers)
@@ -164,7 +177,9 @@ class DAPConfig(PreTrainedConfig):
         different = len(set(names)) == len(names) and all(map(str.isidentifier, names))
         self._require("objective", different, "different names joined by '+', such as 'tr+rtl'")
         for name, allowed in CHOICES.items():
-            self._require(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
+            self._require(
+                name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}"
+            )
         for name, field in FIELDS.items():
             value = getattr(self, name)
             if name.endswith(("_ratio", "_probability")):
@@ -173,28 +188,50 @@ class DAPConfig(PreTrainedConfig):
                 self._require(name, _is_number(value) and value >= 0, "a number in [0, inf)")
             elif field.type is bool:
                 self._require(name, isinstance(value, bool), "True or False")
-        is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= ("tr" in self.objectives)
-        self._require("tr_hard_negatives", is_share, "a number in [0, 1], which is 0 unless TR is in the objective")
+        is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= (
+            "tr" in self.objectives
+        )
+        self._require(
+            "tr_hard_negatives",
+            is_share,
+            "a number in [0, 1], which is 0 unless TR is in the objective",
+        )
         divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
         self._require("tr_temperature", divides, "a number in (0, inf)")
         layers, vocabulary = self.encoder_config.num_hidden_layers, self.encoder_config.vocab_size
-        self._require_integer("rtl_layers", 1, layers if "rtl" in self.objectives else 10**9, "the encoder's layers")
-        self._require_integer("target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True)
+        self._require_integer(
+            "rtl_layers", 1, layers if "rtl" in self.objectives else 10**9, "the encoder's layers"
+        )
+        self._require_integer(
+            "target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True
+        )
         predicted = self.target_vocab_size or vocabulary
-        self._require_integer("rtl_sampled_negatives", 2, predicted, "the predicted vocabulary", optional=True)
-        self._require_integer("mask_token_id", 0, vocabulary - 1, "the encoder's token ids", optional=True)
+        self._require_integer(
+            "rtl_sampled_negatives", 2, predicted, "the predicted vocabulary", optional=True
+        )
+        self._require_integer(
+            "mask_token_id", 0, vocabulary - 1, "the encoder's token ids", optional=True
+        )
         is_list = isinstance(self.rtl_languages, list | None)
         self._require("rtl_languages", is_list, "None or a list of language codes")
         self._check_directions()
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
-            raise ValueError(f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}.")
+            raise ValueError(
+                f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}."
+            )
 
-    def _require_integer(self, name: str, low: int, high: int, what: str, optional: bool = False) -> None:
+    def _require_integer(
+        self, name: str, low: int, high: int, what: str, optional: bool = False
+    ) -> None:
         value = getattr(self, name)
         fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        self._require(name, fits or (optional and value is None), f"{'None or ' * optional}{low} to {high}, {what}")
+        self._require(
+            name,
+            fits or (optional and value is None),
+            f"{'None or ' * optional}{low} to {high}, {what}",
+        )
 
     def _check_directions(self) -> None:
         if self.rtl_direction == "source-to-target" or "rtl" not in self.objectives:
@@ -212,7 +249,9 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
     if isinstance(value, PreTrainedConfig):
         return value
     if not isinstance(value, dict) or "model_type" not in value:
-        raise ValueError(f"encoder_config={value!r}: give a configuration, or its dict with 'model_type'.")
+        raise ValueError(
+            f"encoder_config={value!r}: give a configuration, or its dict with 'model_type'."
+        )
     options = {key: item for key, item in value.items() if key != "model_type"}
     return AutoConfig.for_model(value["model_type"], **options)
 
@@ -230,7 +269,11 @@ def _is_number(value: object) -> bool:
 
 
 #: The fields of `DAPConfig` by name, without those of `PreTrainedConfig`.
-FIELDS = {name: each for name, each in DAPConfig.__dataclass_fields__.items() if name in DAPConfig.__annotations__}
+FIELDS = {
+    name: each
+    for name, each in DAPConfig.__dataclass_fields__.items()
+    if name in DAPConfig.__annotations__
+}
 
 # Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.
 if __name__ == "configuration_dap":

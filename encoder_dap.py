@@ -52,16 +52,22 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
     """Raise `ValueError` unless the configuration is that of a bidirectional encoder with a masked-LM class."""
     remedy = "Give an encoder such as bert, xlm-roberta, roberta, deberta-v2 or modernbert."
     if config.model_type == "dap":
-        raise ValueError(f"{name} is a DAP checkpoint already: load it with DAPForPreTraining.from_pretrained.")
+        raise ValueError(
+            f"{name} is a DAP checkpoint already: load it with DAPForPreTraining.from_pretrained."
+        )
     if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"{name} is an encoder-decoder (model_type {config.model_type!r}). {remedy}")
+        raise ValueError(
+            f"{name} is an encoder-decoder (model_type {config.model_type!r}). {remedy}"
+        )
     if type(config).__module__.startswith("transformers_modules."):
         raise ValueError(
             f"{name} (model_type {config.model_type!r}) runs code of its own; a DAP checkpoint nests only encoders "
             f"that are part of Transformers. {remedy}"
         )
     if getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
-        raise ValueError(f"{name} is not a bidirectional encoder (model_type {config.model_type!r}). {remedy}")
+        raise ValueError(
+            f"{name} is not a bidirectional encoder (model_type {config.model_type!r}). {remedy}"
+        )
 
 
 def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
@@ -83,11 +89,17 @@ def encoder_named(name: str, config: DAPConfig) -> Iterator[None]:
     """Make what fails with an encoder class that no test covers a `ValueError` that names it."""
     try:
         yield
-    except Exception as error:  # a foreign class may fail in any way; in a tested one it is a mistake of ours
+    except (
+        Exception
+    ) as error:  # a foreign class may fail in any way; in a tested one it is a mistake of ours
         if config.encoder_config.model_type in TESTED:
             raise
         reason = " ".join(str(error).split())
-        remedy = "give another encoder" if config.objectives == {"tr"} else "use objective='tr', or another encoder"
+        remedy = (
+            "give another encoder"
+            if config.objectives == {"tr"}
+            else "use objective='tr', or another encoder"
+        )
         raise ValueError(
             f"{name}: objective {config.objective!r} does not work with an encoder of model_type "
             f"{config.encoder_config.model_type!r} ({reason}): {remedy}."
@@ -146,13 +158,17 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     for name, module in encoder.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers:
             return name, module
-    raise ValueError(f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}")
+    raise ValueError(
+        f"no list of {encoder.config.num_hidden_layers} layers in {type(encoder).__name__}"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- token states
 
 
-def last_states(encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = None, **inputs: Tensor) -> Tensor:
+def last_states(
+    encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = None, **inputs: Tensor
+) -> Tensor:
     """Last hidden states (B, S, D) of the tokens where a mask (B, S) is 1, wherever they stand, of inputs (B, S, ...).
 
     The other states are zeros, and next to nothing is computed for them: rows are packed for an attention that takes
@@ -162,7 +178,10 @@ def last_states(encoder: PreTrainedModel, mask: Tensor, wanted: Tensor | None = 
     if takes_packed(encoder):
         return packed_states(encoder, mask, inputs, wanted)
     order = real_tokens_first(mask)
-    mask, inputs = gather_columns(mask, order), {name: gather_columns(own, order) for name, own in inputs.items()}
+    mask, inputs = (
+        gather_columns(mask, order),
+        {name: gather_columns(own, order) for name, own in inputs.items()},
+    )
     compute = grouped_states if mask.device.type == "cpu" else padded_states
     states = compute(encoder, mask, inputs)  # (B, S, D)
     return gather_columns(states.masked_fill(mask.unsqueeze(-1) == 0, 0.0), order.argsort(1))
@@ -199,28 +218,44 @@ def packed_states(
     states = encoder.embeddings(**packed)  # (1, T, D)
     for layer in layers[:-1]:
         states = layer(states, **arguments)
-    places = packing.take(wanted)[0].argsort(stable=True, descending=True)[: sum(queries[0].lengths)]
-    states = last_layer_of_some(layers[-1], states, places, attention_arguments(encoder, packing, *queries))
+    places = packing.take(wanted)[0].argsort(stable=True, descending=True)[
+        : sum(queries[0].lengths)
+    ]
+    states = last_layer_of_some(
+        layers[-1], states, places, attention_arguments(encoder, packing, *queries)
+    )
     return queries[0].put_back(states)
 
 
 def computes_some(encoder: PreTrainedModel) -> bool:
     """Whether an encoder's last layer can be computed for some tokens only: it is like BERT's, and sees all tokens."""
     config = encoder.config
-    return config.model_type in LIKE_BERT and not config.is_decoder and not hasattr(encoder, "embeddings_project")
+    return (
+        config.model_type in LIKE_BERT
+        and not config.is_decoder
+        and not hasattr(encoder, "embeddings_project")
+    )
 
 
-def last_layer_of_some(layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]) -> Tensor:
+def last_layer_of_some(
+    layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]
+) -> Tensor:
     """States (1, T', D) after a layer like BERT's of those tokens (T',) of (1, T, D) that are asked for."""
     attention = layer.attention.self
     if hasattr(layer, "unshard"):  # FSDP keeps shards of a layer that is not called
         layer.unshard()
 
     def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
-        return linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (1, H, T, d)
+        return (
+            linear(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
+        )  # (1, H, T, d)
 
     asked = states.index_select(1, places)  # (1, T', D)
-    query, key, value = heads(attention.query, asked), heads(attention.key, states), heads(attention.value, states)
+    query, key, value = (
+        heads(attention.query, asked),
+        heads(attention.key, states),
+        heads(attention.value, states),
+    )
     dropout = attention.dropout.p if attention.training else 0.0
     attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
     options = {"attention_mask": None, "dropout": dropout, "scaling": attention.scaling} | arguments
@@ -241,7 +276,9 @@ def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Ten
     for rows in groups:
         width = lengths[rows[-1]]
         part = {key: value[rows, :width] for key, value in inputs.items()}
-        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state  # (rows, width, D)
+        states = encoder(
+            attention_mask=mask[rows, :width], **part
+        ).last_hidden_state  # (rows, width, D)
         parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))
     order = torch.tensor([row for rows in groups for row in rows])
     return torch.cat(parts)[order.argsort()]
@@ -256,7 +293,11 @@ def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
     groups: list[list[int]] = [[]]
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         current = groups[-1]
-        if current and lengths[row] > lengths[current[-1]] and sum(lengths[i] for i in current) >= tokens:
+        if (
+            current
+            and lengths[row] > lengths[current[-1]]
+            and sum(lengths[i] for i in current) >= tokens
+        ):
             groups.append([])
         groups[-1].append(row)
     return groups
@@ -267,7 +308,9 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
     table = getattr(getattr(encoder, "embeddings", None), "position_embeddings", None)
     if table is None:
         return None
-    return 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id
+    return (
+        0 if table.padding_idx is None else table.padding_idx + 1
+    )  # RoBERTa and XLM-R start after the padding id
 
 
 def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
@@ -294,8 +337,12 @@ def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls"
     tensor([[2.]])
     """
     if pooling == "cls":
-        first = attention_mask.bool().to(torch.uint8).argmax(1)  # (B,): 0 unless the padding is on the left
-        rows = torch.arange(first.shape[0], device=first.device)  # (B,); an export takes len() for a constant
+        first = (
+            attention_mask.bool().to(torch.uint8).argmax(1)
+        )  # (B,): 0 unless the padding is on the left
+        rows = torch.arange(
+            first.shape[0], device=first.device
+        )  # (B,); an export takes len() for a constant
         return last_hidden_state[rows, first]
     states = at_least_float32(last_hidden_state)  # a sum in half precision would overflow
     mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, S, 1)
@@ -351,31 +398,42 @@ def pack(*masks: Tensor) -> list[Packing]:
     counts = torch.stack([mask.sum(1) for mask in masks]).tolist()
     rows = sorted(range(len(counts[0])), key=counts[0].__getitem__)
     order = torch.tensor(rows, device=masks[0].device)  # (B,)
-    return [_pack_in_order(mask, order, [own[row] for row in rows]) for mask, own in zip(masks, counts)]
+    return [
+        _pack_in_order(mask, order, [own[row] for row in rows]) for mask, own in zip(masks, counts)
+    ]
 
 
 def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
     real = mask[order].flatten()  # (B·S,)
     places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(lengths)]  # (T,)
-    index = torch.arange(mask.numel(), device=mask.device).view(mask.shape)[order].flatten()[places]  # (T,)
+    index = (
+        torch.arange(mask.numel(), device=mask.device).view(mask.shape)[order].flatten()[places]
+    )  # (T,)
     columns = (mask.cumsum(1) - 1).flatten()[index]  # (T,)
     return Packing(index, columns.unsqueeze(0), lengths, mask.shape)
 
 
 @torch.compiler.disable
-def attention_arguments(encoder: PreTrainedModel, keys: Packing, queries: Packing | None = None) -> dict[str, Any]:
+def attention_arguments(
+    encoder: PreTrainedModel, keys: Packing, queries: Packing | None = None
+) -> dict[str, Any]:
     """Keyword arguments that tell an encoder, or a layer of it, which tokens belong together.
 
     They are those of Transformers' flash attention. `queries` are the tokens that attend, all of them when absent.
     """
     arguments: dict[str, Any] = {}
     for letter, packing in (("q", queries or keys), ("k", keys)):
-        ends = torch.tensor([0, *packing.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)  # (B+1,)
+        ends = torch.tensor([0, *packing.lengths], dtype=torch.int32).cumsum(
+            0, dtype=torch.int32
+        )  # (B+1,)
         arguments[f"cu_seq_lens_{letter}"] = ends.to(packing.index.device, non_blocking=True)
         arguments[f"max_length_{letter}"] = max(packing.lengths)
     if encoder.config._attn_implementation == PACKED:
         # a mask of four dimensions goes through Transformers as it is; without one it would make its own
-        arguments |= {"attention_mask": keys.index.new_empty(1, 1, 0, 0), "row_lengths": keys.lengths}
+        arguments |= {
+            "attention_mask": keys.index.new_empty(1, 1, 0, 0),
+            "row_lengths": keys.lengths,
+        }
     return arguments
 
 
@@ -394,7 +452,9 @@ def packed_attention(
     Without these arguments the rows are padded, and it is Transformers' `sdpa`.
     """
     if kwargs.get("cu_seq_lens_q") is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
     return _attention_of_rows(query, key, value, dropout, scaling, **kwargs), None
 
 
@@ -439,9 +499,13 @@ def attention_by_length(
     keys, values = (states.split([k * count for (_, k), count in runs]) for states in (key, value))
     parts = []
     for ((_, length), count), *states in zip(runs, queries, keys, values, strict=True):
-        q, k, v = (part.unflatten(0, (count, -1)).transpose(1, 2) for part in states)  # (rows, H, length, d) each
+        q, k, v = (
+            part.unflatten(0, (count, -1)).transpose(1, 2) for part in states
+        )  # (rows, H, length, d) each
         mask = None if window is None else near(length, window, query.device)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling
+        )
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)
 
@@ -466,11 +530,17 @@ def jagged_attention(
 
     def rows(states: Tensor, ends: Tensor) -> Tensor:
         least, largest = limits
-        nested = torch.nested.nested_tensor_from_jagged(states, ends, min_seqlen=least, max_seqlen=largest)
+        nested = torch.nested.nested_tensor_from_jagged(
+            states, ends, min_seqlen=least, max_seqlen=largest
+        )
         return nested.transpose(1, 2)  # (B, H, length, d)
 
     ends = key_ends.long()
-    q, k, v = rows(query, ends if query_ends is key_ends else query_ends.long()), rows(key, ends), rows(value, ends)
+    q, k, v = (
+        rows(query, ends if query_ends is key_ends else query_ends.long()),
+        rows(key, ends),
+        rows(value, ends),
+    )
     out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling)
     return out.transpose(1, 2).values()
 

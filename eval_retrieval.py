@@ -56,7 +56,14 @@ from dap.reports import (
     tatoeba_tables,
     text_table,
 )
-from dap.search import COPY_KINDS, Copy, group_averages, hard_negative_copies, hard_negative_errors, retrieval_accuracy
+from dap.search import (
+    COPY_KINDS,
+    Copy,
+    group_averages,
+    hard_negative_copies,
+    hard_negative_errors,
+    retrieval_accuracy,
+)
 from dap.text import disk_path, find_bitext, read_pairs
 
 PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
@@ -72,8 +79,12 @@ class DataArguments:
     """What to evaluate on, and where the numbers go."""
 
     data_dir: list[str] = arg(MISSING, "Folder(s) or file(s) of parallel text with English.")
-    languages: list[str] | None = arg(None, "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds.")
-    max_pairs: int | None = arg(None, "Only the first pairs of each language, for a quick look. Default: all.")
+    languages: list[str] | None = arg(
+        None, "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds."
+    )
+    max_pairs: int | None = arg(
+        None, "Only the first pairs of each language, for a quick look. Default: all."
+    )
     hard_negatives: bool = arg(
         False, "Also the error where copies of the English sentences with another number, meaning or name are "
         "candidates (xsim++)."
@@ -102,7 +113,9 @@ class DataArguments:
     def reports(self) -> dict[str, Path]:
         """Argument -> JSON file that it asks for."""
         paths = {"--output_file": Path(self.output_file)} if self.output_file else {}
-        return paths | ({"--output_dir": Path(self.output_dir, "retrieval.json")} if self.output_dir else {})
+        return paths | (
+            {"--output_dir": Path(self.output_dir, "retrieval.json")} if self.output_dir else {}
+        )
 
 
 @dataclass
@@ -127,10 +140,14 @@ def read_languages(
     if max_pairs is not None and max_pairs < 1:
         raise UserError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
     found = find_bitext(paths)
-    wanted = list(found) if languages is None else list(dict.fromkeys(map(base_language, languages)))
+    wanted = (
+        list(found) if languages is None else list(dict.fromkeys(map(base_language, languages)))
+    )
     absent = [code for code in wanted if code not in found]
     if absent:
-        raise UserError(f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only")
+        raise UserError(
+            f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only"
+        )
     pairs: Pairs = {}
     for code in wanted:
         rows = (pair for file in found[code] for pair in read_pairs(file, max_bad_lines=0.0))
@@ -138,14 +155,18 @@ def read_languages(
     return pairs
 
 
-def evaluate(encoder: Encoder, pairs: Pairs, *arguments: Any, **options: Any) -> dict[str, tuple[float, float]]:
+def evaluate(
+    encoder: Encoder, pairs: Pairs, *arguments: Any, **options: Any
+) -> dict[str, tuple[float, float]]:
     """Language code -> accuracy in percent, (xx→en, en→xx), with the vectors of `encode_sides`."""
     return accuracies_of(encode_sides(encoder, sides_of(pairs), *arguments, **options))
 
 
 def copies_of(pairs: Pairs) -> Copies:
     """Language code -> the hard negatives of its English side."""
-    return {code: hard_negative_copies([english for _, english in rows]) for code, rows in pairs.items()}
+    return {
+        code: hard_negative_copies([english for _, english in rows]) for code, rows in pairs.items()
+    }
 
 
 def sides_of(pairs: Pairs, copies: Copies | None = None) -> Sides:
@@ -181,7 +202,9 @@ def encode_sides(
     if truncate_dim is not None or precision != "float32":
         require_reducible(encoder.encode([""]).shape[1], truncate_dim, precision)
     sentences = list(chain(*sides.values()))
-    rows = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}  # each is encoded once
+    rows = {
+        sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))
+    }  # each is encoded once
     if embeddings_dir is None:
         embeds = encode_shared(encoder, list(rows), token_budget, progress)
     else:
@@ -197,7 +220,12 @@ def encode_sides(
 
 
 def _kept(
-    encoder: Encoder, sentences: list[str], folder: Path, token_budget: int, progress: bool, sides: Sides
+    encoder: Encoder,
+    sentences: list[str],
+    folder: Path,
+    token_budget: int,
+    progress: bool,
+    sides: Sides,
 ) -> np.ndarray:
     """`encoder.encode(sentences)` through the folder of this model and text; no sentence comes twice."""
     fingerprint = model_fingerprint(encoder)
@@ -230,10 +258,15 @@ def _place(sides: Sides, number: int) -> str:
 def accuracies_of(vectors: dict[Place, np.ndarray]) -> dict[str, tuple[float, float]]:
     """Language code -> accuracy in percent, (xx→en, en→xx)."""
     codes = dict.fromkeys(code for code, _ in vectors)
-    return {code: retrieval_accuracy(vectors[code, "source side"], vectors[code, "English side"]) for code in codes}
+    return {
+        code: retrieval_accuracy(vectors[code, "source side"], vectors[code, "English side"])
+        for code in codes
+    }
 
 
-def hard_negative_results(pairs: Pairs, copies: Copies, vectors: dict[Place, np.ndarray]) -> dict[str, Any]:
+def hard_negative_results(
+    pairs: Pairs, copies: Copies, vectors: dict[Place, np.ndarray]
+) -> dict[str, Any]:
     """What the JSON report says: the numbers of copies, errors in percent by language, and their means.
 
     Returns:
@@ -250,7 +283,11 @@ def hard_negative_results(pairs: Pairs, copies: Copies, vectors: dict[Place, np.
         results[code] = {"pairs": len(pairs[code]), "without_copies": without, "copies": counts}
         results[code]["error"] = {won: round(share, 4) for won, share in error.items()}
     errors = [numbers["error"] for numbers in results.values()]
-    return results | {"mean": {"error": {won: float(np.mean([each[won] for each in errors])) for won in errors[0]}}}
+    return results | {
+        "mean": {
+            "error": {won: float(np.mean([each[won] for each in errors])) for won in errors[0]}
+        }
+    }
 
 
 def hard_negative_table(numbers: dict[str, Any]) -> str:
@@ -259,7 +296,15 @@ def hard_negative_table(numbers: dict[str, Any]) -> str:
     rows = []
     for code, each in numbers.items():
         counts = each.get("copies", dict.fromkeys(COPY_KINDS))
-        rows.append([code, each.get("pairs"), each.get("without_copies"), *counts.values(), *each["error"].values()])
+        rows.append(
+            [
+                code,
+                each.get("pairs"),
+                each.get("without_copies"),
+                *counts.values(),
+                *each["error"].values(),
+            ]
+        )
     return text_table([*header, *(f"by {won}" for won in (*COPY_KINDS, "other"))], rows)
 
 
@@ -269,7 +314,10 @@ def _digest(text: Any) -> str:
 
 def results(pairs: Pairs, accuracies: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """What the JSON report says: accuracy in percent and number of pairs a language, and the averages."""
-    languages = {code: {"pairs": len(pairs[code])} | _directions(accuracy) for code, accuracy in accuracies.items()}
+    languages = {
+        code: {"pairs": len(pairs[code])} | _directions(accuracy)
+        for code, accuracy in accuracies.items()
+    }
     averages = {name: _directions(mean) for name, mean in group_averages(accuracies).items()}
     return {"languages": languages, "averages": averages}
 
@@ -306,9 +354,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
     earlier = {"before": read_report(data_args.before)} if data_args.before else {}
     if earlier and not drawable_languages(earlier["before"]):
-        raise UserError(f"--before {data_args.before}: no accuracies by language; give a report of eval_retrieval.py")
+        raise UserError(
+            f"--before {data_args.before}: no accuracies by language; give a report of eval_retrieval.py"
+        )
     inputs = [*map(disk_path, files), *filter(None, [data_args.before])]
-    with guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main), cluster.connect():
+    with (
+        guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main),
+        cluster.connect(),
+    ):
         pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
         encoder = load_on(cluster, model_args)
         layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
@@ -320,19 +373,33 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         sides = sides_of(pairs, copies)
         if cluster.ray:
             print(f"plan: {encoder.plan([list(set(chain(*sides.values())))], token_budget)[0]}")
-        vectors = encode_sides(encoder, sides, token_budget, is_main, data_args.embeddings_dir, **vars(vector_args))
+        vectors = encode_sides(
+            encoder, sides, token_budget, is_main, data_args.embeddings_dir, **vars(vector_args)
+        )
         if not is_main:
             return {}
         numbers = results(pairs, accuracies_of(vectors))
         seconds = time.perf_counter() - started
-        settings = {"data": data_args.data_dir, "text": _digest(pairs), "max_pairs": data_args.max_pairs}
+        settings = {
+            "data": data_args.data_dir,
+            "text": _digest(pairs),
+            "max_pairs": data_args.max_pairs,
+        }
         if copies is not None:
             settings["hard_negatives"] = _digest(copies)
             numbers["hard_negatives"] = hard_negative_results(pairs, copies, vectors)
-        is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in files)  # such as tatoeba.deu-eng.deu
+        is_tatoeba = all(
+            Path(path).name.startswith("tatoeba.") for path in files
+        )  # such as tatoeba.deu-eng.deu
         is_whole = data_args.max_pairs is None  # with fewer pairs there are fewer candidates
-        content = model_args.report(encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds)
-        print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_tatoeba and is_whole else ()))
+        content = model_args.report(
+            encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds
+        )
+        print(
+            tatoeba_tables(
+                numbers, Path(name).name, PAPER_MODELS if is_tatoeba and is_whole else ()
+            )
+        )
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
         write(content, data_args, earlier)

@@ -15,14 +15,35 @@ from transformers.activations import ACT2FN
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
-    from .losses_dap import bag_cross_entropy, columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
+    from .encoder_dap import (
+        absolute_positions,
+        build_encoder,
+        last_states,
+        layer_stack,
+        use_packing,
+    )
+    from .losses_dap import (
+        bag_cross_entropy,
+        columns_of,
+        sampled_cross_entropy,
+        vocabulary_cross_entropy,
+        whole,
+    )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
-    from losses_dap import bag_cross_entropy, columns_of, sampled_cross_entropy, vocabulary_cross_entropy, whole
+    from losses_dap import (
+        bag_cross_entropy,
+        columns_of,
+        sampled_cross_entropy,
+        vocabulary_cross_entropy,
+        whole,
+    )
 
-OF_TARGETS = {"rtl", "bow"}  # objectives that predict tokens of the target side, and so ids of its vocabulary alone
+OF_TARGETS = {
+    "rtl",
+    "bow",
+}  # objectives that predict tokens of the target side, and so ids of its vocabulary alone
 
 
 class _PassThrough(nn.Module):
@@ -30,7 +51,9 @@ class _PassThrough(nn.Module):
 
     word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
 
-    def forward(self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any) -> Tensor:
+    def forward(
+        self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any
+    ) -> Tensor:
         return inputs_embeds
 
 
@@ -54,12 +77,16 @@ class RTLHead(nn.Module):
         self.blocks = self._build_blocks(config)
         names = config.rtl_languages if config.rtl_direction != "source-to-target" else None
         # row 0 is the target language, row i + 1 is rtl_languages[i]
-        self.language_embeddings = None if names is None else nn.Embedding(len(names) + 1, config.hidden_size)
+        self.language_embeddings = (
+            None if names is None else nn.Embedding(len(names) + 1, config.hidden_size)
+        )
 
     @staticmethod
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
         own = copy.deepcopy(config.encoder_config)
-        own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # word embeddings are about to go
+        own.vocab_size = (
+            getattr(own, "pad_token_id", None) or 0
+        ) + 1  # word embeddings are about to go
         if own.model_type == "deberta-v2":
             own.conv_kernel_size = 0  # its convolution comes after the first layer only
         blocks = build_encoder(own)
@@ -67,7 +94,9 @@ class RTLHead(nn.Module):
         del layers[: len(layers) - config.rtl_layers]
         blocks.config.num_hidden_layers = config.rtl_layers
         if not hasattr(blocks, "embeddings"):
-            raise ValueError(f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none.")
+            raise ValueError(
+                f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none."
+            )
         if config.rtl_reembed:
             blocks.set_input_embeddings(None)  # words come embedded
         else:
@@ -87,17 +116,26 @@ class RTLHead(nn.Module):
                 key = f"{prefix}.{int(index) - dropped}.{rest}"
             state[key] = value
         wanted = self.blocks.state_dict()
-        self.blocks.load_state_dict({key: value for key, value in state.items() if key in wanted}, strict=True)
+        self.blocks.load_state_dict(
+            {key: value for key, value in state.items() if key in wanted}, strict=True
+        )
 
     def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
         """Embeddings (B, S, D) of words (B, S, E) with the positions 0, 1, 2, ..., whatever the padding."""
         owner = self.blocks if self.reembeds else encoder
         return owner.embeddings(
-            input_ids=None, inputs_embeds=words, **absolute_positions(owner, columns_of(words[..., 0]))
+            input_ids=None,
+            inputs_embeds=words,
+            **absolute_positions(owner, columns_of(words[..., 0])),
         )
 
     def forward(
-        self, context: Tensor, context_mask: Tensor, queries: Tensor, query_mask: Tensor, languages: Tensor | None
+        self,
+        context: Tensor,
+        context_mask: Tensor,
+        queries: Tensor,
+        query_mask: Tensor,
+        languages: Tensor | None,
     ) -> Tensor:
         """States (B, Q, D) of the queries (B, Q, D), which see the context (B, C, D) and each other.
 
@@ -136,8 +174,14 @@ class PredictionTransform(nn.Module):
         eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
         self.dense = nn.Linear(encoder.hidden_size, width, bias=bias)
         self.norm = nn.LayerNorm(width, eps=eps, bias=getattr(encoder, "norm_bias", True))
-        names = ("classifier_activation", "hidden_act", "activation")  # ModernBERT, most, DistilBERT
-        activation = next((found for name in names if (found := getattr(encoder, name, None))), "gelu")
+        names = (
+            "classifier_activation",
+            "hidden_act",
+            "activation",
+        )  # ModernBERT, most, DistilBERT
+        activation = next(
+            (found for name in names if (found := getattr(encoder, name, None))), "gelu"
+        )
         self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
 
     def transform(self, hidden: Tensor) -> Tensor:
@@ -158,8 +202,12 @@ class PredictionHead(PredictionTransform):
         size = config.target_vocab_size if of_targets else None
         # sorted ids of the target vocabulary (V',), where that is not all
         self.register_buffer("token_ids", None if size is None else torch.arange(size))
-        self.is_narrow = size is not None and config.objectives <= {"tr"} | OF_TARGETS  # others predict all ids
-        self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))  # (V') or (V)
+        self.is_narrow = (
+            size is not None and config.objectives <= {"tr"} | OF_TARGETS
+        )  # others predict all ids
+        self.bias = nn.Parameter(
+            torch.zeros(size if self.is_narrow else config.vocab_size)
+        )  # (V') or (V)
         untied = of_targets and not config.rtl_tied
         width = self.dense.out_features
         self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
@@ -173,7 +221,9 @@ class PredictionHead(PredictionTransform):
             ValueError: an id of these would be gone.
         """
         if self.token_ids is not None and (last := int(self.token_ids.max())) >= len(table):
-            raise ValueError(f"the target vocabulary has id {last}: give {last + 1} token embeddings or more.")
+            raise ValueError(
+                f"the target vocabulary has id {last}: give {last + 1} token embeddings or more."
+            )
         if not self.is_narrow:
             kept = self.bias[: len(table)]
             self.bias = nn.Parameter(F.pad(kept, (0, len(table) - len(kept))))
@@ -193,7 +243,11 @@ class PredictionHead(PredictionTransform):
         else:
             body = {id(module) for module in model.base_model.modules()}
             output = model.get_output_embeddings()
-            own = [module for module in model.modules() if id(module) not in body and module is not output]
+            own = [
+                module
+                for module in model.modules()
+                if id(module) not in body and module is not output
+            ]
             dense = next((module for module in own if isinstance(module, nn.Linear)), None)
             norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
             if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
@@ -214,7 +268,9 @@ class PredictionHead(PredictionTransform):
         One is added to each count, so that an id that does not occur has a share, too.
         """
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
-        seen = (counts[self.token_ids] if self.is_narrow else counts).double() + 1  # those of the bias
+        seen = (
+            counts[self.token_ids] if self.is_narrow else counts
+        ).double() + 1  # those of the bias
         self.bias.copy_((seen / seen.sum()).log())
 
     @torch.no_grad()
@@ -242,7 +298,9 @@ class PredictionHead(PredictionTransform):
 
     def _rows(self, ids: Tensor) -> Tensor:
         """Places of ids in the target vocabulary, if they are in it."""
-        return torch.searchsorted(self.token_ids, ids.contiguous()).clamp(max=len(self.token_ids) - 1)
+        return torch.searchsorted(self.token_ids, ids.contiguous()).clamp(
+            max=len(self.token_ids) - 1
+        )
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
         """Summed cross entropy of labels (T,) among all ids, given states (T, D) and the word embeddings (V, E)."""
@@ -269,11 +327,15 @@ class PredictionHead(PredictionTransform):
         weight, bias, labels = self._target_vocabulary(labels, words)
         if not self.samples:
             return vocabulary_cross_entropy(states, weight, bias, labels)
-        drawn = torch.randperm(len(bias), device=labels.device)[: self.config.rtl_sampled_negatives]  # (N,)
+        drawn = torch.randperm(len(bias), device=labels.device)[
+            : self.config.rtl_sampled_negatives
+        ]  # (N,)
         rows = torch.cat([labels, drawn])  # (T+N,)
         sizes = [len(labels), len(drawn)]
         ids = self.token_ids[rows] if restricted and weight is words.table else rows
         own_weight, weight = F.embedding(ids, weight).split(sizes)
         own_bias, drawn_bias = bias[rows].split(sizes)
         own = labels[:, None] == drawn  # (T, N)
-        return sampled_cross_entropy(states, own_weight, own_bias, weight, drawn_bias, own, len(bias))
+        return sampled_cross_entropy(
+            states, own_weight, own_bias, weight, drawn_bias, own, len(bias)
+        )

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = 2**25  # float32 logits held at a time by the vocabulary loss: 128 MiB
-SIMILARITIES_PER_BLOCK = 2**21  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
+SIMILARITIES_PER_BLOCK = (
+    2**21
+)  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
 
 
 # ------------------------------------------------------------------------------------------- across processes
@@ -38,7 +40,9 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)  # autograd's own is not ours to change
+        gradient = gradient.clone(
+            memory_format=torch.contiguous_format
+        )  # autograd's own is not ours to change
         dist.all_reduce(gradient)
         return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
 
@@ -75,7 +79,9 @@ def whole(weight: Tensor) -> Tensor:
 
     full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
     if full.requires_grad:
-        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())  # FSDP takes the mean of processes
+        full.register_hook(
+            lambda gradient: gradient / weight.device_mesh.size()
+        )  # FSDP takes the mean of processes
     return full
 
 
@@ -159,19 +165,29 @@ def rank_in_blocks(
             is no negative of any.
     """
     if similarity == "cosine":
-        queries, *answers = (F.normalize(at_least_float32(side), dim=-1) for side in (queries, *answers))
-    own, candidates, hashes = texts[0], torch.cat([*map(gather_rows, answers)]), torch.cat([*map(gather_rows, texts)])
+        queries, *answers = (
+            F.normalize(at_least_float32(side), dim=-1) for side in (queries, *answers)
+        )
+    own, candidates, hashes = (
+        texts[0],
+        torch.cat([*map(gather_rows, answers)]),
+        torch.cat([*map(gather_rows, texts)]),
+    )
     first, size = first_row(len(queries)), max(1, SIMILARITIES_PER_BLOCK // len(candidates))
 
     def rank(start: int, block: Tensor, candidates: Tensor) -> RankingResult:
         excluded = (own[start : start + size, None] == hashes) | (hashes == 0)  # (b, N)
-        return translation_ranking_loss(block, candidates, "dot", temperature, margin, first + start, excluded)
+        return translation_ranking_loss(
+            block, candidates, "dot", temperature, margin, first + start, excluded
+        )
 
     if size >= len(queries):
         return rank(0, queries, candidates)
     shares = []
     for number, block in enumerate(queries.split(size)):
-        found = checkpoint(rank, number * size, block, candidates, use_reentrant=False, preserve_rng_state=False)
+        found = checkpoint(
+            rank, number * size, block, candidates, use_reentrant=False, preserve_rng_state=False
+        )
         shares.append(torch.stack(found) * (len(block) / len(queries)))
     return RankingResult(*torch.stack(shares).sum(0))
 
@@ -186,13 +202,17 @@ def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     tensor([ True, False])
     """
     position = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)  # (S,)
-    mixed = input_ids * -7046029254386353131 + position * -4417276706812531889  # (B, S), modulo 2^64
+    mixed = (
+        input_ids * -7046029254386353131 + position * -4417276706812531889
+    )  # (B, S), modulo 2^64
     mixed = (mixed ^ (mixed >> 31)) * -49064778989728563
     mixed = mixed ^ (mixed >> 29)
     return (mixed * attention_mask.long()).sum(-1)
 
 
-def vocabulary_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+def vocabulary_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+) -> Tensor:
     """Sum over T tokens of the cross entropy of softmax(hidden @ weight.T + bias), in float32 (CE of eq. L_RTL).
 
     The logits are never held as a whole: a chunk of rows at a time gives its loss and, at once, its gradients.
@@ -243,12 +263,20 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.compiler.disable
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, half: torch.dtype | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        half: torch.dtype | None,
     ) -> Tensor:
         """Labels stand apart: their logits and gradients are of float32 products, whatever the type of the others."""
         rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
         needed = ctx.needs_input_grad[:3]
-        grads = [torch.zeros_like(value) if need else None for value, need in zip((hidden, weight, bias), needed)]
+        grads = [
+            torch.zeros_like(value) if need else None
+            for value, need in zip((hidden, weight, bias), needed)
+        ]
         factor = weight if half is None else weight.to(half)
         total = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], rows):
@@ -261,7 +289,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             others = powers.sum(-1, keepdim=True)  # (rows, 1)
             norm = others + (own - highest).exp()
             total += (norm.log() + highest - own).sum()
-            share, missed = norm.reciprocal(), others / norm  # (rows, 1): the gradient is -missed at the label
+            share, missed = (
+                norm.reciprocal(),
+                others / norm,
+            )  # (rows, 1): the gradient is -missed at the label
             if needed[2]:  # (V,)
                 grads[2].addmv_(powers.T, share[:, 0]).index_add_(0, wanted, missed[:, 0], alpha=-1)
             powers = powers if half is None else powers.to(half)
@@ -281,12 +312,16 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
-            raise RuntimeError("vocabulary_cross_entropy has given its gradients already: compute it again.")
+            raise RuntimeError(
+                "vocabulary_cross_entropy has given its gradients already: compute it again."
+            )
         grads, ctx.grads = ctx.grads, None
         return *(None if grad is None else grad.mul_(gradient) for grad in grads), None, None
 
 
-def bag_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+def bag_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
+) -> Tensor:
     """`vocabulary_cross_entropy` of rows that have several labels each, those that count: in float32, for few rows.
 
     A block of rows at a time, and in the backward pass again, so that the logits are never held as a whole.
@@ -303,20 +338,33 @@ def bag_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tens
     tensor(4.1589)
     """
 
-    def block_sum(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    def block_sum(
+        hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
+    ) -> Tensor:
         logits = torch.addmm(bias, hidden, weight.T)  # (b, V)
-        counts = torch.zeros_like(logits).scatter_add_(1, labels, counted.to(logits.dtype))  # (b, V)
+        counts = torch.zeros_like(logits).scatter_add_(
+            1, labels, counted.to(logits.dtype)
+        )  # (b, V)
         return F.cross_entropy(logits, counts, reduction="sum")
 
     with torch.autocast(hidden.device.type, enabled=False):
         hidden, weight, bias = (at_least_float32(value) for value in (hidden, weight, bias))
         rows = max(1, LOGITS_PER_CHUNK // len(weight))
         blocks = zip(hidden.split(rows), labels.split(rows), counted.split(rows))
-        return sum(checkpoint(block_sum, part, weight, bias, *rest, use_reentrant=False) for part, *rest in blocks)
+        return sum(
+            checkpoint(block_sum, part, weight, bias, *rest, use_reentrant=False)
+            for part, *rest in blocks
+        )
 
 
 def sampled_cross_entropy(
-    hidden: Tensor, own_weight: Tensor, own_bias: Tensor, weight: Tensor, bias: Tensor, own: Tensor, size: int
+    hidden: Tensor,
+    own_weight: Tensor,
+    own_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    own: Tensor,
+    size: int,
 ) -> Tensor:
     """`vocabulary_cross_entropy` with the sum over all other ids estimated from N that are drawn without replacement.
 

@@ -80,9 +80,12 @@ The two texts come first, side by side; what is below names the options."""
 class MiningArguments:
     """What to mine, how, and where it goes."""
 
-    output: str | None = arg(None, "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv.")
+    output: str | None = arg(
+        None, "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv."
+    )
     score_only: bool = arg(
-        False, "Score line i of one file with line i of the other, instead of mining. Follows the texts."
+        False,
+        "Score line i of one file with line i of the other, instead of mining. Follows the texts.",
     )
     bucc: str | None = arg(None, "Folder of BUCC's files; takes the place of two texts.")
     pair: str | None = arg(None, "Languages for --bucc, such as fr-en.")
@@ -92,13 +95,19 @@ class MiningArguments:
     )  # fmt: skip
     margin: str = arg("ratio", "How a pair is scored.", choices=MARGINS)
     retrieval: str = arg(
-        "max", "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.", choices=RETRIEVALS
+        "max",
+        "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.",
+        choices=RETRIEVALS,
     )
     k: int = arg(4, "Neighbours of a sentence.")
     threshold: float | None = arg(None, "Lowest score of a pair. Default: none.")
     top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")
-    index: str | None = arg(None, "Approximate search by a faiss index such as IVF4096,PQ64. Default: exact search.")
-    embeddings_dir: str | None = arg(None, "Folder that keeps the vectors. Default: OUTPUT.embeddings.")
+    index: str | None = arg(
+        None, "Approximate search by a faiss index such as IVF4096,PQ64. Default: exact search."
+    )
+    embeddings_dir: str | None = arg(
+        None, "Folder that keeps the vectors. Default: OUTPUT.embeddings."
+    )
     shard_size: int = arg(SHARD_SIZE, "Sentences of a shard: a kill loses one a process.")
     token_budget: int | None = arg(
         None, "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."
@@ -111,16 +120,26 @@ class MiningArguments:
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")
         if self.output.endswith((".bz2", ".zst", ".lz4", ".7z", ".zip")):
-            raise UserError(f"--output {self.output}: pairs are packed by .gz or .xz alone: end it so, or in .tsv")
+            raise UserError(
+                f"--output {self.output}: pairs are packed by .gz or .xz alone: end it so, or in .tsv"
+            )
         self.report_file = self.report_file or f"{self.output}.json"
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
 
-def _parse(argv: Sequence[str] | None) -> tuple[EncoderArguments, MiningArguments, ClusterArguments, list[str]]:
+def _parse(
+    argv: Sequence[str] | None,
+) -> tuple[EncoderArguments, MiningArguments, ClusterArguments, list[str]]:
     types = (EncoderArguments, MiningArguments, ClusterArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
-    parser.add_argument("files", nargs="*", help="source text and target text, a sentence a line, before all options")
-    *found, positional, rest = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    parser.add_argument(
+        "files",
+        nargs="*",
+        help="source text and target text, a sentence a line, before all options",
+    )
+    *found, positional, rest = parser.parse_args_into_dataclasses(
+        args=argv, return_remaining_strings=True
+    )
     if rest:
         raise UserError(
             f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
@@ -136,16 +155,22 @@ def _check(args: MiningArguments, files: Sequence[str]) -> None:
         unfit |= {"--threshold": args.threshold, "--top_n": args.top_n}
         for name, value in unfit.items():
             if value is not None:
-                raise UserError(f"--bucc takes no {name}: it mines its own files and finds the threshold")
+                raise UserError(
+                    f"--bucc takes no {name}: it mines its own files and finds the threshold"
+                )
         if not args.pair:
             raise UserError("--bucc needs --pair, such as --pair fr-en")
         args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
     elif args.pair or args.protocol:
         raise UserError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
     elif args.score_only and args.retrieval != "max":
-        raise UserError(f"--retrieval {args.retrieval} is for mining: --score_only takes the pairs as they are")
+        raise UserError(
+            f"--retrieval {args.retrieval} is for mining: --score_only takes the pairs as they are"
+        )
     elif len(files) != 2:
-        raise UserError(f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc")
+        raise UserError(
+            f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc"
+        )
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -160,10 +185,15 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model_args, args, cluster, files = _parse(argv)
     splits = find_splits(args.bucc, args.pair, args.protocol) if args.bucc else []
     is_main = launched().is_main_process
-    inputs = [path for split in splits for path in (split.source, split.target, split.gold)] or files
+    inputs = [
+        path for split in splits for path in (split.source, split.target, split.gold)
+    ] or files
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
-    with guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main), cluster.connect():
+    with (
+        guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
+        cluster.connect(),
+    ):
         texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
@@ -174,15 +204,28 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if not is_main:
             return {}
         encoded = time.perf_counter()
-        search = partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
-        search = partial(cluster_neighbours, index=args.index, folder=args.embeddings_dir) if cluster.ray else search
+        search = (
+            partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
+        )
+        search = (
+            partial(cluster_neighbours, index=args.index, folder=args.embeddings_dir)
+            if cluster.ray
+            else search
+        )
         search = partial(search, progress=progress)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
-        seconds = {"encoding": round(encoded - started, 2), "search": round(time.perf_counter() - encoded, 2)}
+        seconds = {
+            "encoding": round(encoded - started, 2),
+            "search": round(time.perf_counter() - encoded, 2),
+        }
         write_pairs(pairs, texts[-1], args.output)
         data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
-        data["text"] = hashlib.sha256("".join(each.digest() for each in texts).encode()).hexdigest()[:12]
-        settings = {key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")} | data
+        data["text"] = hashlib.sha256(
+            "".join(each.digest() for each in texts).encode()
+        ).hexdigest()[:12]
+        settings = {
+            key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")
+        } | data
         if not args.score_only:
             settings["retrieval"] = args.retrieval
         numbers |= {"seconds_by_part": seconds}
@@ -190,7 +233,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if args.bucc:
             print(_bucc_table(args, content))
         write_json(content, args.report_file)
-    print(f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}")
+    print(
+        f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}"
+    )
     return content
 
 
@@ -244,7 +289,9 @@ def planned(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments)
         shards = sum(-(-len(text) // args.shard_size) for text in both)
         plan = plan_search(*map(len, both), dimensions, args.index, args.k)
         sizes = dimensions, min(TILES[plan.kind] // 2, *plan.tile)
-        product = ray.get(encoder.actors[-1].__ray_call__.remote(lambda _, *sizes: product_rate(*sizes), *sizes))
+        product = ray.get(
+            encoder.actors[-1].__ray_call__.remote(lambda _, *sizes: product_rate(*sizes), *sizes)
+        )
         search.append(plan.seconds(product)["search"])
         print(
             f"plan: {words}, in {shards:,} shards; "
@@ -255,10 +302,14 @@ def planned(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments)
     return WholeRun([*encoding, *search])
 
 
-def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, progress: Progress) -> None:
+def encode(
+    encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, progress: Progress
+) -> None:
     """Fills in the vectors of every side: processes share the work, and the first gets them."""
     fingerprint, failed = model_fingerprint(encoder), []
-    for role, side in ((role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")):
+    for role, side in (
+        (role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")
+    ):
         try:
             side.vectors = embed_to_disk(
                 encoder,
@@ -279,7 +330,9 @@ def encode(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, 
 # From vectors to pairs
 
 
-def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, search: Search) -> tuple[str, dict[str, Any], Pairs]:
+def mine_texts(
+    all_texts: Sequence[Texts], args: MiningArguments, search: Search
+) -> tuple[str, dict[str, Any], Pairs]:
     """Mines, or scores line by line: the protocol's name, the numbers for the report, and pairs of lines to write."""
     (texts,) = all_texts
     neighbours, recall = _search(texts, args, search)
@@ -288,17 +341,23 @@ def mine_texts(all_texts: Sequence[Texts], args: MiningArguments, search: Search
     else:
         found = texts.first_lines(mine(neighbours, args.margin, args.retrieval, texts.folder))
     kept = select(found, args.threshold, args.top_n, texts.folder)
-    print(f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}")
+    print(
+        f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}"
+    )
     return SCORING if args.score_only else MINING, _numbers(texts, recall, found, kept), kept
 
 
-def evaluate_bucc(splits: Sequence[Texts], args: MiningArguments, search: Search) -> tuple[str, dict[str, Any], Pairs]:
+def evaluate_bucc(
+    splits: Sequence[Texts], args: MiningArguments, search: Search
+) -> tuple[str, dict[str, Any], Pairs]:
     """Mines each split and finds the threshold on the first; as `mine_texts`, with the last one's pairs above it."""
     searched = [_search(texts, args, search) for texts in splits]
     mined = [mine(neighbours, args.margin, args.retrieval) for neighbours, _ in searched]
     scores = score_splits(mined, splits)
     kept = splits[-1].first_lines(select(mined[-1], scores[0].threshold))
-    numbers = _numbers(splits[-1], searched[-1][1], mined[-1], kept) | {"pairs": {args.pair: _rounded(scores[-1])}}
+    numbers = _numbers(splits[-1], searched[-1][1], mined[-1], kept) | {
+        "pairs": {args.pair: _rounded(scores[-1])}
+    }
     if len(scores) > 1:
         numbers["threshold_split"] = {args.pair: _rounded(scores[0])}
     return f"BUCC {args.protocol}: {PROTOCOLS[args.protocol][0]}", numbers, kept
@@ -329,7 +388,9 @@ def _search(texts: Texts, args: MiningArguments, search: Search) -> tuple[Neighb
     if args.index is None:
         return found, None
     recall = recall_at_k(found, source, target)
-    print(f"{args.index}: recall@{found.forward_indices.shape[1]} {recall:.4f} of the exact search, on a sample")
+    print(
+        f"{args.index}: recall@{found.forward_indices.shape[1]} {recall:.4f} of the exact search, on a sample"
+    )
     return found, recall
 
 

@@ -26,7 +26,11 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    ModelOutput,
+    SequenceClassifierOutput,
+)
 from transformers.utils import can_return_tuple, logging
 
 try:
@@ -47,7 +51,16 @@ try:
     )
     from .heads_dap import OF_TARGETS, PredictionHead, Words
     from .losses_dap import first_row, whole
-    from .objectives_dap import Batch, Chunk, Comparison, Objective, Side, Text, objectives_of, stacked
+    from .objectives_dap import (
+        Batch,
+        Chunk,
+        Comparison,
+        Objective,
+        Side,
+        Text,
+        objectives_of,
+        stacked,
+    )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
@@ -66,7 +79,16 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
     )
     from heads_dap import OF_TARGETS, PredictionHead, Words
     from losses_dap import first_row, whole
-    from objectives_dap import Batch, Chunk, Comparison, Objective, Side, Text, objectives_of, stacked
+    from objectives_dap import (
+        Batch,
+        Chunk,
+        Comparison,
+        Objective,
+        Side,
+        Text,
+        objectives_of,
+        stacked,
+    )
 
 logger = logging.get_logger(__name__)
 
@@ -80,7 +102,9 @@ class DAPPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    def save_pretrained(self, save_directory: str | PathLike, is_main_process: bool = True, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | PathLike, is_main_process: bool = True, **kwargs: Any
+    ) -> None:
         """As in Transformers, of which `push_to_hub` comes here, and of a folder that `save_modules` describes."""
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
@@ -97,17 +121,33 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool =
         hidden_size: D.
         normalize: the library gives vectors of length 1.
     """
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * normalize
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [
+        ("2_Normalize", "Normalize")
+    ] * normalize
     modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for number, (path, kind) in enumerate(kinds)
     ]
-    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    modes = (
+        "cls_token",
+        "mean_tokens",
+        "max_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    )
     own = {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
     settings = {"word_embedding_dimension": hidden_size}
     settings |= {f"pooling_mode_{mode}": mode == own for mode in modes} | {"include_prompt": True}
     files = {"modules.json": modules, "1_Pooling/config.json": settings}
-    files |= {"2_Normalize/config.json": {}} if normalize else {}  # a repository holds no empty folders
+    files |= (
+        {"2_Normalize/config.json": {}} if normalize else {}
+    )  # a repository holds no empty folders
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -160,9 +200,15 @@ class DAPModel(DAPPreTrainedModel):
         if attention_mask is None and given is not None:
             attention_mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
         optional = {"token_type_ids": token_type_ids, "position_ids": position_ids}
-        kwargs |= {key: value for key, value in optional.items() if value is not None}  # not every encoder has them
+        kwargs |= {
+            key: value for key, value in optional.items() if value is not None
+        }  # not every encoder has them
         out = self.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
         )
         return BaseModelOutputWithPooling(
             last_hidden_state=out.last_hidden_state,
@@ -284,14 +330,23 @@ class DAPForPreTraining(DAPPreTrainedModel):
             ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
                 mask token, a field that `DAPConfig` refuses, or ids or counts that the objective has no use for.
         """
-        source = {"trust_remote_code": trust_remote_code, "revision": revision, "subfolder": subfolder}
-        encoder_config, kind = AutoConfig.from_pretrained(name_or_path, **source), AutoModelForMaskedLM
+        source = {
+            "trust_remote_code": trust_remote_code,
+            "revision": revision,
+            "subfolder": subfolder,
+        }
+        encoder_config, kind = (
+            AutoConfig.from_pretrained(name_or_path, **source),
+            AutoModelForMaskedLM,
+        )
         if encoder_config.model_type == DAPConfig.model_type and encoder_config.objective == "mlm":
             saved, encoder_config, kind = encoder_config, encoder_config.encoder_config, cls
             config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
         require_encoder(encoder_config, name_or_path)
         dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
-        if dap_config.mask_token_id is None and any(own.needs_mask_token for own in objectives_of(dap_config)):
+        if dap_config.mask_token_id is None and any(
+            own.needs_mask_token for own in objectives_of(dap_config)
+        ):
             dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
         options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
         pretrained, missing = load_masked_lm(name_or_path, kind, **options)
@@ -317,7 +372,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
         encoder_config = copy.deepcopy(encoder_config)
-        encoder_config.dtype, attention = dtype, attn_implementation or encoder_config._attn_implementation
+        encoder_config.dtype, attention = (
+            dtype,
+            attn_implementation or encoder_config._attn_implementation,
+        )
         dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
         dap_config.encoder_config._attn_implementation = attention
         with encoder_named(name, dap_config):
@@ -342,9 +400,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
         config = DAPConfig(encoder_config, **fields)
         given = f"objective={config.objective!r}"
         if target_token_ids is not None and not config.objectives & OF_TARGETS:
-            raise ValueError(f"target_token_ids are what RTL and BOW predict, not {given}: leave them out.")
-        if token_counts is not None and not any("prediction_head" in own.heads for own in objectives_of(config)):
-            raise ValueError(f"token_counts are for a prediction head, which {given} has not: leave them out.")
+            raise ValueError(
+                f"target_token_ids are what RTL and BOW predict, not {given}: leave them out."
+            )
+        if token_counts is not None and not any(
+            "prediction_head" in own.heads for own in objectives_of(config)
+        ):
+            raise ValueError(
+                f"token_counts are for a prediction head, which {given} has not: leave them out."
+            )
         return config
 
     @classmethod
@@ -363,20 +427,30 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def _copy_weights(
         self, pretrained: PreTrainedModel, missing: set[str], name: str, token_counts: Tensor | None
     ) -> None:
-        encoder = pretrained.dap.encoder if isinstance(pretrained, DAPForPreTraining) else pretrained.base_model
+        encoder = (
+            pretrained.dap.encoder
+            if isinstance(pretrained, DAPForPreTraining)
+            else pretrained.base_model
+        )
         weights = encoder.state_dict()  # some masked-LM models keep a pooler
-        self.dap.encoder.load_state_dict({name: weights[name] for name in weights if not name.startswith("pooler.")})
+        self.dap.encoder.load_state_dict(
+            {name: weights[name] for name in weights if not name.startswith("pooler.")}
+        )
         if self.rtl_head is not None:
             self.rtl_head.copy_last_layers(encoder)
         if self.prediction_head is None:
             return
         if missing or not self.prediction_head.copy_masked_lm_head(pretrained):
-            lacking = f"{name} has no masked-LM head to take, or none that ends in its word embeddings"
+            lacking = (
+                f"{name} has no masked-LM head to take, or none that ends in its word embeddings"
+            )
             logger.warning(f"{lacking}: the prediction head starts from random weights.")
             if token_counts is not None:
                 self.prediction_head.start_bias(token_counts)
         elif token_counts is not None:
-            logger.warning(f"{name} has a masked-LM head: its bias is taken, not one from token frequencies.")
+            logger.warning(
+                f"{name} has a masked-LM head: its bias is taken, not one from token frequencies."
+            )
         self.prediction_head.start_decoder(self.get_input_embeddings().weight)
         if self.bow_transform is not None:
             self.bow_transform.dense.load_state_dict(self.prediction_head.dense.state_dict())
@@ -392,12 +466,19 @@ class DAPForPreTraining(DAPPreTrainedModel):
         padding = getattr(self.config.encoder_config, "pad_token_id", None)
         real = [number for number in range(17) if number != padding]
         ids = torch.tensor(real[:16]).view(2, 8) % self.config.vocab_size  # (2, 8)
-        masks = [(torch.arange(8) < torch.tensor(lengths)[:, None]).long() for lengths in ([5, 7], [6, 8])]
+        masks = [
+            (torch.arange(8) < torch.tensor(lengths)[:, None]).long()
+            for lengths in ([5, 7], [6, 8])
+        ]
         encoder = self.dap.encoder.eval()  # without dropout
         alone = encoder(input_ids=ids[:1, :5], attention_mask=masks[0][:1, :5]).last_hidden_state
-        padded = last_states(encoder, masks[0], inputs_embeds=self.get_input_embeddings()(ids))[:1, :5]
+        padded = last_states(encoder, masks[0], inputs_embeds=self.get_input_embeddings()(ids))[
+            :1, :5
+        ]
         if not (padded - alone).norm() < torch.finfo(alone.dtype).eps ** 0.5 * alone.norm():
-            raise ValueError("a sentence has other states alone, by its ids, than beside padding, by embeddings")
+            raise ValueError(
+                "a sentence has other states alone, by its ids, than beside padding, by embeddings"
+            )
         self.train(self.training)
         with torch.random.fork_rng(devices=[]):
             sides = (Side(ids, mask, self.draw_noise(ids)) for mask in masks)
@@ -461,14 +542,29 @@ class DAPForPreTraining(DAPPreTrainedModel):
             return_loss: it always is; named, as it tells a stock `Trainer` that there is one to evaluate by.
         """
         if len(source_input_ids) != len(target_input_ids):
-            raise ValueError(f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs.")
-        asked = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-        asked = {name: getattr(self.config, name) if value is None else value for name, value in asked.items()}
+            raise ValueError(
+                f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs."
+            )
+        asked = {
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+        }
+        asked = {
+            name: getattr(self.config, name) if value is None else value
+            for name, value in asked.items()
+        }
         noise = (source_noise, target_noise) if chunk is None else chunk.noise
-        ids, masks = (source_input_ids, target_input_ids), (source_attention_mask, target_attention_mask)
+        ids, masks = (
+            (source_input_ids, target_input_ids),
+            (source_attention_mask, target_attention_mask),
+        )
         drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
         first = first_row(len(source_input_ids)) if chunk is None else chunk.first
-        negatives = None if negative_input_ids is None else Side(negative_input_ids, negative_attention_mask)
+        negatives = (
+            None
+            if negative_input_ids is None
+            else Side(negative_input_ids, negative_attention_mask)
+        )
         batch = Batch(*map(Side, ids, masks, drawn), language_ids, first, negatives=negatives)
         if chunk is not None and chunk.gradients is None:
             return self._compared(batch)
@@ -484,14 +580,20 @@ class DAPForPreTraining(DAPPreTrainedModel):
         for objective in objectives:
             own, found = objective.loss(batch._replace(text=texts.get(objective.name)), self, chunk)
             loss, measures = loss + objective.weight * own, measures | found
-        return DAPForPreTrainingOutput(loss, batch.source.embeds, batch.target.embeds, measures, **seen)
+        return DAPForPreTrainingOutput(
+            loss, batch.source.embeds, batch.target.embeds, measures, **seen
+        )
 
     def _compared(self, batch: Batch) -> DAPForPreTrainingOutput:
         """What comparisons compare, and nothing else: the first pass of GradCache."""
-        comparisons = [objective for objective in self.objectives if isinstance(objective, Comparison)]
+        comparisons = [
+            objective for objective in self.objectives if isinstance(objective, Comparison)
+        ]
         if comparisons:
             batch, *_ = self.read(batch, comparisons)
-        return DAPForPreTrainingOutput(compared={own.name: own.compared(batch, self) for own in comparisons})
+        return DAPForPreTrainingOutput(
+            compared={own.name: own.compared(batch, self) for own in comparisons}
+        )
 
     def read(
         self, batch: Batch, objectives: Sequence[Objective], asked: dict[str, Any] | None = None
@@ -532,7 +634,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
         parts = zip([*whole, False], pooled.split(size), mask.bool().split(size))
         return torch.cat([real if everything else first for everything, first, real in parts])
 
-    def _look_up(self, texts: list[Tensor], objectives: Sequence[Objective]) -> tuple[Words, list[Tensor]]:
+    def _look_up(
+        self, texts: list[Tensor], objectives: Sequence[Objective]
+    ) -> tuple[Words, list[Tensor]]:
         """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
 
         By one lookup: each has a gradient of (V, E).
@@ -540,14 +644,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
         table, others = whole(self.get_input_embeddings().weight), {}
         if any(own.needs_mask_token for own in objectives):
             others["mask"] = torch.tensor([self.config.mask_token_id], device=table.device)
-        if OF_TARGETS & {own.name for own in objectives} and self.prediction_head.looked_up is not None:
+        if (
+            OF_TARGETS & {own.name for own in objectives}
+            and self.prediction_head.looked_up is not None
+        ):
             others["predicted"] = self.prediction_head.looked_up
         wanted = [*texts, *others.values()]
-        rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split([i.numel() for i in wanted])
+        rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split(
+            [i.numel() for i in wanted]
+        )
         found = [part.unflatten(0, ids.shape) for part, ids in zip(rows, wanted)]
         words = {"mask": None, "predicted": table} | dict(zip(others, found[len(texts) :]))
         module = self.get_input_embeddings()
-        if type(module).forward is not nn.Embedding.forward or module._forward_hooks:  # an adapter, noise, a scale
+        if (
+            type(module).forward is not nn.Embedding.forward or module._forward_hooks
+        ):  # an adapter, noise, a scale
             return Words(table, **words), [module(ids) for ids in texts]
         return Words(table, **words), found[: len(texts)]
 
@@ -571,7 +682,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         rate = getattr(config.encoder_config, "hidden_dropout_prob", 0.0) if rate is None else rate
         dense = nn.Linear(config.hidden_size, config.hidden_size)
         output = nn.Linear(config.hidden_size, config.num_labels)
-        self.classifier = nn.Sequential(nn.Dropout(rate), dense, nn.Tanh(), nn.Dropout(rate), output)
+        self.classifier = nn.Sequential(
+            nn.Dropout(rate), dense, nn.Tanh(), nn.Dropout(rate), output
+        )
         self.post_init()
 
     @can_return_tuple
@@ -596,7 +709,11 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         Returns:
             `logits` (B, num_labels) and, with labels, `loss`.
         """
-        kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        kwargs |= {
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         given = {key: value for key, value in kwargs.items() if value is not None}
         out = self._encode(input_ids, attention_mask, given)
         logits = self.classifier(out.pooler_output)
@@ -611,12 +728,26 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]
     ) -> BaseModelOutputWithPooling:
         """What `DAPModel` gives; without padding where only the embedding is asked for and the encoder allows it."""
-        encoder, asks_more = self.dap.encoder, self.config.output_hidden_states or self.config.output_attentions
-        asks_more |= torch.jit.is_tracing() or torch.compiler.is_exporting()  # lengths would be constants
-        if attention_mask is None or asks_more or others.keys() - {"token_type_ids"} or not takes_packed(encoder):
-            return self.dap(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others)
+        encoder, asks_more = (
+            self.dap.encoder,
+            self.config.output_hidden_states or self.config.output_attentions,
+        )
+        asks_more |= (
+            torch.jit.is_tracing() or torch.compiler.is_exporting()
+        )  # lengths would be constants
+        if (
+            attention_mask is None
+            or asks_more
+            or others.keys() - {"token_type_ids"}
+            or not takes_packed(encoder)
+        ):
+            return self.dap(
+                input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others
+            )
         pooling, inputs = self.config.pooling, {"input_ids": input_ids, **others}
-        states = packed_states(encoder, attention_mask, inputs, pooled_tokens(attention_mask, pooling))  # (B, S, D)
+        states = packed_states(
+            encoder, attention_mask, inputs, pooled_tokens(attention_mask, pooling)
+        )  # (B, S, D)
         return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, pooling))
 
 

@@ -17,12 +17,26 @@ try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import pool
     from .heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
-    from .losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
+    from .losses_dap import (
+        columns_of,
+        first_row,
+        rank_in_blocks,
+        sum_over_processes,
+        text_hash,
+        world_size,
+    )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import pool
     from heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
-    from losses_dap import columns_of, first_row, rank_in_blocks, sum_over_processes, text_hash, world_size
+    from losses_dap import (
+        columns_of,
+        first_row,
+        rank_in_blocks,
+        sum_over_processes,
+        text_hash,
+        world_size,
+    )
 
 SCATTER = 10368889  # 2**24 times the golden ratio: its multiples, modulo 2**24, lie evenly
 
@@ -35,7 +49,9 @@ class Side(NamedTuple):
 
     ids: Tensor  # (B, S) token ids
     mask: Tensor  # (B, S), 1 for real tokens
-    noise: Tensor | None = None  # (B, S), uniform in [0, 1): which tokens are masked; None where none or all are
+    noise: Tensor | None = (
+        None  # (B, S), uniform in [0, 1): which tokens are masked; None where none or all are
+    )
     states: Tensor | None = None  # (B, S, D)
     embeds: Tensor | None = None  # (B, D)
 
@@ -48,7 +64,9 @@ class Text(NamedTuple):
     columns: Tensor | None = None  # (R, S) position of each token, where it is not its column
     labels: Tensor | None = None  # (R, S) token ids before masking
     chosen: Tensor | None = None  # (R, S) bool: which of them are predicted
-    wanted: Tensor | None = None  # (R, S) bool: whose states are read; those of all real tokens where absent
+    wanted: Tensor | None = (
+        None  # (R, S) bool: whose states are read; those of all real tokens where absent
+    )
     states: Tensor | None = None  # (R, S, D), once the encoder has read it
 
 
@@ -61,7 +79,9 @@ class Batch(NamedTuple):
     first: int = 0  # number of the first pair in the batch of all processes
     words: Words | None = None
     text: Text | None = None  # that of the objective at work
-    negatives: Side | None = None  # changed copies of targets, for TR; without real tokens for a pair that has none
+    negatives: Side | None = (
+        None  # changed copies of targets, for TR; without real tokens for a pair that has none
+    )
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -78,7 +98,9 @@ class Batch(NamedTuple):
         for side, own in zip(self.read, states.split(len(self.source.ids))):
             own = own[:, : side.ids.shape[1]]  # (B, S, D)
             sides.append(side._replace(states=own, embeds=pool(own, side.mask, pooling)))
-        return self._replace(source=sides[0], target=sides[1], negatives=sides[2] if sides[2:] else None)
+        return self._replace(
+            source=sides[0], target=sides[1], negatives=sides[2] if sides[2:] else None
+        )
 
 
 @dataclass
@@ -91,7 +113,9 @@ class Chunk:
 
     first: int  # number of the first pair in the batch of all processes
     noise: tuple[Tensor | None, Tensor | None]  # of source (B, S_x) and target (B, S_y)
-    gradients: dict[str, tuple[Tensor, ...]] | None = None  # of each comparison's loss for what it compares
+    gradients: dict[str, tuple[Tensor, ...]] | None = (
+        None  # of each comparison's loss for what it compares
+    )
     labels: dict[str, Tensor] | None = None  # (G,) numbers of all labels of each other objective
 
 
@@ -106,9 +130,14 @@ class Objective:
     """
 
     name: str  # in `OBJECTIVES`, in `config.objective`, and before `_weight` and `_loss`
-    heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}  # parts of the model beside the encoder, by attribute
+    heads: dict[
+        str, Callable[[DAPConfig], nn.Module]
+    ] = {}  # parts of the model beside the encoder, by attribute
     reads_pairs = True  # needs what the encoder makes of the pairs as they are
-    reads_tokens: tuple[bool, bool] = (True, True)  # of each token of the sources and the targets, or only embeddings
+    reads_tokens: tuple[bool, bool] = (
+        True,
+        True,
+    )  # of each token of the sources and the targets, or only embeddings
     needs_mask_token = False
     masks = False  # needs noise
 
@@ -132,11 +161,15 @@ class Objective:
         """Which labels count, (G, ...) bool, told without any states: `source.states` and the like are None."""
         raise NotImplementedError
 
-    def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def sums(
+        self, batch: Batch, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over the labels of each group, (G,), and what else is measured, which adds up over pairs."""
         raise NotImplementedError
 
-    def loss(self, batch: Batch, model: nn.Module, chunk: Chunk | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, batch: Batch, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, or of a chunk its share, and what is logged. The mean over processes is that of all pairs."""
         labels = self.labels(batch, model)
         everywhere = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
@@ -158,16 +191,22 @@ class Comparison(Objective):
         """What is compared, each with B rows."""
         raise NotImplementedError
 
-    def compare(self, compared: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(
+        self, compared: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and what is logged, given what all pairs of this process bring; `batch` has no states."""
         raise NotImplementedError
 
-    def loss(self, batch: Batch, model: nn.Module, chunk: Chunk | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, batch: Batch, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """As of any objective; a chunk's share has the gradients, not the value."""
         compared = self.compared(batch, model)
         if chunk is None:
             return self.compare(compared, batch)
-        return sum((rows * gradient).sum() for rows, gradient in zip(compared, chunk.gradients[self.name])), {}
+        return sum(
+            (rows * gradient).sum() for rows, gradient in zip(compared, chunk.gradients[self.name])
+        ), {}
 
 
 # ----------------------------------------------------------------------------------------- the objectives
@@ -187,7 +226,9 @@ class TranslationRanking(Comparison):
         embeds = tuple(side.embeds for side in batch.read)  # (B, D) each
         return embeds if model.projection is None else tuple(map(model.projection, embeds))
 
-    def compare(self, compared: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(
+        self, compared: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         config, (source, *answers) = self.config, compared
         texts = [text_hash(side.ids, side.mask) for side in batch.read[1:]]  # (B,) each
         if not config.tr_mask_duplicates:  # all targets are different then
@@ -215,29 +256,47 @@ class RepresentationTranslation(Objective):
     def reads_tokens(self) -> tuple[bool, bool]:
         """Those of the context, and those that are shown of the side to reconstruct."""
         direction = self.config.rtl_direction
-        return self.masks or direction != "target-to-source", self.masks or direction != "source-to-target"
+        return (
+            self.masks or direction != "target-to-source",
+            self.masks or direction != "source-to-target",
+        )
 
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         _, answer, _ = self._directed(batch)
         known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
         return self.groups(self.chosen(answer) & known, batch.first)
 
-    def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def sums(
+        self, batch: Batch, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         context, answer, languages = self._directed(batch)
-        chosen, ids = self.chosen(answer), answer.ids[:, 1:]  # (B, Q): CLS takes no part on either side
+        chosen, ids = (
+            self.chosen(answer),
+            answer.ids[:, 1:],
+        )  # (B, Q): CLS takes no part on either side
         mask = batch.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
-        queries = model.rtl_head.embed(mask, model.dap.encoder)[:, 1:]  # (B, Q, D), with the tokens' positions
+        queries = model.rtl_head.embed(mask, model.dap.encoder)[
+            :, 1:
+        ]  # (B, Q, D), with the tokens' positions
         if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
             queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
-        states = model.rtl_head(context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages)
-        places = [part.nonzero(as_tuple=True) for part in labels]  # a GPU is waited for once a group
-        sums = [model.prediction_head.rtl_loss_sum(states[own], ids[own], batch.words) for own in places]
+        states = model.rtl_head(
+            context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages
+        )
+        places = [
+            part.nonzero(as_tuple=True) for part in labels
+        ]  # a GPU is waited for once a group
+        sums = [
+            model.prediction_head.rtl_loss_sum(states[own], ids[own], batch.words) for own in places
+        ]
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
     def chosen(self, answer: Side) -> Tensor:
         """Which tokens after CLS are to be reconstructed, (B, Q) bool."""
         real = answer.mask.bool()
-        return (real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio))[:, 1:]
+        return (real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio))[
+            :, 1:
+        ]
 
     def groups(self, labels: Tensor, first: int) -> Tensor:
         """The labels (B, Q) as (G, B, Q): each direction apart, whose means are averaged (Table 5)."""
@@ -253,7 +312,9 @@ class RepresentationTranslation(Objective):
         if direction == "source-to-target":
             return source, target, None
         if ids is None:
-            raise ValueError(f"language_ids=None, but rtl_direction {direction!r} needs each pair's source language.")
+            raise ValueError(
+                f"language_ids=None, but rtl_direction {direction!r} needs each pair's source language."
+            )
         languages = torch.stack([ids + 1, torch.zeros_like(ids)], 1)  # (B, 2): source, target
         if direction == "target-to-source":
             return target, source, languages.flip(1)
@@ -274,16 +335,24 @@ class _MaskedText(Objective):
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         return batch.text.chosen.unsqueeze(0)  # (1, R, S)
 
-    def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def sums(
+        self, batch: Batch, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         text, chosen = batch.text, labels[0].nonzero(as_tuple=True)
-        total = model.prediction_head.loss_sum(text.states[chosen], text.labels[chosen], batch.words.table)
+        total = model.prediction_head.loss_sum(
+            text.states[chosen], text.labels[chosen], batch.words.table
+        )
         return total.unsqueeze(0), {}
 
-    def _masked(self, ids: Tensor, mask: Tensor, noise: Tensor, share: float, columns: Tensor | None = None) -> Text:
+    def _masked(
+        self, ids: Tensor, mask: Tensor, noise: Tensor, share: float, columns: Tensor | None = None
+    ) -> Text:
         """The text of ids (R, S) in which a share of the tokens is masked, given noise of 1 where none may be."""
         shown = mask_tokens(ids, noise, share, self.config.mask_token_id, self.config.vocab_size)
         chosen = noise < share
-        return Text(shown, mask, columns, ids, chosen, chosen | (columns_of(ids) == 0))  # no row without any
+        return Text(
+            shown, mask, columns, ids, chosen, chosen | (columns_of(ids) == 0)
+        )  # no row without any
 
 
 class TranslationLanguageModelling(_MaskedText):
@@ -306,8 +375,13 @@ class MaskedLanguageModelling(_MaskedText):
     def text(self, batch: Batch) -> Text:
         """Sources, then targets, (2·B, S)."""
         ids, mask = stacked(batch.sides)
-        noises = [F.pad(quiet(side), (0, ids.shape[1] - side.ids.shape[1]), value=1.0) for side in batch.sides]
-        return self._masked(ids, mask, torch.cat(noises), getattr(self.config, f"{self.name}_probability"))
+        noises = [
+            F.pad(quiet(side), (0, ids.shape[1] - side.ids.shape[1]), value=1.0)
+            for side in batch.sides
+        ]
+        return self._masked(
+            ids, mask, torch.cat(noises), getattr(self.config, f"{self.name}_probability")
+        )
 
 
 class CrossUnmasking(MaskedLanguageModelling):
@@ -321,7 +395,9 @@ class CrossUnmasking(MaskedLanguageModelling):
     reads_pairs, reads_tokens = True, (False, False)
 
     def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
-        vectors = torch.cat([batch.target.embeds, batch.source.embeds]).unsqueeze(1)  # (2·B, 1, D): each the other's
+        vectors = torch.cat([batch.target.embeds, batch.source.embeds]).unsqueeze(
+            1
+        )  # (2·B, 1, D): each the other's
         if vectors.shape[-1] != embedded.shape[-1]:
             raise ValueError(
                 f"objective 'xum' puts a sentence vector ({vectors.shape[-1]} dimensions) in the place of a word "
@@ -344,17 +420,23 @@ class BagOfWords(Objective):
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
         """A transform of its own beside objectives that predict from the states of tokens."""
         alone = self.config.objectives <= {"tr", self.name}
-        return {"prediction_head": PredictionHead} | ({} if alone else {"bow_transform": PredictionTransform})
+        return {"prediction_head": PredictionHead} | (
+            {} if alone else {"bow_transform": PredictionTransform}
+        )
 
     def labels(self, batch: Batch, model: nn.Module) -> Tensor:
         ids, mask, *_ = batch.target
         counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S)
         return counted.expand(2, *counted.shape)  # the same for both sides
 
-    def sums(self, batch: Batch, model: nn.Module, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def sums(
+        self, batch: Batch, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         head, own, sums = model.prediction_head, model.bow_transform, []
         for side, counted in zip(batch.sides, labels):
-            vectors = F.normalize(side.embeds, dim=-1) * side.embeds.shape[-1] ** 0.5  # (B, D), as large as a state
+            vectors = (
+                F.normalize(side.embeds, dim=-1) * side.embeds.shape[-1] ** 0.5
+            )  # (B, D), as large as a state
             states = (head if own is None else own).transform(vectors)  # (B, E)
             sums.append(head.bag_loss_sum(states, batch.target.ids, counted, batch.words))
         return torch.stack(sums), {}
@@ -408,7 +490,9 @@ def quiet(side: Side) -> Tensor:
     return side.noise.masked_fill(~maskable(side.mask), 1.0)
 
 
-def mask_tokens(ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int) -> Tensor:
+def mask_tokens(
+    ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int
+) -> Tensor:
     """m of eq. L_TLM: of the tokens with `noise < probability`, 80% become [MASK], 10% a random id, 10% stay.
 
     Args:

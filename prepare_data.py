@@ -54,16 +54,23 @@ VERSION = 7  # of the work folder and the result; another one does not go on wit
 class DataArguments:
     """What to prepare, and where it goes."""
 
-    output_dir: str = field(metadata={"help": "Folder to write train/, dev/, README.md and report.json into."})
+    output_dir: str = field(
+        metadata={"help": "Folder to write train/, dev/, README.md and report.json into."}
+    )
     data: list[str] = arg([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
-    opus: list[str] = arg([], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six.")
+    opus: list[str] = arg(
+        [], "Corpora to fetch from OPUS, such as 'Europarl CCMatrix'; 'all' are the paper's six."
+    )
     languages: list[str] = arg([], "Source languages. Default: all that there are (OPUS: the 36).")
     download_dir: str = arg("raw", "Folder for what is fetched from OPUS.")
-    recipe: str | None = arg(None, "'release': the data steps of the paper's released code; see docs/data.md.")
+    recipe: str | None = arg(
+        None, "'release': the data steps of the paper's released code; see docs/data.md."
+    )
     mirror: str | None = arg(None, "Base address of a copy of OPUS' file store.")
     licences: str | None = arg(None, "JSON file for the data card: origin (file name) -> licence.")
     evaluation_data: list[str] = arg(
-        [], "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs."
+        [],
+        "Evaluation sets: parallel text, or plain text, one sentence a line or several with tabs.",
     )
     list_leaks: str | None = arg(None, "JSONL file to list the leaks in.")
     num_workers: int = arg(1, "Processes that share the files; the result does not depend on it.")
@@ -81,7 +88,9 @@ class DataArguments:
             raise UserError(f"--recipe {self.recipe!r} is unknown: give release, or leave it out")
         require_least(self, num_workers=1)
         if self.ray and self.num_workers > 1:
-            raise UserError(f"--num_workers {self.num_workers}: with --ray all CPUs of the cluster work; leave it out")
+            raise UserError(
+                f"--num_workers {self.num_workers}: with --ray all CPUs of the cluster work; leave it out"
+            )
 
     def outputs(self) -> dict[str, str]:
         """Argument -> file to write beside `output_dir`."""
@@ -98,10 +107,14 @@ def check_outside(args: DataArguments, options: PrepareOptions) -> None:
             own = Path(path).expanduser()
             is_file = name in written or own.exists()  # else what is absent may be on the Hub
             if is_file and own.resolve().is_relative_to(output):
-                raise UserError(f"--{name} {path} lies in --output_dir {args.output_dir}: give another folder for one")
+                raise UserError(
+                    f"--{name} {path} lies in --output_dir {args.output_dir}: give another folder for one"
+                )
 
 
-def find_files(args: DataArguments, options: PrepareOptions) -> tuple[list[RawFile], dict[str, str]]:
+def find_files(
+    args: DataArguments, options: PrepareOptions
+) -> tuple[list[RawFile], dict[str, str]]:
     """The input files by language and name, and the licence of each known origin.
 
     A file's key changes with its state and with what shapes its cleaning, and with no other file.
@@ -166,8 +179,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         args, options = parser.parse_args_into_dataclasses(args=argv)
     check_outside(args, options)
     given = [args.licences, options.tokenizer, options.target_vocabulary]
-    inputs = [Path(path).expanduser() for path in (*args.data, *args.evaluation_data, *filter(None, given))]
-    with guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs), ClusterArguments(args.ray).connect():
+    inputs = [
+        Path(path).expanduser()
+        for path in (*args.data, *args.evaluation_data, *filter(None, given))
+    ]
+    with (
+        guarded(args.outputs(), {"--output_dir": args.output_dir}, inputs),
+        ClusterArguments(args.ray).connect(),
+    ):
         return _run(args, options)
 
 
@@ -176,7 +195,10 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     files, licences = find_files(args, options)
     check_outputs(args.outputs(), [disk_path(path) for raw in files for path in raw.file.paths])
     plan = Plan(Path(args.output_dir), options)
-    settings = {name: getattr(args, name) for name in ("data", "opus", "recipe", "languages", "evaluation_data")}
+    settings = {
+        name: getattr(args, name)
+        for name in ("data", "opus", "recipe", "languages", "evaluation_data")
+    }
     settings |= asdict(options) | {"list_leaks": args.list_leaks is not None}
     mark = _digest(settings, [file.key for file in files])
     if ended := finished(plan, mark, args.overwrite):
@@ -185,20 +207,33 @@ def _run(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     sentences = read_evaluation(args.evaluation_data)
     begin(plan, files)
     if sentences:
-        write_json({"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks)
+        write_json(
+            {"sentences": sentences, "threshold": options.leak_threshold or None}, plan.leaks
+        )
     languages = prepare(plan, files, args.num_workers, bool(args.ray))
     if empty := [code for code, counts in languages.items() if not counts["train"]]:
         logger.warning("%s: nothing is left to train on; the table tells why", " ".join(empty))
     seconds = time.perf_counter() - started
-    report = {"fingerprint": mark, "languages": languages, "settings": settings, "licences": licences}
-    report |= {"evaluation_sentences": len(sentences), "leaks": args.list_leaks, "num_workers": args.num_workers}
+    report = {
+        "fingerprint": mark,
+        "languages": languages,
+        "settings": settings,
+        "licences": licences,
+    }
+    report |= {
+        "evaluation_sentences": len(sentences),
+        "leaks": args.list_leaks,
+        "num_workers": args.num_workers,
+    }
     report |= {"seconds": round(seconds, 1), "versions": versions()}
     finish(plan, args, files, report)
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
     return report
 
 
-def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict[str, str]) -> dict[str, Any]:
+def again(
+    plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict[str, str]
+) -> dict[str, Any]:
     """The report of a finished run, with the licences as they are now.
 
     Raises:
@@ -217,7 +252,9 @@ def again(plan: Plan, args: DataArguments, ended: dict[str, Any], licences: dict
     return ended
 
 
-def finish(plan: Plan, args: DataArguments, files: Sequence[RawFile], report: dict[str, Any]) -> None:
+def finish(
+    plan: Plan, args: DataArguments, files: Sequence[RawFile], report: dict[str, Any]
+) -> None:
     """Writes what describes the shards; the report comes last and marks the end."""
     if args.list_leaks:
         with whole_file(args.list_leaks) as listed:

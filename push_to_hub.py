@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 class PushArguments:
     """What is published, and where."""
 
-    repo_id: str = arg(MISSING, "Repository of the Hub, such as user/dap-xlmr; made if it is not there.")
+    repo_id: str = arg(
+        MISSING, "Repository of the Hub, such as user/dap-xlmr; made if it is not there."
+    )
     private: bool = arg(False, "The repository is to be private.")
     dry_run: bool = arg(False, "Write the folder and send nothing.")
     output_dir: str | None = arg(
@@ -40,8 +42,12 @@ class PushArguments:
     )
     space: bool = arg(False, "Add a Space of the same id: examples/app.py, a search app.")
     onnx: bool = arg(False, "Add ONNX files in onnx/.")
-    results: list[str] = arg([], "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card.")
-    dataset_info: str | None = arg(None, "Report of prepare_data.py, dataset_info.json or card of the training text.")
+    results: list[str] = arg(
+        [], "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card."
+    )
+    dataset_info: str | None = arg(
+        None, "Report of prepare_data.py, dataset_info.json or card of the training text."
+    )
     license: str | None = arg(None, "The model's licence, such as apache-2.0.")
     revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
 
@@ -53,16 +59,22 @@ def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments, Option
         ValueError: arguments that contradict each other, or no id of a repository.
     """
     parser = ArgumentParser((PushArguments, Options), allow_abbrev=False)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id."
+    )
     args, options, rest = parser.parse_args_into_dataclasses(args=argv)
     with refusals(f"--repo_id {args.repo_id}"):
         validate_repo_id(args.repo_id)
     if "/" not in args.repo_id:
-        raise UserError(f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}.")
+        raise UserError(
+            f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}."
+        )
     if options.with_heads and options.layout == "dap":
         raise UserError("--layout dap has the heads at the root already: leave --with_heads out.")
     if args.dry_run and args.private:
-        raise UserError("--private says nothing with --dry_run, which sends nothing: leave one out.")
+        raise UserError(
+            "--private says nothing with --dry_run, which sends nothing: leave one out."
+        )
     return rest.checkpoint, args, options
 
 
@@ -76,7 +88,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     checkpoint, args, options = parse(argv)
     if args.output_dir or args.dry_run:
-        beside = os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint  # "." has a name, too
+        beside = (
+            os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint
+        )  # "." has a name, too
         folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
         with guarded(folders={"--output_dir": folder}, model=checkpoint):
             return publish(checkpoint, folder, args, options)
@@ -98,9 +112,15 @@ def publish(checkpoint: str, folder: Path, args: PushArguments, options: Options
     reports = {path: read_report(path, merged=True) for path in args.results}
     for path, report in reports.items():
         models = report.get("models", [report["model"]])
-        if not any(name in (checkpoint, args.repo_id) or Path(name).resolve() == local.resolve() for name in models):
+        if not any(
+            name in (checkpoint, args.repo_id) or Path(name).resolve() == local.resolve()
+            for name in models
+        ):
             logger.warning(
-                "%s is about %s, the checkpoint is %s: are they the same?", path, ", ".join(models), checkpoint
+                "%s is about %s, the checkpoint is %s: are they the same?",
+                path,
+                ", ".join(models),
+                checkpoint,
             )
     sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
     write(local, folder, args.repo_id, options, sources)
@@ -116,7 +136,9 @@ def publish(checkpoint: str, folder: Path, args: PushArguments, options: Options
     commit = upload(folder, args.repo_id, args.private)
     print(f"published as {args.repo_id}, commit {commit}")
     if space is not None:
-        print(f"Space {args.repo_id}, commit {upload(space, args.repo_id, args.private, space=True)}")
+        print(
+            f"Space {args.repo_id}, commit {upload(space, args.repo_id, args.private, space=True)}"
+        )
     return written | {"repo_id": args.repo_id, "commit": commit}
 
 

@@ -59,9 +59,12 @@ OWN = {
 class DataArguments:
     """English pairs to fine-tune on, and dev and test sets by language."""
 
-    data_dir: str = arg("facebook/xnli", "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id.")
+    data_dir: str = arg(
+        "facebook/xnli", "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id."
+    )
     train_data: str | None = arg(
-        None, "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir."
+        None,
+        "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir.",
     )
     languages: list[str] | None = arg(
         None, "Languages to test, such as 'en de sw'. Default: all of the 15 in data_dir."
@@ -74,7 +77,9 @@ class DataArguments:
         require_least(self, max_train_pairs=1, max_test_pairs=1)
 
 
-def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments) -> Task:
+def build_task(
+    model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments
+) -> Task:
     """Load the encoder, and read and tokenise the text that this command needs.
 
     Raises:
@@ -85,9 +90,15 @@ def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITr
     codes = chosen_languages(data.languages, found["test"], data.data_dir)
     dev = {code: found["dev"][code] for code in dev_languages(training, data, codes, found["dev"])}
     test = {code: found["test"][code] for code in codes}
-    options = {"revision": model_args.revision, "trust_remote_code": model_args.trust_remote_code, "device": "cpu"}
+    options = {
+        "revision": model_args.revision,
+        "trust_remote_code": model_args.trust_remote_code,
+        "device": "cpu",
+    }
     options |= {"prefix": "", "max_seq_length": data.max_seq_length}
-    encoder = SentenceEncoder.from_pretrained(model_args.model_name_or_path, model_args.pooling, **options)
+    encoder = SentenceEncoder.from_pretrained(
+        model_args.model_name_or_path, model_args.pooling, **options
+    )
     require_padding(encoder.tokenizer, model_args.model_name_or_path)
     if not isinstance(encoder.model, DAPModel):
         with refusals():
@@ -98,7 +109,10 @@ def build_task(model_args: ModelArguments, data: DataArguments, training: XNLITr
 
 
 def dev_languages(
-    training: XNLITrainingArguments, data: DataArguments, codes: Sequence[str], dev: Mapping[str, NLISource]
+    training: XNLITrainingArguments,
+    data: DataArguments,
+    codes: Sequence[str],
+    dev: Mapping[str, NLISource],
 ) -> list[str]:
     """The languages whose dev sets are measured; raises `ValueError` where a search would need an absent one."""
     wanted = ["en"] if training.selection == "english" else list(codes)
@@ -122,9 +136,16 @@ def keep_record(task: Task, data: DataArguments) -> None:
         ValueError: they differ; names every difference.
     """
     training, path = task.training, Path(task.training.output_dir) / RECORD
-    record = {name: value for name, value in training.to_dict().items() if changes_weights(name) and name not in OWN}
+    record = {
+        name: value
+        for name, value in training.to_dict().items()
+        if changes_weights(name) and name not in OWN
+    }
     record |= {"max_seq_length": data.max_seq_length, "model": model_fingerprint(task.encoder)}
-    record |= {"training text": task.data.digests["train"], "load_best_model_at_end": training.load_best_model_at_end}
+    record |= {
+        "training text": task.data.digests["train"],
+        "load_best_model_at_end": training.load_best_model_at_end,
+    }
     record = json.loads(json.dumps(record, default=str))
     if not path.exists():
         if training.process_index == 0:
@@ -139,24 +160,58 @@ def keep_record(task: Task, data: DataArguments) -> None:
 
 
 def make_report(
-    model_args: ModelArguments, data: DataArguments, task: Task, result: Mapping[str, Any], tried: list[dict[str, Any]]
+    model_args: ModelArguments,
+    data: DataArguments,
+    task: Task,
+    result: Mapping[str, Any],
+    tried: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The report of one seed: accuracy in percent by language and their mean."""
     training = task.training
-    names = ("total_train_batch_size", "num_train_epochs", "weight_decay", "warmup_steps", "max_steps", "bf16")
-    settings = {"learning_rate": result["learning_rate"]} | {name: getattr(training, name) for name in names}
-    settings |= {"pooling": task.encoder.pooling, "max_seq_length": data.max_seq_length, "data": data.data_dir}
+    names = (
+        "total_train_batch_size",
+        "num_train_epochs",
+        "weight_decay",
+        "warmup_steps",
+        "max_steps",
+        "bf16",
+    )
+    settings = {"learning_rate": result["learning_rate"]} | {
+        name: getattr(training, name) for name in names
+    }
+    settings |= {
+        "pooling": task.encoder.pooling,
+        "max_seq_length": data.max_seq_length,
+        "data": data.data_dir,
+    }
     settings |= {"train_data": data.train_data, "train_pairs": len(task.data.train)}
     settings |= {"max_test_pairs": data.max_test_pairs}
-    settings |= {"selection": training.selection if tried else None, "search": tried, "missing": task.data.missing}
+    settings |= {
+        "selection": training.selection if tried else None,
+        "search": tried,
+        "missing": task.data.missing,
+    }
     tested = {code: result["test"][code] for code in task.data.test}
-    languages = {code: {"pairs": len(task.data.test[code]), "accuracy": tested[code]["accuracy"]} for code in tested}
+    languages = {
+        code: {"pairs": len(task.data.test[code]), "accuracy": tested[code]["accuracy"]}
+        for code in tested
+    }
     mean = sum(each["accuracy"] for each in languages.values()) / len(languages)
     numbers = {"languages": languages, "mean": {"languages": len(languages), "accuracy": mean}}
-    numbers["dev"] = {code: {"accuracy": accuracy} for code, accuracy in task.dev_accuracies(result).items()}
+    numbers["dev"] = {
+        code: {"accuracy": accuracy} for code, accuracy in task.dev_accuracies(result).items()
+    }
     seconds = result["train_seconds"] + sum(each["seconds"] for each in tested.values())
     revision = task.encoder.revision or model_args.revision
-    return report(model_args.model_name_or_path, PROTOCOL, numbers, settings, seconds, revision, result["seed"])
+    return report(
+        model_args.model_name_or_path,
+        PROTOCOL,
+        numbers,
+        settings,
+        seconds,
+        revision,
+        result["seed"],
+    )
 
 
 def write_reports(reports: Mapping[int, dict[str, Any]], folder: Path) -> dict[str, Any]:
@@ -179,12 +234,17 @@ def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Se
         rows = [[f"{each['learning_rate']:g}", each["dev_accuracy"]] for each in tried]
         tables.append(text_table(["learning rate", "dev accuracy"], rows))
     spread = {code: as_spread(each["accuracy"]) for code, each in content["languages"].items()}
-    rows = [[f"{code}  {NAMES[code]}", content["languages"][code]["pairs"], *spread[code]] for code in spread]
+    rows = [
+        [f"{code}  {NAMES[code]}", content["languages"][code]["pairs"], *spread[code]]
+        for code in spread
+    ]
     label = f"mean of {len(spread)} of {len(XNLI_LANGUAGES)} languages"
     rows.append([label, "", *as_spread(content["mean"]["accuracy"])])
     tables.append(text_table(["language", "pairs", "accuracy", "sd"], rows))
     if missing:
-        tables.append(f"not tested, as there is no test set or it was not asked for: {' '.join(missing)}")
+        tables.append(
+            f"not tested, as there is no test set or it was not asked for: {' '.join(missing)}"
+        )
     return "\n\n".join([*tables, paper_beside(content)])
 
 
@@ -201,7 +261,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         FileNotFoundError: no such data.
         FloatingPointError: the training diverged.
     """
-    parser = ArgumentParser((ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False)
+    parser = ArgumentParser(
+        (ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False
+    )
     model_args, data, training = parser.parse_args_into_dataclasses(args=argv)
     is_main, folders = training.process_index == 0, {"--output_dir": training.output_dir}
     with guarded(folders=folders, model=model_args.model_name_or_path, is_writer=is_main):
@@ -215,7 +277,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         reports = {}
         for seed in training.all_seeds:
             measured(task, rate, seed, "dev")
-            reports[seed] = make_report(model_args, data, task, measured(task, rate, seed, "test"), tried)
+            reports[seed] = make_report(
+                model_args, data, task, measured(task, rate, seed, "test"), tried
+            )
         if not is_main:
             return reports[training.all_seeds[0]]
         content = write_reports(reports, Path(training.output_dir))
@@ -228,7 +292,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: `run`."""
     logging.basicConfig(
-        format="%(message)s", level=logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.ERROR
+        format="%(message)s",
+        level=logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.ERROR,
     )
     run(argv)
     leave_together()

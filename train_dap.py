@@ -89,18 +89,25 @@ def mix_languages(
     counts = dict.fromkeys(train, 1)  # a uniform mix needs no more
     if data.language_mix != "uniform":
         found = find_bitext(data.train_data, data.target_language)
-        counts = {language: count_pairs(files, data.max_bad_lines) for language, files in found.items()}
+        counts = {
+            language: count_pairs(files, data.max_bad_lines) for language, files in found.items()
+        }
         require_batch(sum(counts.values()), training)
     return interleave_languages(train, counts, *mix), None
 
 
 def check_run(
-    data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
+    data: DataArguments,
+    training: DAPTrainingArguments,
+    dev: dict[str, Any],
+    model: DAPForPreTraining,
 ) -> None:
     """Raise `ValueError` where pairs cannot be ranked, or nothing can be evaluated."""
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
-        raise UserError(f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more.")
+        raise UserError(
+            f"a batch of {pairs} pair has no negatives: give --per_device_train_batch_size 2 or more."
+        )
     if data.streaming and training.max_steps < 1:
         raise UserError("--streaming reads text again and again, without epochs: give --max_steps.")
     if not dev and training.eval_strategy != "no":
@@ -112,16 +119,27 @@ def check_run(
 
 
 def check_metric(
-    data: DataArguments, training: DAPTrainingArguments, dev: dict[str, Any], model: DAPForPreTraining
+    data: DataArguments,
+    training: DAPTrainingArguments,
+    dev: dict[str, Any],
+    model: DAPForPreTraining,
 ) -> None:
     """Raise `ValueError` where no evaluation gives the metric that chooses the best model, or it cannot change."""
     name = training.metric_for_best_model
     readers = [objective.name for objective in model.objectives if objective.name in READERS]
-    known = [f"eval_{reader}_{measure}" for reader in readers for measure in ("loss", "source_nats")]
-    directions = [way for code in dev for way in (f"{code}-{data.target_language}", f"{data.target_language}-{code}")]
+    known = [
+        f"eval_{reader}_{measure}" for reader in readers for measure in ("loss", "source_nats")
+    ]
+    directions = [
+        way
+        for code in dev
+        for way in (f"{code}-{data.target_language}", f"{data.target_language}-{code}")
+    ]
     known = ["eval_mean_accuracy", *known, *(f"eval_{way}_accuracy" for way in directions)]
     if training.chooses and f"eval_{name.removeprefix('eval_')}" not in known:
-        raise UserError(f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ...")
+        raise UserError(
+            f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ..."
+        )
     if training.chooses and training.freeze_encoder and name.endswith("accuracy"):
         instead = f"give eval_{readers[0]}_loss, or " if readers else ""
         raise UserError(
@@ -169,7 +187,9 @@ def build_trainer(
         data_collator=BitextCollator(start.tokenizer.pad_token_id, languages, negatives=changed),
         processing_class=start.tokenizer,
         target_language=data.target_language,
-        dev_bitext={language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev},
+        dev_bitext={
+            language: (dev[language]["source"][:], dev[language]["target"][:]) for language in dev
+        },
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
         library=library,
@@ -177,12 +197,18 @@ def build_trainer(
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
 
-def describe(model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
+def describe(
+    model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments
+) -> str:
     """One line about the run, for the log."""
     streamed = not all(hasattr(part, "__len__") for part in train.values())
     pairs = "streamed" if streamed else sum(map(len, train.values()))
     total = training.per_device_train_batch_size * training.world_size
-    ranked = " and as many candidates for each (accumulation adds none)" if "tr" in model.config.objectives else ""
+    ranked = (
+        " and as many candidates for each (accumulation adds none)"
+        if "tr" in model.config.objectives
+        else ""
+    )
     chunks = f" in chunks of {training.mini_batch_size}" if training.mini_batch_size else ""
     languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
     return (
@@ -197,7 +223,9 @@ def save(trainer: DAPTrainer, metrics: dict[str, float], model_args: ModelArgume
     training, state = trainer.args, trainer.state
     trainer.save_model(_internal_call=True)  # pushed at the end, when all is on disk
     if trainer.is_world_process_zero():
-        Path(training.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
+        Path(training.output_dir, TRAINING_ARGS_NAME).unlink(
+            missing_ok=True
+        )  # a pickle, which nobody needs
     trainer.save_state()
     if trainer.dev_bitext:
         found = trainer.evaluate()
@@ -210,7 +238,9 @@ def save(trainer: DAPTrainer, metrics: dict[str, float], model_args: ModelArgume
                     reader.upper(),
                     nats,
                 )
-    best = training.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step
+    best = (
+        training.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step
+    )
     made = {"model_step": best or state.global_step}  # the step that the saved weights are of
     base = model_args.model_name_or_path
     if base is not None and (commit := hub_commit(base, model_args.revision)):
@@ -232,7 +262,9 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     except ValueError as error:
         later = ["push_to_hub.py", training.output_dir, "--repo_id", repo_id, "--with_heads"]
         command = shlex.join(later + ["--private"] * private)
-        raise UserError(f"the training is finished and saved, but {error}; push it by python {command}") from error
+        raise UserError(
+            f"the training is finished and saved, but {error}; push it by python {command}"
+        ) from error
     logger.info("published as %s, commit %s", repo_id, commit)
 
 
@@ -249,7 +281,9 @@ def run(
         also_recorded: what can change the weights beside the arguments, for the run's record.
     """
     model_args, data, training = parse_arguments(argv)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR)
+    logging.basicConfig(
+        format="%(message)s", level=logging.INFO if training.process_index == 0 else logging.ERROR
+    )
     outputs, is_writer = {"--output_dir": training.output_dir}, training.process_index == 0
     start = model_args.model_name_or_path or model_args.config_name
     inputs = filter(None, [model_args.tokenizer_name])

@@ -32,7 +32,12 @@ from dap.reports import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCES = ["Guten Morgen!", "Where is the station?", "Keitto on liian kuumaa.", "eins zwei drei " * 100]
+SENTENCES = [
+    "Guten Morgen!",
+    "Where is the station?",
+    "Keitto on liian kuumaa.",
+    "eins zwei drei " * 100,
+]
 LENGTH = 32  # tokens, which the last sentence exceeds
 PREFIX = "query: "
 #: Environment -> what pip, and for the last npm, installs there; "" is the one that this runs in.
@@ -48,7 +53,11 @@ ENVIRONMENTS = {
 }
 #: Client -> its recipe on the page, which makes `vectors` of `sentences`, or of `texts`, which begin with the prefix.
 PAGE = (ROOT / "examples/serve.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```(?:py|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+RECIPES = dict(
+    re.findall(
+        r"^## ([^\n]+)\n(?:(?!^## ).)*?^```(?:py|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
+    )
+)
 LIBRARY = RECIPES["sentence-transformers"]
 OPENVINO = "backend='openvino', model_kwargs={'ov_config': {'INFERENCE_PRECISION_HINT': 'f32'}}"
 AUTO = """
@@ -93,9 +102,18 @@ CLIENTS = {
     "SentenceEncoder": ("", OWN),
     "sentence-transformers, encode": ("", LIBRARY),
     "sentence-transformers, encode_query": ("", LIBRARY.replace(".encode(", ".encode_query(")),
-    "sentence-transformers, encode_document": ("", LIBRARY.replace(".encode(", ".encode_document(")),
-    "sentence-transformers, ONNX": ("optimum", LIBRARY.replace("folder,", "folder, backend='onnx',")),
-    "sentence-transformers, OpenVINO": ("openvino", LIBRARY.replace("folder,", f"folder, {OPENVINO},")),
+    "sentence-transformers, encode_document": (
+        "",
+        LIBRARY.replace(".encode(", ".encode_document("),
+    ),
+    "sentence-transformers, ONNX": (
+        "optimum",
+        LIBRARY.replace("folder,", "folder, backend='onnx',"),
+    ),
+    "sentence-transformers, OpenVINO": (
+        "openvino",
+        LIBRARY.replace("folder,", f"folder, {OPENVINO},"),
+    ),
     "onnxruntime": ("", GRAPH),
     "fastembed": ("fastembed", RECIPES["fastembed"]),
     "infinity": ("infinity", RECIPES["infinity"]),
@@ -134,28 +152,53 @@ def checkpoint(folder: Path, pooling: str) -> Path:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer.train_from_iterator([*SENTENCES, PREFIX], trainers.BpeTrainer(vocab_size=90, special_tokens=special))
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
-    names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), special, strict=True))
+    tokenizer.train_from_iterator(
+        [*SENTENCES, PREFIX], trainers.BpeTrainer(vocab_size=90, special_tokens=special)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = dict(
+        zip(
+            ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), special, strict=True
+        )
+    )
     names |= {"cls_token": "<s>", "sep_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
-    shape = {"vocab_size": len(special) + 90, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = XLMRobertaConfig(**shape, intermediate_size=128, max_position_embeddings=514, pad_token_id=1)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=512, **names
+    ).save_pretrained(folder)
+    shape = {
+        "vocab_size": len(special) + 90,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    }
+    config = XLMRobertaConfig(
+        **shape, intermediate_size=128, max_position_embeddings=514, pad_token_id=1
+    )
     model = DAPForPreTraining(DAPConfig(config, pooling=pooling, mask_token_id=4))
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(0.1)
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(
+            0.1
+        )
     model.save_pretrained(folder)
     return folder
 
 
 def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Environment -> its folder, for those of these names; made in `folder` unless it is there."""
-    pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    pinned = next(
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    )
     places = {name: folder.absolute() / name for name in names}
     for name, place in places.items():
         if place.exists():
             continue
-        if name == "node":  # its runtime for CPUs comes with the package, that for CUDA with the script
+        if (
+            name == "node"
+        ):  # its runtime for CPUs comes with the package, that for CUDA with the script
             npm = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", place]
             subprocess.run([*npm, *ENVIRONMENTS[name]], check=True)
             continue
@@ -180,24 +223,37 @@ def answers(client: str, places: dict[str, str], jobs: list[dict]) -> list[list 
 def ask(command: list[str], jobs: list[dict], cwd: str, *more: str) -> list[list | str]:
     """What a process answers into the file that its last argument names; one that dies refuses all its jobs."""
     own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    own |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
+    own |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
     blank = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="dap-hf-") as home:
         file = Path(home, "answers.json")  # as clients print what they like
         command = [*command, json.dumps(jobs), *more, str(file)]
-        done = subprocess.run(command, cwd=cwd, env=blank | own | {"HF_HOME": home}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=cwd, env=blank | own | {"HF_HOME": home}, capture_output=True, text=True
+        )
         if file.exists():
             return json.loads(file.read_text())
-        said = [line for line in done.stderr.splitlines() if re.match(r"\w*Error", line)] or [done.stderr[-160:]]
+        said = [line for line in done.stderr.splitlines() if re.match(r"\w*Error", line)] or [
+            done.stderr[-160:]
+        ]
         return [f"refused: {said[-1][:160]}"] * len(jobs)
 
 
-def compare(work: Path, places: dict[str, str], names: Sequence[str]) -> dict[str, dict[str, float | str]]:
+def compare(
+    work: Path, places: dict[str, str], names: Sequence[str]
+) -> dict[str, dict[str, float | str]]:
     """Client of these names -> layout, pooling and prefix -> the smallest cosine, or why there is none."""
     jobs, expected = [], {}
     for layout, pooling, prefix in product(LAYOUTS, ("cls", "mean"), ("", PREFIX)):
         column = f"{layout} {pooling} {'prefix' if prefix else 'none'}"
-        source, folder = checkpoint(work / f"{column} checkpoint", pooling), work / column.replace(" ", "-")
+        source, folder = (
+            checkpoint(work / f"{column} checkpoint", pooling),
+            work / column.replace(" ", "-"),
+        )
         build(source, folder, Options(layout=layout, prefix=prefix, max_seq_length=LENGTH))
         export(folder)
         encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
@@ -208,7 +264,9 @@ def compare(work: Path, places: dict[str, str], names: Sequence[str]) -> dict[st
     return {
         name: {
             column: given if isinstance(given, str) else least_cosine(given, vectors)
-            for (column, vectors), given in zip(expected.items(), answers(name, places, jobs), strict=True)
+            for (column, vectors), given in zip(
+                expected.items(), answers(name, places, jobs), strict=True
+            )
         }
         for name in names
     }
@@ -222,14 +280,23 @@ def table(found: dict[str, dict[str, float | str]]) -> str:
         for cell in cells.values():
             if isinstance(cell, str):
                 numbers.setdefault(cell, len(numbers) + 1)
-        rows.append([name, *(f"[{numbers[v]}]" if isinstance(v, str) else f"{v:.4f}" for v in cells.values())])
+        rows.append(
+            [
+                name,
+                *(f"[{numbers[v]}]" if isinstance(v, str) else f"{v:.4f}" for v in cells.values()),
+            ]
+        )
     notes = [f"[{number}] {reason}" for reason, number in numbers.items()]
-    return "\n".join([text_table(["cosine to SentenceEncoder", *next(iter(found.values()))], rows), *notes])
+    return "\n".join(
+        [text_table(["cosine to SentenceEncoder", *next(iter(found.values()))], rows), *notes]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--install", type=Path, help="folder of environments, made if they are not there")
+    parser.add_argument(
+        "--install", type=Path, help="folder of environments, made if they are not there"
+    )
     parser.add_argument("--only", default="", help="clients whose names hold this")
     args = parser.parse_args()
     wanted = {name: CLIENTS[name][0] for name in CLIENTS if args.only in name}

@@ -28,7 +28,10 @@ from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassificat
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "common_tests"
 #: What the tests import from other files -> the mixin of tests there that is not run.
-STUBS = {"exporters/test_export.py": "ExportTesterMixin", "generation/test_utils.py": "GenerationTesterMixin"}
+STUBS = {
+    "exporters/test_export.py": "ExportTesterMixin",
+    "generation/test_utils.py": "GenerationTesterMixin",
+}
 PAIRS, LENGTH = 4, 7
 #: Beginning of a class's and test's name -> why it cannot hold.
 FAILS = {
@@ -44,8 +47,12 @@ def common_tests() -> Any:
     source = f"transformers-{transformers.__version__}"
     if not (FOLDER / f"{source}.tar.gz").exists():
         download = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", FOLDER]
-        subprocess.run([*pip, "download", *download, f"transformers=={transformers.__version__}"], check=True)
-        subprocess.run([*pip, "install", "--no-deps", "--target", FOLDER, "parameterized"], check=True)
+        subprocess.run(
+            [*pip, "download", *download, f"transformers=={transformers.__version__}"], check=True
+        )
+        subprocess.run(
+            [*pip, "install", "--no-deps", "--target", FOLDER, "parameterized"], check=True
+        )
     package = FOLDER / "hf_tests"
     for stub, mixin in STUBS.items():
         (package / stub).parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +66,9 @@ def common_tests() -> Any:
 
 def small_config() -> DAPConfig:
     shape = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return DAPConfig(BertConfig(**shape, intermediate_size=37, max_position_embeddings=64), mask_token_id=3)
+    return DAPConfig(
+        BertConfig(**shape, intermediate_size=37, max_position_embeddings=64), mask_token_id=3
+    )
 
 
 def side(prefix: str = "") -> dict[str, torch.Tensor]:
@@ -75,15 +84,24 @@ def test_case(common: Any, model_class: type) -> type[unittest.TestCase]:
         all_model_classes, _is_composite = (model_class,), True
 
         def setUp(self) -> None:
-            shape = {"batch_size": PAIRS, "seq_length": LENGTH, "num_hidden_layers": 2, "hidden_size": 32}
+            shape = {
+                "batch_size": PAIRS,
+                "seq_length": LENGTH,
+                "num_hidden_layers": 2,
+                "hidden_size": 32,
+            }
             shape |= {"num_attention_heads": 4, "is_training": model_class is not DAPModel}
-            inputs = side("source_") | side("target_") if model_class is DAPForPreTraining else side()
+            inputs = (
+                side("source_") | side("target_") if model_class is DAPForPreTraining else side()
+            )
             given = {"prepare_config_and_inputs_for_common": lambda: (small_config(), inputs)}
             self.model_tester = SimpleNamespace(get_config=small_config, **given, **shape)
 
         def _prepare_for_class(self, inputs: dict, kind: type, return_labels: bool = False) -> dict:
             labelled = return_labels and kind is DAPForSequenceClassification
-            return copy.deepcopy(inputs) | ({"labels": torch.zeros(PAIRS, dtype=torch.long)} if labelled else {})
+            return copy.deepcopy(inputs) | (
+                {"labels": torch.zeros(PAIRS, dtype=torch.long)} if labelled else {}
+            )
 
     Case.__name__ = model_class.__name__
     return Case
@@ -103,7 +121,10 @@ def run(case: type[unittest.TestCase]) -> int:
             unexpected.append(f"  NOT EXPECTED: {name}\n{text}")
     print(f"{case.__name__}: {result.testsRun} tests, {result.testsRun - len(wrong) - skipped} passed, "
           f"{skipped} do not apply, {len(wrong)} failed")  # fmt: skip
-    for line in [*(f"  {count} x {start}: {FAILS[start]}" for start, count in known.items()), *unexpected]:
+    for line in [
+        *(f"  {count} x {start}: {FAILS[start]}" for start, count in known.items()),
+        *unexpected,
+    ]:
         print(line)
     return len(unexpected)
 

@@ -23,25 +23,43 @@ from modeling_dap import DAPConfig, DAPForPreTraining
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 WORDS, MASK, PAD = 300, 4, 1
 #: Path -> largest relative error of the loss, and of the gradients as one vector.
-ALLOWED = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1), "compiled": (1e-4, 1e-3), "cached": (1e-4, 1e-3)}
+ALLOWED = {
+    "float32": (1e-4, 1e-3),
+    "bf16": (2e-2, 1e-1),
+    "compiled": (1e-4, 1e-3),
+    "cached": (1e-4, 1e-3),
+}
 
 
 def encoder_config(name: str) -> PreTrainedConfig:
     """Three layers without dropout; ModernBERT's window is shorter than the sentences."""
-    shape = {"vocab_size": WORDS, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2}
+    shape = {
+        "vocab_size": WORDS,
+        "hidden_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    }
     shape |= {"intermediate_size": 256, "max_position_embeddings": 80, "pad_token_id": PAD}
     if name == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        return AutoConfig.for_model(name, **shape, **ids, local_attention=8, global_attn_every_n_layers=3)
-    return AutoConfig.for_model(name, **shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        return AutoConfig.for_model(
+            name, **shape, **ids, local_attention=8, global_attn_every_n_layers=3
+        )
+    return AutoConfig.for_model(
+        name, **shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
 
 
 def build(name: str, objective: str) -> DAPForPreTraining:
     """A model whose random weights are large enough for every part to matter."""
     torch.manual_seed(0)
-    model = DAPForPreTraining(DAPConfig(encoder_config(name), objective=objective, mask_token_id=MASK))
+    model = DAPForPreTraining(
+        DAPConfig(encoder_config(name), objective=objective, mask_token_id=MASK)
+    )
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1) if parameter.dim() > 1 else parameter.data.add_(0.1)
+        torch.nn.init.normal_(parameter, std=0.1) if parameter.dim() > 1 else parameter.data.add_(
+            0.1
+        )
     return model.train()
 
 
@@ -97,7 +115,13 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
                 ours, gradients = by_path(path, copy.deepcopy(model).to(args.device), there)
                 off = 0.0 if ours is None else abs(ours / loss - 1)
                 apart = ((gradients - wanted).norm() / wanted.norm()).item()
-                line = {"encoder": name, "objective": short, "path": path, "loss": off, "gradient": apart}
+                line = {
+                    "encoder": name,
+                    "objective": short,
+                    "path": path,
+                    "loss": off,
+                    "gradient": apart,
+                }
                 found.append(line | {"fine": off <= ALLOWED[path][0] and apart <= ALLOWED[path][1]})
     return found
 
@@ -113,12 +137,21 @@ def main(argv: list[str] | None = None) -> None:
     rows, wrong = [], []
     for part in found:
         case = [part["encoder"], part["objective"], part["path"]]
-        rows.append([*case, f"{part['loss']:.1e}", f"{part['gradient']:.1e}", "ok" if part["fine"] else "OFF"])
+        rows.append(
+            [
+                *case,
+                f"{part['loss']:.1e}",
+                f"{part['gradient']:.1e}",
+                "ok" if part["fine"] else "OFF",
+            ]
+        )
         wrong += [] if part["fine"] else [" ".join(case)]
     print(text_table(["encoder", "objective", "path", "loss", "gradient", ""], rows))
     save(args, {"lines": found})
     if wrong:
-        raise ValueError(f"off from padded rows in float64: {', '.join(wrong)}; nothing measured on them counts")
+        raise ValueError(
+            f"off from padded rows in float64: {', '.join(wrong)}; nothing measured on them counts"
+        )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ def read_sentences(args: argparse.Namespace) -> list[str]:
     rng = random.Random(0)
     if args.size:
         return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(args.sentences)]
-    texts = sorted({text for rows in read_languages(args.data_dir).values() for pair in rows for text in pair})
+    texts = sorted(
+        {text for rows in read_languages(args.data_dir).values() for pair in rows for text in pair}
+    )
     return rng.sample(texts, min(args.sentences, len(texts)))
 
 
@@ -75,7 +77,11 @@ def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> di
 
 def least_cosine(a: np.ndarray, b: np.ndarray) -> float:
     """The lowest cosine of two vectors of the same sentence."""
-    return torch.cosine_similarity(*(torch.tensor(side, dtype=torch.float64) for side in (a, b))).min().item()
+    return (
+        torch.cosine_similarity(*(torch.tensor(side, dtype=torch.float64) for side in (a, b)))
+        .min()
+        .item()
+    )
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
@@ -92,8 +98,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         vectors = {name: encode() for name, encode in found.items()}
         cosines = {name: least_cosine(vectors[OURS], part) for name, part in vectors.items()}
         for name, cosine in cosines.items():
-            if name.startswith(LIBRARY) and cosine < LEAST_COSINE["bf16" if args.bf16 else "float32"]:
-                raise ValueError(f"{name} and ours give a sentence vectors of cosine {cosine:.5f}: not the same work")
+            if (
+                name.startswith(LIBRARY)
+                and cosine < LEAST_COSINE["bf16" if args.bf16 else "float32"]
+            ):
+                raise ValueError(
+                    f"{name} and ours give a sentence vectors of cosine {cosine:.5f}: not the same work"
+                )
         timed = alternate(found, args.repeats, args.device, warm_up=0)
     parts = {name: part | {"least_cosine": cosines[name]} for name, part in timed.items()}
     return {"sentences": len(sentences), "contenders": parts}
@@ -103,7 +114,8 @@ def ratios(found: dict[str, Any]) -> dict[str, float]:
     """Clock -> time of the fastest sentence-transformers over ours."""
     parts = found["contenders"]
     return {
-        clock: min(part[clock] for name, part in parts.items() if name.startswith(LIBRARY)) / parts[OURS][clock]
+        clock: min(part[clock] for name, part in parts.items() if name.startswith(LIBRARY))
+        / parts[OURS][clock]
         for clock in (WALL, CPU)
     }
 
@@ -112,7 +124,12 @@ def table(found: dict[str, Any]) -> str:
     """Medians as text."""
     count = found["sentences"]
     lines = [
-        [name, f"{count / part[WALL]:.1f}", f"{count / part[CPU]:.1f}", f"{part['least_cosine']:.6f}"]
+        [
+            name,
+            f"{count / part[WALL]:.1f}",
+            f"{count / part[CPU]:.1f}",
+            f"{part['least_cosine']:.6f}",
+        ]
         for name, part in found["contenders"].items()
     ]
     faster = ratios(found)
@@ -129,9 +146,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data_dir", nargs="+", help="parallel text with English")
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--token_budget", type=int, default=4096, help="of ours")
-    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"of {LIBRARY}")
-    parser.add_argument("--bf16", action="store_true", help="ours under autocast, theirs in bfloat16")
-    parser.add_argument("--onnx", nargs="+", default=[], help="files exported from the model, to time beside")
+    parser.add_argument(
+        "--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"of {LIBRARY}"
+    )
+    parser.add_argument(
+        "--bf16", action="store_true", help="ours under autocast, theirs in bfloat16"
+    )
+    parser.add_argument(
+        "--onnx", nargs="+", default=[], help="files exported from the model, to time beside"
+    )
     args = parser.parse_args(argv)
     if bool(args.model) != bool(args.data_dir):
         parser.error("--model and --data_dir need each other")

@@ -23,7 +23,9 @@ from experiments.cost import HEADER, cost_rows
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))
 
 
-def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+def _attention_flops(
+    query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
+) -> int:
     return sdpa_flop_count(query, key, value)
 
 
@@ -84,9 +86,14 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Objective -> forward FLOPs of a pair and medians of its step."""
     workload = Workload(args)
     losses = workload.losses()
-    counted = {name: pair_flops(loss, workload, args.tokens, args.tokens) for name, loss in losses.items()}
+    counted = {
+        name: pair_flops(loss, workload, args.tokens, args.tokens) for name, loss in losses.items()
+    }
     batch = workload.to(args.device).batch_of(*[[args.tokens] * args.batch_size] * 2)
-    steps = {name: partial(step, workload.models[name], loss, batch, args.bf16) for name, loss in losses.items()}
+    steps = {
+        name: partial(step, workload.models[name], loss, batch, args.bf16)
+        for name, loss in losses.items()
+    }
     timed = alternate(steps, args.repeats, args.device)
     return {name: {"flops": flops} | timed[name] for name, flops in counted.items()}
 

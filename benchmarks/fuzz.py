@@ -34,9 +34,48 @@ import pyarrow.parquet as pq
 from dap.errors import UserError, one_line
 from dap.text import LineAudit, find_bitext, read_tables
 
-PIECES = [b"\n", b"\r", b"\r\n", b"\t", b"\0", bytes(4), b"\xff", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b'"', b"{", b"]"]
-VALUES = [b"NaN", b"-1", b"0", b"1e999", b"1000000000", b"null", b"[]", b"[3]", b"{}", b"true", b'"x"', b'""', b"0.5"]
-PIECES += [b"<", b">", b"</tu>", b"\x1b[2J", b"NaN", b"-1", b"1e999", b"null", b"[]", b"\\ud800", b"\xed\xa0\x80"]
+PIECES = [
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"\t",
+    b"\0",
+    bytes(4),
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\xe2\x80\xa8",
+    b'"',
+    b"{",
+    b"]",
+]
+VALUES = [
+    b"NaN",
+    b"-1",
+    b"0",
+    b"1e999",
+    b"1000000000",
+    b"null",
+    b"[]",
+    b"[3]",
+    b"{}",
+    b"true",
+    b'"x"',
+    b'""',
+    b"0.5",
+]
+PIECES += [
+    b"<",
+    b">",
+    b"</tu>",
+    b"\x1b[2J",
+    b"NaN",
+    b"-1",
+    b"1e999",
+    b"null",
+    b"[]",
+    b"\\ud800",
+    b"\xed\xa0\x80",
+]
 SHORT = "--max_steps 1 --per_device_train_batch_size 4 --report_to none --save_strategy no --eval_strategy no"
 #: Command and arguments. What is named here is made by `write_inputs`, and one file of it damaged: model/ is a plain
 #: encoder, dap/ a checkpoint of ours with all that may lie beside it.
@@ -77,23 +116,42 @@ def damaged(data: bytes, others: list[bytes], draw: random.Random) -> bytes:
     if kind == 8 and values:
         start, end = draw.choice(values)
         return data[:start] + draw.choice(VALUES) + data[end:]
-    filler = {4: b"", 5: draw.randbytes(end - start), 6: draw.choice(PIECES) * draw.choice([1, 1, 50])}
+    filler = {
+        4: b"",
+        5: draw.randbytes(end - start),
+        6: draw.choice(PIECES) * draw.choice([1, 1, 50]),
+    }
     return data[:start] + filler.get(kind, data[start:end] * 3) + data[end:]
 
 
 def write_texts(folder: Path, pairs: int = 40) -> None:
     """The same pairs in every format of parallel text."""
-    rows = [(f"Satz {n} über „das“ da", f"sentence {n} on “the” there\u2028!") for n in range(pairs)]
+    rows = [
+        (f"Satz {n} über „das“ da", f"sentence {n} on “the” there\u2028!") for n in range(pairs)
+    ]
     table = "".join(f"{source}\t{target}\n" for source, target in rows).encode()
     left, right = ("".join(f"{text}\n" for text in side).encode() for side in zip(*rows))
-    files = {"de-en.tsv": table, "sw-en.tsv.gz": gzip.compress(table), "tr-en.tsv.xz": lzma.compress(table) * 2}
-    files |= {"a.fr": left, "a.en": right, "b.ru.xz": lzma.compress(left), "b.en.gz": gzip.compress(right)}
+    files = {
+        "de-en.tsv": table,
+        "sw-en.tsv.gz": gzip.compress(table),
+        "tr-en.tsv.xz": lzma.compress(table) * 2,
+    }
+    files |= {
+        "a.fr": left,
+        "a.en": right,
+        "b.ru.xz": lzma.compress(left),
+        "b.en.gz": gzip.compress(right),
+    }
     records = [{"source": source, "target": target} for source, target in rows]
-    files["el-en.jsonl"] = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    files["el-en.jsonl"] = "".join(
+        json.dumps(record, ensure_ascii=False) + "\n" for record in records
+    ).encode()
     unit = '<tu><tuv xml:lang="it"><seg>{}</seg></tuv><tuv xml:lang="en"><seg>{}</seg></tuv></tu>'
     units = "".join(unit.format(*row) for row in rows)
     files["m.tmx"] = f'<?xml version="1.0"?><tmx version="1.4"><body>{units}</body></tmx>'.encode()
-    head = 'msgid ""\nmsgstr ""\n"Language: af\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    head = (
+        'msgid ""\nmsgstr ""\n"Language: af\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    )
     files["c.po"] = (head + "".join(f'msgid "{b}"\nmsgstr "{a}"\n\n' for a, b in rows)).encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -125,8 +183,12 @@ def read_damaged(folder: Path, case: int) -> str:
             audit = LineAudit(file, 1.0)
             pairs = sum(map(len, read_tables(file, audit)))
             if file.format in ("tsv", "jsonl", "moses", "parquet"):
-                assert pairs + audit.bad == audit.lines, f"{pairs} pairs and {audit.bad} bad lines of {audit.lines}"
-                assert file.format == "parquet" or audit.lines == count_lines(Path(file.paths[0])), "lines are lost"
+                assert pairs + audit.bad == audit.lines, (
+                    f"{pairs} pairs and {audit.bad} bad lines of {audit.lines}"
+                )
+                assert file.format == "parquet" or audit.lines == count_lines(
+                    Path(file.paths[0])
+                ), "lines are lost"
     except (UserError, FileNotFoundError) as error:
         if folder.name not in str(error):
             raise AssertionError(f"names no file: {error}") from error
@@ -143,7 +205,10 @@ def count_lines(path: Path) -> int:
         with zipfile.ZipFile(path.parent) as archive:
             data = archive.read(path.name)
     else:
-        unpack = {".gz": gzip.decompress, ".xz": lambda data: lzma.decompress(data.rstrip(b"\0"))}  # padding
+        unpack = {
+            ".gz": gzip.decompress,
+            ".xz": lambda data: lzma.decompress(data.rstrip(b"\0")),
+        }  # padding
         data = unpack.get(path.suffix, bytes)(path.read_bytes())
     data = data.removeprefix(b"\xef\xbb\xbf")
     return data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
@@ -164,8 +229,15 @@ def write_inputs(folder: Path) -> None:
     from modeling_dap import DAPConfig, DAPForPreTraining
 
     write_texts(folder / "text")
-    tokenizer = word_tokenizer(["Satz", "über", "sentence", *map(str, range(40))], model_max_length=32)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    tokenizer = word_tokenizer(
+        ["Satz", "über", "sentence", *map(str, range(40))], model_max_length=32
+    )
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     torch.manual_seed(0)
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=160, **shape)
     heads = {"mask_token_id": tokenizer.mask_token_id, "rtl_layers": 1, "target_vocab_size": 9}
@@ -173,23 +245,35 @@ def write_inputs(folder: Path) -> None:
     for name, model in {"model": BertModel(config), "dap": ours}.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    write_modules(SentenceEncoder(ours.dap, tokenizer, prefix="query: ", max_seq_length=32), folder / "dap")
-    (folder / "dap" / "run.json").write_text('{"learning_rate": 0.1, "training text": {"de": "9 pairs, 0"}}')
-    (folder / "dap" / "trainer_state.json").write_text('{"global_step": 9, "log_history": [{"step": 1, "loss": 2.0}]}')
+    write_modules(
+        SentenceEncoder(ours.dap, tokenizer, prefix="query: ", max_seq_length=32), folder / "dap"
+    )
+    (folder / "dap" / "run.json").write_text(
+        '{"learning_rate": 0.1, "training text": {"de": "9 pairs, 0"}}'
+    )
+    (folder / "dap" / "trainer_state.json").write_text(
+        '{"global_step": 9, "log_history": [{"step": 1, "loss": 2.0}]}'
+    )
     (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
     (folder / "test").mkdir()
     (folder / "test" / "plain.txt").write_text("a sentence\nanother one\twith two parts\n")
-    (folder / "test" / "records.jsonl").write_text('{"premise": "one", "choices": ["two", "three"]}\n')
+    (folder / "test" / "records.jsonl").write_text(
+        '{"premise": "one", "choices": ["two", "three"]}\n'
+    )
     (folder / "xnli").mkdir()
     for split, code in (("train", "en"), ("dev", "en"), ("test", "en"), ("test", "de")):
         labels = ("entailment", "neutral", "contradiction") * 20
         lines = "".join(f"premise {n}\thypothesis {n}\t{label}\n" for n, label in enumerate(labels))
         (folder / "xnli" / f"{split}-{code}.tsv").write_text(lines)
-    recipe = "train_data: text\ndev_pairs: 2\nobjective: tr+rtl\nrtl_layers: 1\nlearning_rate: 0.001\n"
+    recipe = (
+        "train_data: text\ndev_pairs: 2\nobjective: tr+rtl\nrtl_layers: 1\nlearning_rate: 0.001\n"
+    )
     (folder / "recipe.yaml").write_text(recipe)
     numbers = {"languages": {"de": {"pairs": 3, "xx-en": 50.0, "en-xx": 25.0}}}
     for seed, name in enumerate(("run.json", "other.json")):
-        (folder / name).write_text(json.dumps(report("model", "retrieval", numbers, {}, 1.0, seed=seed)))
+        (folder / name).write_text(
+            json.dumps(report("model", "retrieval", numbers, {}, 1.0, seed=seed))
+        )
 
 
 def run_damaged(pristine: Path, folder: Path, case: int) -> tuple[str, str, str]:
@@ -204,14 +288,21 @@ def run_damaged(pristine: Path, folder: Path, case: int) -> tuple[str, str, str]
     data = path.read_bytes()
     if draw.random() < 0.05:
         path.unlink()
-        draw.choice([lambda: path.symlink_to("absent"), path.mkdir, lambda: path.symlink_to(path.name)])()
+        draw.choice(
+            [lambda: path.symlink_to("absent"), path.mkdir, lambda: path.symlink_to(path.name)]
+        )()
     else:
-        path.write_bytes(damaged(data, [file.read_bytes() for file in files if file != path] or [b""], draw))
+        path.write_bytes(
+            damaged(data, [file.read_bytes() for file in files if file != path] or [b""], draw)
+        )
     before = contents(Path())
     end, text = run_forked(command, folder)
     after = {path: data for path, data in contents(Path()).items() if path.parts[0] != "out"}
     if after != before:
-        end, text = "WRITES OUTSIDE", " ".join(sorted(map(str, dict(after.items() ^ before.items()))))
+        end, text = (
+            "WRITES OUTSIDE",
+            " ".join(sorted(map(str, dict(after.items() ^ before.items())))),
+        )
     return command.split()[0], end, f"{path}: {text}"
 
 
@@ -250,7 +341,9 @@ def prepare(commands: Sequence[str], base: Path) -> Path:
     logging.disable(logging.WARNING)
     for command in commands:
         import_module(command.split()[0])
-    if (pid := os.fork()) == 0:  # Arrow's and torch's threads would not live on in what is forked later
+    if (
+        pid := os.fork()
+    ) == 0:  # Arrow's and torch's threads would not live on in what is forked later
         write_inputs(base / "pristine")
         os._exit(0)
     os.waitpid(pid, 0)
@@ -262,7 +355,13 @@ def run_forked(command: str, folder: Path) -> tuple[str, str]:
     printed = folder / "printed"
     status = os.waitstatus_to_exitcode(os.waitpid(start(command, printed), 0)[1])
     text = printed.read_text(errors="replace").strip() if printed.exists() else ""
-    ends = {0: "done", 1: "refused", 2: "refused", 4: "MORE THAN ONE LINE", -signal.SIGALRM: "NO END"}
+    ends = {
+        0: "done",
+        1: "refused",
+        2: "refused",
+        4: "MORE THAN ONE LINE",
+        -signal.SIGALRM: "NO END",
+    }
     return ends.get(status, "TRACEBACK" if status == 3 else f"DIED {status}"), text[-2000:]
 
 
@@ -271,7 +370,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--cases", type=int, default=10**9, help="end after so many, if the time is not over before")
+    parser.add_argument(
+        "--cases", type=int, default=10**9, help="end after so many, if the time is not over before"
+    )
     args = parser.parse_args()
     counts: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory(prefix="dap-fuzz-") as name:
@@ -289,10 +390,16 @@ def main() -> None:
             shutil.rmtree(base / "case")
         if args.cases > 1:
             read_in_turn(base / "readers", args.first, counts)
-    print("".join(f"{count:>8}  {command:<20} {end}\n" for (command, end), count in sorted(counts.items())))
+    print(
+        "".join(
+            f"{count:>8}  {command:<20} {end}\n" for (command, end), count in sorted(counts.items())
+        )
+    )
 
 
-def read_in_turn(folder: Path, first: int, counts: Counter[tuple[str, str]], cases: int = 5000) -> None:
+def read_in_turn(
+    folder: Path, first: int, counts: Counter[tuple[str, str]], cases: int = 5000
+) -> None:
     """`read_damaged`, counted."""
     write_texts(folder)
     for case in range(first, first + cases):
@@ -307,7 +414,9 @@ def go_offline() -> None:
     """Starts this program anew, with one thread, without a network and with a cache of its own."""
     if "HF_HUB_OFFLINE" not in os.environ:
         settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(), "OMP_NUM_THREADS": "1"}
-        os.execve(sys.executable, sys.orig_argv, os.environ | settings | {"ACCELERATE_USE_CPU": "true"})
+        os.execve(
+            sys.executable, sys.orig_argv, os.environ | settings | {"ACCELERATE_USE_CPU": "true"}
+        )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ from dap.files import read_json
 from dap.reports import machine, text_table, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-BEGIN, LIMIT = 240, 450  # seconds after which no benchmark begins, and after which the one that runs is ended
+BEGIN, LIMIT = (
+    240,
+    450,
+)  # seconds after which no benchmark begins, and after which the one that runs is ended
 
 XLMR, TINY = "--size xlmr --bf16", "--size tiny --repeats 1"
 STEP = f"train_step {XLMR} --batch_size 1024 --mini_batch_size 1024 --optimizer"
@@ -84,7 +87,8 @@ def run_tests() -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
     command += ["-k", "cuda or pack or fused or compile or similarity"]
     command += [
-        f"tests/{name}.py" for name in ("encoding/test_encoder", "search/test_similarity", "training/test_grad_cache")
+        f"tests/{name}.py"
+        for name in ("encoding/test_encoder", "search/test_similarity", "training/test_grad_cache")
     ]
     command += map(str, REPOSITORY.glob("tests/test_*_dap.py"))
     try:
@@ -106,7 +110,9 @@ def run_stage(name: str, args: argparse.Namespace) -> tuple[str, str]:
     path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
     show(f"== {name}: python -m benchmarks.{module} {' '.join(argv)}")
     try:
-        importlib.import_module(f"benchmarks.{module}").main([*argv, "--device", args.device, "--json", str(path)])
+        importlib.import_module(f"benchmarks.{module}").main(
+            [*argv, "--device", args.device, "--json", str(path)]
+        )
         return "ok", judge(name, path)
     except ModuleNotFoundError as error:
         return f"skipped: {error.name} is not installed", ""
@@ -144,7 +150,9 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     args.folder = args.folder or Path(tempfile.mkdtemp(prefix="dap-gpu-"))
     args.folder.mkdir(parents=True, exist_ok=True)
-    print(", ".join(f"{key} {value}" for key, value in (machine() | versions()).items()), flush=True)
+    print(
+        ", ".join(f"{key} {value}" for key, value in (machine() | versions()).items()), flush=True
+    )
     rows = [["tests", "left out of a dry run" if args.tiny else run_tests(), "", ""]]
     started = time.perf_counter()
     args.deadline = started + BEGIN

@@ -22,9 +22,7 @@ from pathlib import Path
 
 from benchmarks.fuzz import go_offline, prepare, run_forked, start
 
-STEPS = (
-    "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
-)
+STEPS = "--per_device_train_batch_size 4 --max_steps 12 --save_strategy steps --save_steps 3 --report_to none --use_cpu"
 COMMANDS = (
     f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 {STEPS} --output_dir out",
     "eval_retrieval --data_dir text --model dap --embeddings_dir out/vectors --output_file out/r.json",
@@ -47,14 +45,18 @@ def written(folder: Path) -> dict[str, object]:
     """
 
     def of_every_run(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        return {key: value for key, value in pairs if not TIMES.search(key) and key != "log_history"}
+        return {
+            key: value for key, value in pairs if not TIMES.search(key) and key != "log_history"
+        }
 
     found: dict[str, object] = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
         if path.is_file() and not any(map(OF_RESUMING.search, name.parts)):
             data = path.read_bytes()
-            found[str(name)] = json.loads(data, object_pairs_hook=of_every_run) if path.suffix == ".json" else data
+            found[str(name)] = (
+                json.loads(data, object_pairs_hook=of_every_run) if path.suffix == ".json" else data
+            )
     return found
 
 
@@ -72,7 +74,11 @@ def kill_and_run_again(command: str, place: Path, after: float, expected: dict[s
         return f"{end.upper()} (killed after {after:.2f} s): {last}"
     found = written(Path("out"))
     differing = [name for name in found.keys() | expected if found.get(name) != expected.get(name)]
-    return f"DIFFERS (killed after {after:.2f} s): {' '.join(sorted(differing))}" if differing else "same"
+    return (
+        f"DIFFERS (killed after {after:.2f} s): {' '.join(sorted(differing))}"
+        if differing
+        else "same"
+    )
 
 
 @contextmanager
@@ -112,7 +118,8 @@ def main() -> None:
                 counts[end] += 1
         for end, count in sorted(counts.items()):
             print(
-                f"{count:>6}  {command.split()[0]:<16} {seconds:>5.1f} s  {len(expected):>2} files  {end}", flush=True
+                f"{count:>6}  {command.split()[0]:<16} {seconds:>5.1f} s  {len(expected):>2} files  {end}",
+                flush=True,
             )
     shutil.rmtree(base)
 

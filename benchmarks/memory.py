@@ -21,7 +21,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.timing import in_own_process, in_turn, kernel_bytes, machine_parser, peak_memory, prepare_machine, save
+from benchmarks.timing import (
+    in_own_process,
+    in_turn,
+    kernel_bytes,
+    machine_parser,
+    peak_memory,
+    prepare_machine,
+    save,
+)
 from benchmarks.workload import Workload, add_workload_arguments, backward, cached_backward
 from dap.reports import text_table
 from losses_dap import vocabulary_cross_entropy
@@ -33,7 +41,9 @@ MB = 1e6
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 
 
-def loss_memory(args: argparse.Namespace, contender: str, tokens: int, vocabulary: int) -> dict[str, int]:
+def loss_memory(
+    args: argparse.Namespace, contender: str, tokens: int, vocabulary: int
+) -> dict[str, int]:
     """Peak `bytes` of the vocabulary loss, forward and backward."""
     prepare_machine(args)
 
@@ -79,7 +89,11 @@ def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
     sizes = [("", args.mini_batch_size), (" cached", args.grad_cache)] if args.grad_cache else []
     found = [(objective + kind, (pairs,)) for objective in OBJECTIVES for kind, pairs in sizes]
     found += [(objective, (pairs,)) for pairs in args.batch_sizes for objective in OBJECTIVES]
-    free = torch.cuda.mem_get_info()[0] if args.device == "cuda" else kernel_bytes("/proc/meminfo", "MemAvailable")
+    free = (
+        torch.cuda.mem_get_info()[0]
+        if args.device == "cuda"
+        else kernel_bytes("/proc/meminfo", "MemAvailable")
+    )
     for size in product(args.tokens, args.vocabularies):
         found.append((OURS, size))
         if 3 * 4 * math.prod(size) < free / 2:
@@ -94,10 +108,15 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         os.environ |= RETURN_MEMORY  # which a process reads when it starts
     measures: dict[tuple[str, tuple[int, ...]], Callable[[], dict[str, float]]] = {}
     for contender, sizes in points(args):
-        work = partial(loss_memory if contender in (OURS, NAIVE) else step_memory, args, contender, *sizes)
+        work = partial(
+            loss_memory if contender in (OURS, NAIVE) else step_memory, args, contender, *sizes
+        )
         measures[contender, sizes] = work if same_process else partial(in_own_process, work)
     found = in_turn(measures, args.repeats)
-    return [{"contender": contender, "sizes": sizes, **part} for (contender, sizes), part in found.items()]
+    return [
+        {"contender": contender, "sizes": sizes, **part}
+        for (contender, sizes), part in found.items()
+    ]
 
 
 def tables(found: list[dict[str, Any]]) -> str:
@@ -113,7 +132,10 @@ def tables(found: list[dict[str, Any]]) -> str:
         [f"{rows} × {words}", f"{4 * rows * words / MB:.0f}", part.get(NAIVE), part[OURS]]
         for (rows, words), part in losses.items()
     ]
-    both = (["tokens × vocabulary", "logits MB", "naive MB", "ours MB"], lines), (["step", "pairs", "MB"], steps)
+    both = (
+        (["tokens × vocabulary", "logits MB", "naive MB", "ours MB"], lines),
+        (["step", "pairs", "MB"], steps),
+    )
     return "\n\n".join(text_table(header, lines) for header, lines in both if lines)
 
 
@@ -121,13 +143,28 @@ def main(argv: list[str] | None = None) -> None:
     """Prints tables; `--json` keeps everything."""
     parser = machine_parser(__doc__, repeats=1)
     add_workload_arguments(parser)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[], help="of the loss, with labels")
-    parser.add_argument("--vocabularies", type=int, nargs="*", default=[37_000, 119_547], help="of the loss")
+    parser.add_argument(
+        "--tokens", type=int, nargs="*", default=[], help="of the loss, with labels"
+    )
+    parser.add_argument(
+        "--vocabularies", type=int, nargs="*", default=[37_000, 119_547], help="of the loss"
+    )
     parser.add_argument("--hidden", type=int, default=64, help="width of the states in the loss")
-    parser.add_argument("--batch_sizes", type=int, nargs="*", default=[], help="pairs of whole steps")
-    parser.add_argument("--grad_cache", type=int, help="pairs of a step in chunks of --mini_batch_size")
-    parser.add_argument("--mini_batch_size", type=int, default=64, help="pairs of a chunk, and of the step beside it")
-    parser.add_argument("--same_process", action="store_true", help="all points in this process: less exact")
+    parser.add_argument(
+        "--batch_sizes", type=int, nargs="*", default=[], help="pairs of whole steps"
+    )
+    parser.add_argument(
+        "--grad_cache", type=int, help="pairs of a step in chunks of --mini_batch_size"
+    )
+    parser.add_argument(
+        "--mini_batch_size",
+        type=int,
+        default=64,
+        help="pairs of a chunk, and of the step beside it",
+    )
+    parser.add_argument(
+        "--same_process", action="store_true", help="all points in this process: less exact"
+    )
     args = parser.parse_args(argv)
     prepare_machine(args)
     found = compare(args)

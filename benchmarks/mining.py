@@ -25,7 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.timing import WALL, in_own_process, in_turn, machine_parser, once, peak_memory, prepare_machine, save
+from benchmarks.timing import (
+    WALL,
+    in_own_process,
+    in_turn,
+    machine_parser,
+    once,
+    peak_memory,
+    prepare_machine,
+    save,
+)
 from dap.reports import text_table
 from dap.search import mutual_neighbours
 
@@ -57,11 +66,17 @@ def semantic_search(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray,
 
     sides = torch.from_numpy(source), torch.from_numpy(target)
     hits = (semantic_search(*sides, top_k=K), semantic_search(*sides[::-1], top_k=K))
-    forward, backward = (np.array([[hit["corpus_id"] for hit in row] for row in rows]) for rows in hits)
+    forward, backward = (
+        np.array([[hit["corpus_id"] for hit in row] for row in rows]) for rows in hits
+    )
     return forward, backward
 
 
-CONTENDERS: dict[str, Search] = {"ours": ours, "faiss": faiss_flat, "sentence-transformers": semantic_search}
+CONTENDERS: dict[str, Search] = {
+    "ours": ours,
+    "faiss": faiss_flat,
+    "sentence-transformers": semantic_search,
+}
 
 
 def sgemm_rate(device: str, size: int = 4096, repeats: int = 3) -> float:
@@ -97,7 +112,11 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
         "share": 2 * len(source) * target.size / seconds / 1e9 / rate,
         "memory": 1 + peak["bytes"] / (source.nbytes + target.nbytes),
         "found": float(((forward[:, 0] == own).mean() + (backward[:, 0] == own).mean()) / 2),
-        **{name: certified[name] / certified["pairs"] for name in ("in_float32", "computed") if certified},
+        **{
+            name: certified[name] / certified["pairs"]
+            for name in ("in_float32", "computed")
+            if certified
+        },
     }
 
 
@@ -124,7 +143,9 @@ def write_vectors(args: argparse.Namespace) -> None:
     random.Random(0).shuffle(pairs)
     for side in (0, 1):
         pairs = list({pair[side]: pair for pair in pairs}.values())
-    encoder = SentenceEncoder.from_pretrained(args.model, args.pooling, device=args.device, bf16=args.bf16)
+    encoder = SentenceEncoder.from_pretrained(
+        args.model, args.pooling, device=args.device, bf16=args.bf16
+    )
     for side, path in zip(zip(*pairs[: max(args.rows)], strict=True), args.vectors, strict=True):
         np.save(path, encoder.encode(list(side), progress=True))
 
@@ -134,24 +155,43 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
     first = found.get("ours", next(iter(found.values())))["seconds"]
     lines = []
     for name, part in found.items():
-        numbers = [f"{100 * part['share']:.0f}%", f"{part['seconds'] / first:.2f}", f"{part['memory']:.2f}"]
-        certified = [f"{100 * part[key]:.2f}" if key in part else "" for key in ("in_float32", "computed")]
+        numbers = [
+            f"{100 * part['share']:.0f}%",
+            f"{part['seconds'] / first:.2f}",
+            f"{part['memory']:.2f}",
+        ]
+        certified = [
+            f"{100 * part[key]:.2f}" if key in part else "" for key in ("in_float32", "computed")
+        ]
         lines.append([name, part["seconds"], *numbers, f"{100 * part['found']:.1f}", *certified])
     header = ["both directions", "seconds", "of sgemm", "time / ours", "memory / matrices"]
-    return f"{rows} × {rows}\n" + text_table([*header, "found %", "float32 %", "one by one %"], lines)
+    return f"{rows} × {rows}\n" + text_table(
+        [*header, "found %", "float32 %", "one by one %"], lines
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a table a size; `--json` keeps everything."""
     parser = machine_parser(__doc__, repeats=3)
-    parser.add_argument("--rows", type=int, nargs="+", default=[20_000, 50_000], help="rows of each side")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[20_000, 50_000], help="rows of each side"
+    )
     parser.add_argument("--dimensions", type=int, default=768)
-    parser.add_argument("--vectors", nargs=2, default=[], help="two .npy files, row i of each is a pair; else random")
+    parser.add_argument(
+        "--vectors",
+        nargs=2,
+        default=[],
+        help="two .npy files, row i of each is a pair; else random",
+    )
     parser.add_argument("--model", help="encoder that makes the --vectors first, out of --data_dir")
-    parser.add_argument("--pooling", choices=("cls", "mean"), help="of the model (default: its own)")
+    parser.add_argument(
+        "--pooling", choices=("cls", "mean"), help="of the model (default: its own)"
+    )
     parser.add_argument("--bf16", action="store_true", help="it encodes in bfloat16")
     parser.add_argument("--data_dir", nargs="+", help="parallel text: files or folders")
-    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument(
+        "--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS)
+    )
     args = parser.parse_args(argv)
     if args.model and not (args.data_dir and args.vectors):
         parser.error("--model needs --data_dir, and two --vectors to write")
@@ -159,10 +199,14 @@ def main(argv: list[str] | None = None) -> None:
     if args.model:
         write_vectors(args)
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
-        os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")  # for faiss, in the processes that are to come
+        os.environ.setdefault(
+            "OPENBLAS_CORETYPE", "SKYLAKEX"
+        )  # for faiss, in the processes that are to come
     results = {}
     for rows in args.rows:
-        steps = {name: partial(in_own_process, measure, name, rows, args) for name in args.contenders}
+        steps = {
+            name: partial(in_own_process, measure, name, rows, args) for name in args.contenders
+        }
         results[str(rows)] = in_turn(steps, args.repeats)
         print(table(rows, results[str(rows)]), flush=True)
     save(args, {"rows": results})

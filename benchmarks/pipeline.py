@@ -30,29 +30,47 @@ LANGUAGES = [f"l{number}" for number in range(36)]
 
 def random_pairs(workload: Workload, count: int) -> Dataset:
     """Tokenised pairs as `tokenize_bitext` gives them."""
-    batch, numbers = workload.batch(count), np.random.default_rng(0).integers(len(LANGUAGES), size=count)
-    columns = {"language": [LANGUAGES[number] for number in numbers], "pair_id": list(map(str, range(count)))}
+    batch, numbers = (
+        workload.batch(count),
+        np.random.default_rng(0).integers(len(LANGUAGES), size=count),
+    )
+    columns = {
+        "language": [LANGUAGES[number] for number in numbers],
+        "pair_id": list(map(str, range(count))),
+    }
     for side in ("source", "target"):
         sides = batch[f"{side}_input_ids"].int().numpy(), batch[f"{side}_attention_mask"].sum(1)
         columns[f"{side}_input_ids"] = [ids[:length] for ids, length in zip(*sides, strict=True)]
     return Dataset.from_dict(columns)
 
 
-def batches(dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int) -> Iterator[Any]:
+def batches(
+    dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int
+) -> Iterator[Any]:
     """Endless shuffled batches on the device, as the Trainer's loader makes them; pair ids are left out."""
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
     options |= {"num_workers": workers, "pin_memory": args.device == "cuda", "drop_last": True}
     generator = torch.Generator().manual_seed(0)
-    loader = DataLoader(dataset, args.batch_size, shuffle=True, collate_fn=collator, generator=generator, **options)
+    loader = DataLoader(
+        dataset, args.batch_size, shuffle=True, collate_fn=collator, generator=generator, **options
+    )
     if not len(loader):
-        raise ValueError(f"{len(dataset)} pairs make no batch of {args.batch_size}: give more --pairs")
+        raise ValueError(
+            f"{len(dataset)} pairs make no batch of {args.batch_size}: give more --pairs"
+        )
     while True:
         for batch in loader:
-            tensors = {key: value for key, value in batch.items() if torch.is_tensor(value) and key != "language_ids"}
+            tensors = {
+                key: value
+                for key, value in batch.items()
+                if torch.is_tensor(value) and key != "language_ids"
+            }
             yield {key: value.to(args.device, non_blocking=True) for key, value in tensors.items()}
 
 
-def run(source: Iterator[Batch], count: int, work: Callable[[Batch], None] | None, device: str) -> dict[str, float]:
+def run(
+    source: Iterator[Batch], count: int, work: Callable[[Batch], None] | None, device: str
+) -> dict[str, float]:
     """Seconds of `count` batches, with a step on each where there is one, and of these those spent waiting."""
     started, cpu, waiting = time.perf_counter(), time.process_time(), 0.0
     for _ in range(count):
@@ -77,7 +95,9 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         source = batches(dataset, collator, args, workers)
         run(islice(source, 2), 2, work, args.device)
         name = f"{workers} workers, step {work is not None}"
-        medians = in_turn({name: partial(run, source, args.batches, work, args.device)}, args.repeats)[name]
+        medians = in_turn(
+            {name: partial(run, source, args.batches, work, args.device)}, args.repeats
+        )[name]
         found.append({"workers": workers, "step": work is not None, **medians})
     return found
 
@@ -90,8 +110,22 @@ def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
         name, starved = "pipeline alone", None
         if part["step"]:
             name, starved = "pipeline and step", f"{100 * part['waiting'] / part[WALL]:.2f}%"
-        lines.append([name, part["workers"], f"{pairs / part[WALL]:.0f}", f"{pairs / part[CPU]:.0f}", starved])
-    header = [f"{args.batch_size} pairs a batch", "workers", "pairs / s", "pairs / CPU s here", "starved"]
+        lines.append(
+            [
+                name,
+                part["workers"],
+                f"{pairs / part[WALL]:.0f}",
+                f"{pairs / part[CPU]:.0f}",
+                starved,
+            ]
+        )
+    header = [
+        f"{args.batch_size} pairs a batch",
+        "workers",
+        "pairs / s",
+        "pairs / CPU s here",
+        "starved",
+    ]
     return text_table(header, lines)
 
 

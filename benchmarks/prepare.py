@@ -50,7 +50,9 @@ def sentences(words: pl.Series, lengths: np.ndarray, rng: np.random.Generator) -
     return pl.Series(pl.from_arrow(lists)).list.join(" ")
 
 
-def pairs(count: int, words: pl.Series, english: pl.Series, rng: np.random.Generator) -> pl.DataFrame:
+def pairs(
+    count: int, words: pl.Series, english: pl.Series, rng: np.random.Generator
+) -> pl.DataFrame:
     """13 words a side at the median, 8% repeated lines, 2% with a URL."""
     lengths = np.clip(rng.lognormal(np.log(13), 0.6, count), 1, 120).astype(np.int64)
     other = np.maximum(lengths * rng.uniform(0.8, 1.3, count), 1).astype(np.int64)
@@ -114,10 +116,14 @@ def main() -> None:
     command = [sys.executable, "prepare_data.py", "--data", str(raw), "--output_dir", str(out)]
     command += ["--num_workers", str(arguments.num_workers), *more]
     load = os.getloadavg()[0]
-    seconds, cpu, most = measure(command + (["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []))
+    seconds, cpu, most = measure(
+        command + (["--tokenizer", arguments.tokenizer] if arguments.tokenizer else [])
+    )
     report = json.loads((out / "report.json").read_text())
     shutil.rmtree(out)
-    read, train = (sum(found[name] for found in report["languages"].values()) for name in ("read", "train"))
+    read, train = (
+        sum(found[name] for found in report["languages"].values()) for name in ("read", "train")
+    )
     size = sum(path.stat().st_size for path in raw.iterdir()) / 1e6
     print(f"load before: {load:.1f}; {read:,} pairs, {size:,.0f} MB of text; {train:,} stay")
     print(f"filters count {f'tokens of {arguments.tokenizer}' if arguments.tokenizer else 'words'}")

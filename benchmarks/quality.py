@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch.utils.data import BatchSampler, SequentialSampler
@@ -35,7 +39,9 @@ LENGTH = 32  # tokens of a training sentence
 class Clock(TrainerCallback):
     """Measures an encoder every few steps; `points` are (step, CPU-seconds of training, mean accuracy)."""
 
-    def __init__(self, encoder: PreTrainedModel, args: argparse.Namespace, spent: float = 0.0) -> None:
+    def __init__(
+        self, encoder: PreTrainedModel, args: argparse.Namespace, spent: float = 0.0
+    ) -> None:
         self.encoder = SentenceEncoder(encoder, AutoTokenizer.from_pretrained(args.model), "mean")
         self.pairs = read_languages(args.data_dir, args.languages)
         self.every, self.spent, self.points = args.every, spent, []
@@ -60,17 +66,28 @@ def draw_pairs(args: argparse.Namespace) -> Dataset:
     """As many pairs as the steps take, about as many of each language, in random order."""
     rng, count = random.Random(args.seed), args.steps * args.batch_size
     languages = read_languages(args.train_data)
-    drawn = [pair for rows in languages.values() for pair in rng.sample(rows, -(-count // len(languages)))]
+    drawn = [
+        pair
+        for rows in languages.values()
+        for pair in rng.sample(rows, -(-count // len(languages)))
+    ]
     rng.shuffle(drawn)
-    return Dataset.from_list([{"source": source, "target": target} for source, target in drawn[:count]])
+    return Dataset.from_list(
+        [{"source": source, "target": target} for source, target in drawn[:count]]
+    )
 
 
-def ours(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]) -> tuple[Trainer, Clock]:
+def ours(
+    name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
+) -> tuple[Trainer, Clock]:
     """DAP or TR."""
     if name == "DAP":
         model, rates = DAPForPreTraining.from_pretrained(args.heads), {"head_learning_rate": 3e-4}
     else:
-        model, rates = DAPForPreTraining.from_encoder(args.model, objective="tr", pooling="mean"), {}
+        model, rates = (
+            DAPForPreTraining.from_encoder(args.model, objective="tr", pooling="mean"),
+            {},
+        )
     tokenizer, started = AutoTokenizer.from_pretrained(args.model), time.process_time()
     rows = tokenize_bitext({"xx": pairs}, tokenizer, LENGTH)["xx"]
     clock = Clock(model.dap.encoder, args, time.process_time() - started)
@@ -85,17 +102,25 @@ def ours(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, 
     return trainer, clock
 
 
-def theirs(name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]) -> tuple[Trainer, Clock]:
+def theirs(
+    name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
+) -> tuple[Trainer, Clock]:
     """A loss of sentence-transformers; the texts are tokenised in the steps."""
-    transformer = Transformer(args.model, max_seq_length=LENGTH, model_kwargs={"add_pooling_layer": False})
-    model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")])
+    transformer = Transformer(
+        args.model, max_seq_length=LENGTH, model_kwargs={"add_pooling_layer": False}
+    )
+    model = SentenceTransformer(
+        modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")]
+    )
     model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
     clock = Clock(model[0].auto_model, args)
     trainer = SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
             **common,
-            batch_sampler=lambda rows, batch_size, **_: BatchSampler(SequentialSampler(rows), batch_size, True),
+            batch_sampler=lambda rows, batch_size, **_: BatchSampler(
+                SequentialSampler(rows), batch_size, True
+            ),
         ),
         train_dataset=pairs,
         loss=getattr(losses, name)(model),
@@ -121,23 +146,52 @@ def main(argv: list[str] | None = None) -> None:
     prepare_machine(args)
     pairs, points = draw_pairs(args), {}
     with tempfile.TemporaryDirectory(prefix="dap-quality-") as folder:
-        common = {"output_dir": folder, "max_steps": args.steps, "per_device_train_batch_size": args.batch_size}
-        common |= {"learning_rate": 5e-5, "warmup_steps": args.steps // 10, "seed": args.seed, "bf16": args.bf16}
-        common |= {"use_cpu": args.device == "cpu", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+        common = {
+            "output_dir": folder,
+            "max_steps": args.steps,
+            "per_device_train_batch_size": args.batch_size,
+        }
+        common |= {
+            "learning_rate": 5e-5,
+            "warmup_steps": args.steps // 10,
+            "seed": args.seed,
+            "bf16": args.bf16,
+        }
+        common |= {
+            "use_cpu": args.device == "cpu",
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
         for name, prepare in {"TR": ours, "DAP": ours, MNRL: theirs, CACHED: theirs}.items():
             show(name)
             trainer, clock = prepare(name, pairs, args, common)
             trainer.train()
             points[name] = np.array(clock.points)  # (measurements, 3)
     goal = min(part[:, 2].max() for part in points.values())  # all reach it
-    seconds = {name: np.interp(goal, np.maximum.accumulate(part[:, 2]), part[:, 1]) for name, part in points.items()}
+    seconds = {
+        name: np.interp(goal, np.maximum.accumulate(part[:, 2]), part[:, 1])
+        for name, part in points.items()
+    }
     steps = [f"step {step:.0f}" for step in points["TR"][:, 0]]
     header, lines = ["", *steps, "CPU-s a step", f"until {goal:.2f}", "/ theirs"], []
     for name, part in points.items():
-        numbers = [*part[:, 2], part[-1, 1] / args.steps, seconds[name], seconds[name] / seconds[MNRL]]
+        numbers = [
+            *part[:, 2],
+            part[-1, 1] / args.steps,
+            seconds[name],
+            seconds[name] / seconds[MNRL],
+        ]
         lines.append([name, *(f"{number:.2f}" for number in numbers)])
     print(text_table(header, lines))
-    save(args, {"points": {name: part.tolist() for name, part in points.items()}, "goal": goal, "seconds": seconds})
+    save(
+        args,
+        {
+            "points": {name: part.tolist() for name, part in points.items()},
+            "goal": goal,
+            "seconds": seconds,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ WALL, CPU = "wall", "cpu"
 def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
     """The options that every benchmark has, and the first line of its description."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=repeats, help="times that each contender has its turn")
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help="times that each contender has its turn"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="file to write")
     return parser
@@ -43,7 +45,9 @@ def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
 def prepare_machine(args: argparse.Namespace) -> None:
     """Look for the GPU, and set the seed."""
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, but PyTorch sees no GPU here: leave it out, or run where there is one.")
+        raise ValueError(
+            "--device cuda, but PyTorch sees no GPU here: leave it out, or run where there is one."
+        )
     torch.manual_seed(0)
 
 
@@ -62,7 +66,9 @@ def once(step: Step, device: str) -> Numbers:
     return {WALL: time.perf_counter() - wall, CPU: time.process_time() - cpu}
 
 
-def in_turn(measures: Mapping[str, Callable[[], Numbers]], repeats: int) -> dict[str, dict[str, Any]]:
+def in_turn(
+    measures: Mapping[str, Callable[[], Numbers]], repeats: int
+) -> dict[str, dict[str, Any]]:
     """Contender -> the median of each number that it gives, and all single `runs`; they take turns."""
     runs: dict[str, list[Numbers]] = {name: [] for name in measures}
     for _, (name, measure) in product(range(repeats), measures.items()):
@@ -81,7 +87,9 @@ def alternate(
     for step in contenders.values():
         for _ in range(warm_up):
             step()
-    return in_turn({name: partial(once, step, device) for name, step in contenders.items()}, repeats)
+    return in_turn(
+        {name: partial(once, step, device) for name, step in contenders.items()}, repeats
+    )
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
@@ -117,7 +125,9 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
 
     def watch() -> None:
         while not over.wait(0.01):
-            found["bytes"] = max(found["bytes"], kernel_bytes("/proc/self/status", "RssAnon") - before)
+            found["bytes"] = max(
+                found["bytes"], kernel_bytes("/proc/self/status", "RssAnon") - before
+            )
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -143,12 +153,19 @@ class MatrixWork:
     """
 
     def __init__(
-        self, config: PreTrainedConfig, tokens: int, device: str, dtype: torch.dtype, seconds: float = 0.5
+        self,
+        config: PreTrainedConfig,
+        tokens: int,
+        device: str,
+        dtype: torch.dtype,
+        seconds: float = 0.5,
     ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         shapes = [(hidden, hidden)] * 4 + [(hidden, inner), (inner, hidden)]
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.states = {width: torch.randn(tokens, width, **options) for width in (hidden, inner)}  # (T, D), (T, I)
+        self.states = {
+            width: torch.randn(tokens, width, **options) for width in (hidden, inner)
+        }  # (T, D), (T, I)
         self.weights = [torch.randn(shape, **options) for shape in shapes]
         self.layers = 1
         self()
@@ -164,5 +181,11 @@ class MatrixWork:
 def save(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
     """Write what was measured, with the arguments, the machine and the versions, where `--json` says so."""
     if args.json:
-        arguments = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        write_json({"arguments": arguments, "machine": machine(), "versions": versions(), **found}, args.json)
+        arguments = {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(args).items()
+        }
+        write_json(
+            {"arguments": arguments, "machine": machine(), "versions": versions(), **found},
+            args.json,
+        )

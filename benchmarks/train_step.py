@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from benchmarks.flops import real_token_flops
-from benchmarks.timing import CPU, WALL, MatrixWork, alternate, machine_parser, prepare_machine, save
+from benchmarks.timing import (
+    CPU,
+    WALL,
+    MatrixWork,
+    alternate,
+    machine_parser,
+    prepare_machine,
+    save,
+)
 from benchmarks.workload import (
     Batch,
     Loss,
@@ -53,12 +61,18 @@ class LibraryLoss(nn.Module):
         with tempfile.TemporaryDirectory(prefix="dap-step-") as folder:
             workload.encoder.save_pretrained(folder)
             word_tokenizer().save_pretrained(folder)
-            transformer = Transformer(folder, model_kwargs={"add_pooling_layer": False, "attn_implementation": "sdpa"})
+            transformer = Transformer(
+                folder, model_kwargs={"add_pooling_layer": False, "attn_implementation": "sdpa"}
+            )
         pooling = Pooling(workload.config.hidden_size, pooling_mode="cls")
         self.model = SentenceTransformer(modules=[transformer, pooling], device=workload.device)
         self.follow(workload)
         cached = {"mini_batch_size": mini_batch_size} if mini_batch_size else {}
-        kind = losses.CachedMultipleNegativesRankingLoss if cached else losses.MultipleNegativesRankingLoss
+        kind = (
+            losses.CachedMultipleNegativesRankingLoss
+            if cached
+            else losses.MultipleNegativesRankingLoss
+        )
         self.loss = kind(self.model, scale=SCALE, **cached)
 
     def follow(self, workload: Workload) -> None:
@@ -69,7 +83,9 @@ class LibraryLoss(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of ours."""
         names = ("input_ids", "attention_mask")
-        features = [{name: batch[f"{side}_{name}"] for name in names} for side in ("source", "target")]
+        features = [
+            {name: batch[f"{side}_{name}"] for name in names} for side in ("source", "target")
+        ]
         return self.loss(features, None)
 
 
@@ -78,9 +94,14 @@ def contenders(
 ) -> dict[str, Callable[[], object]]:
     """Contender -> what adds a batch's gradients; those of GradCache too where the batch is above a chunk."""
     size = args.mini_batch_size
-    found: dict[str, Callable[..., object]] = {name: partial(backward, loss) for name, loss in losses.items()}
+    found: dict[str, Callable[..., object]] = {
+        name: partial(backward, loss) for name, loss in losses.items()
+    }
     if args.batch_size > size:
-        found |= {name + CACHED: partial(cached_backward, model, size) for name, model in workload.models.items()}
+        found |= {
+            name + CACHED: partial(cached_backward, model, size)
+            for name, model in workload.models.items()
+        }
         if args.library:
             losses = losses | {CACHED: LibraryLoss(workload, size)}
             found[LIBRARY + CACHED] = partial(backward, losses[CACHED])
@@ -91,7 +112,9 @@ def contenders(
         for loss in losses.values():
             if isinstance(loss, LibraryLoss):
                 loss.model[0].auto_model.compile(dynamic=True)
-    return {name: partial(gradients, batch=batch, bf16=args.bf16) for name, gradients in found.items()}
+    return {
+        name: partial(gradients, batch=batch, bf16=args.bf16) for name, gradients in found.items()
+    }
 
 
 def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> dict[str, float]:
@@ -101,12 +124,19 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
         ValueError: sentence-transformers' are not equal: the contenders would not do the same work.
     """
     found = []
-    modules = [*workload.models.values(), *(loss for loss in losses.values() if isinstance(loss, nn.Module))]
+    modules = [
+        *workload.models.values(),
+        *(loss for loss in losses.values() if isinstance(loss, nn.Module)),
+    ]
     for module in modules:
         module.eval()
     for name in ("TR", LIBRARY):
         loss = backward(losses[name], batch).item()
-        parts = [parameter.grad.flatten() for parameter in workload.encoder.parameters() if parameter.grad is not None]
+        parts = [
+            parameter.grad.flatten()
+            for parameter in workload.encoder.parameters()
+            if parameter.grad is not None
+        ]
         found.append((loss, torch.cat(parts)))
         workload.encoder.zero_grad(set_to_none=True)
     for module in modules:
@@ -114,7 +144,9 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
     (ours, gradient), (theirs, wanted) = found
     error = ((gradient - wanted).norm() / wanted.norm()).item()
     if abs(ours / theirs - 1) > 1e-4 or error > 1e-2:
-        raise ValueError(f"our TR gives {ours:.6f} and {LIBRARY} {theirs:.6f}, gradients {error:.1e} off")
+        raise ValueError(
+            f"our TR gives {ours:.6f} and {LIBRARY} {theirs:.6f}, gradients {error:.1e} off"
+        )
     return {"loss": ours, "gradient": gradient.norm().item(), "gradient_error": error}
 
 
@@ -130,7 +162,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         losses[LIBRARY].follow(workload)
         check = check_equal(losses, workload, batch)
     parameters = {id(p): p for model in workload.models.values() for p in model.parameters()}
-    optimizer = AdamW(parameters.values(), lr=1e-12, fused=True)  # one for all: what has no gradient is left alone
+    optimizer = AdamW(
+        parameters.values(), lr=1e-12, fused=True
+    )  # one for all: what has no gradient is left alone
 
     def step(gradients: Callable[[], object]) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -139,7 +173,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             optimizer.step()
 
     steps: dict[str, Callable[[], None]] = {
-        name: partial(step, gradients) for name, gradients in contenders(workload, losses, batch, args).items()
+        name: partial(step, gradients)
+        for name, gradients in contenders(workload, losses, batch, args).items()
     }
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     steps[MATRIX] = matrix = MatrixWork(
@@ -147,7 +182,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     )
     timed = alternate(steps, args.repeats, args.device, args.warm_up)
     useful[MATRIX] = matrix.flops
-    parts = {name: part | {"flops": useful[name.removesuffix(CACHED)]} for name, part in timed.items()}
+    parts = {
+        name: part | {"flops": useful[name.removesuffix(CACHED)]} for name, part in timed.items()
+    }
     return {"check": check, "contenders": parts}
 
 
@@ -155,7 +192,11 @@ def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
     """The goals' ratios by one clock, as far as their contenders ran."""
     wanted = [("DAP", LIBRARY), ("DAP", "TR"), ("TLM", "TR"), ("TR", LIBRARY)]
     wanted += [(a + CACHED, b + CACHED) for a, b in wanted] + [("DAP" + CACHED, "DAP")]
-    return {f"{a} / {b}": found[a][clock] / found[b][clock] for a, b in wanted if a in found and b in found}
+    return {
+        f"{a} / {b}": found[a][clock] / found[b][clock]
+        for a, b in wanted
+        if a in found and b in found
+    }
 
 
 def shares(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
@@ -178,11 +219,21 @@ def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
         if name != MATRIX
     ]
     first = LIBRARY if LIBRARY in found else "TR"
-    header = [f"step of {pairs} pairs", "wall ms / pair", "CPU ms / pair", f"/ {first}", "by CPU", "of matrix rate"]
+    header = [
+        f"step of {pairs} pairs",
+        "wall ms / pair",
+        "CPU ms / pair",
+        f"/ {first}",
+        "by CPU",
+        "of matrix rate",
+    ]
     rate = found[MATRIX]["flops"] / found[MATRIX][WALL] / 1e9
     notes = [f"matrix rate {rate:.0f} GFLOP/s"]
     for clock in (WALL, CPU):
-        notes.append(f"{clock}: " + ", ".join(f"{name} {value:.2f}" for name, value in ratios(found, clock).items()))
+        notes.append(
+            f"{clock}: "
+            + ", ".join(f"{name} {value:.2f}" for name, value in ratios(found, clock).items())
+        )
     return "\n".join([text_table([*header, "by CPU", "GFLOPs / pair"], lines), *notes])
 
 
@@ -190,12 +241,23 @@ def main(argv: list[str] | None = None) -> None:
     """Prints a table; `--json` keeps everything."""
     parser = machine_parser(__doc__, repeats=7)
     add_workload_arguments(parser)
-    parser.add_argument("--mini_batch_size", type=int, default=32, help="of the cached losses, if the batch is larger")
+    parser.add_argument(
+        "--mini_batch_size",
+        type=int,
+        default=32,
+        help="of the cached losses, if the batch is larger",
+    )
     parser.add_argument("--optimizer", action="store_true", help="also a fused AdamW step")
     parser.add_argument("--compile", action="store_true", help="torch.compile for every contender")
-    parser.add_argument("--warm_up", type=int, default=1, help="steps of each contender before the first round")
-    parser.add_argument("--matrix_seconds", type=float, default=0.5, help="of a measurement of the matrix rate")
-    parser.add_argument("--no_library", dest="library", action="store_false", help=f"without {LIBRARY}")
+    parser.add_argument(
+        "--warm_up", type=int, default=1, help="steps of each contender before the first round"
+    )
+    parser.add_argument(
+        "--matrix_seconds", type=float, default=0.5, help="of a measurement of the matrix rate"
+    )
+    parser.add_argument(
+        "--no_library", dest="library", action="store_false", help=f"without {LIBRARY}"
+    )
     args = parser.parse_args(argv)
     prepare_machine(args)
     found = compare(args)

@@ -36,20 +36,37 @@ XLMR_IDS = {CLS: 0, PAD: 1, SEP: 2, MASK: 250_001}
 
 def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32) -> None:
     """Which model and which pairs."""
-    parser.add_argument("--size", choices=list(SIZES), default="base", help="encoder with random weights")
+    parser.add_argument(
+        "--size", choices=list(SIZES), default="base", help="encoder with random weights"
+    )
     parser.add_argument("--batch_size", type=int, default=batch_size, help="pairs")
-    parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, help="shortest and longest sentence, tokens")
-    parser.add_argument("--target_vocabulary", type=int, default=37_000, help="token ids that RTL predicts")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs=2,
+        default=LENGTHS,
+        help="shortest and longest sentence, tokens",
+    )
+    parser.add_argument(
+        "--target_vocabulary", type=int, default=37_000, help="token ids that RTL predicts"
+    )
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
 
 
 def encoder_config(size: str) -> tuple[PreTrainedConfig, dict[str, int]]:
     """XLM-R base, or a BERT with multilingual BERT's special tokens; and these."""
     layers, hidden, words = SIZES[size]
-    shape = {"vocab_size": words, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
+    shape = {
+        "vocab_size": words,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+    }
     shape |= {"num_attention_heads": max(2, hidden // 64)}
     if size == "xlmr":
-        return XLMRobertaConfig(**shape, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5), XLMR_IDS
+        return XLMRobertaConfig(
+            **shape, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5
+        ), XLMR_IDS
     return BertConfig(**shape), BERT_IDS
 
 
@@ -63,18 +80,26 @@ class Workload:
         objectives: keys of `OBJECTIVES`.
     """
 
-    def __init__(self, args: argparse.Namespace, objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
+    def __init__(
+        self, args: argparse.Namespace, objectives: Sequence[str] = tuple(OBJECTIVES)
+    ) -> None:
         self.lengths, self.device = args.lengths, "cpu"
         self.config, self.special = encoder_config(args.size)
         first = DAPForPreTraining(DAPConfig(self.config, objective="tr"))
         self.encoder = first.dap.encoder
-        spread = torch.linspace(max(BERT_IDS.values()) + 1, self.config.vocab_size - 2, args.target_vocabulary - 1)
-        self.target_ids = sorted({*spread.long().tolist(), self.special[SEP]})  # as RTL predicts the separator, too
+        spread = torch.linspace(
+            max(BERT_IDS.values()) + 1, self.config.vocab_size - 2, args.target_vocabulary - 1
+        )
+        self.target_ids = sorted(
+            {*spread.long().tolist(), self.special[SEP]}
+        )  # as RTL predicts the separator, too
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
 
     def _model(self, objective: str) -> DAPForPreTraining:
         rtl = {"target_vocab_size": len(self.target_ids)} if objective == "tr+rtl" else {}
-        config = DAPConfig(self.config, objective=objective, mask_token_id=self.special[MASK], **rtl)
+        config = DAPConfig(
+            self.config, objective=objective, mask_token_id=self.special[MASK], **rtl
+        )
         model = DAPForPreTraining(config).train()
         if rtl:
             model.set_target_vocabulary(self.target_ids)
@@ -91,7 +116,10 @@ class Workload:
 
     def losses(self) -> dict[str, Loss]:
         """Objective -> the loss of a batch."""
-        return {name: (lambda batch, model=model: model(**batch).loss) for name, model in self.models.items()}
+        return {
+            name: (lambda batch, model=model: model(**batch).loss)
+            for name, model in self.models.items()
+        }
 
     def batch(self, pairs: int, seed: int = 0) -> Batch:
         """B pairs of random lengths and ids."""
@@ -100,7 +128,9 @@ class Workload:
         lengths = torch.randint(low, high + 1, (2, pairs), generator=generator).tolist()
         return self.batch_of(*lengths, generator=generator)
 
-    def batch_of(self, source: list[int], target: list[int], generator: torch.Generator | None = None) -> Batch:
+    def batch_of(
+        self, source: list[int], target: list[int], generator: torch.Generator | None = None
+    ) -> Batch:
         """Pairs with these numbers of tokens: CLS, random ids, SEP, then padding up to the longest of each side."""
         allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
         batch = {}
@@ -110,7 +140,9 @@ class Workload:
             mask = (columns < ends).long()  # (B, S)
             ids = allowed[torch.randint(len(allowed), mask.shape, generator=generator)]
             ids[:, 0] = self.special[CLS]
-            ids = ids.masked_fill(columns == ends - 1, self.special[SEP]).masked_fill(mask == 0, self.special[PAD])
+            ids = ids.masked_fill(columns == ends - 1, self.special[SEP]).masked_fill(
+                mask == 0, self.special[PAD]
+            )
             batch |= {f"{side}_input_ids": ids, f"{side}_attention_mask": mask}
         return {key: value.to(self.device) for key, value in batch.items()}
 
@@ -154,6 +186,8 @@ def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTo
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
-    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
     names = {f"{word[1:-1].lower()}_token": word for word in special}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names, **options)

@@ -35,7 +35,9 @@ def place(address: str, name: str = "") -> str:
     if not rest:
         return address
     if rest.startswith("/"):
-        raise UserError(f"{name} {address}: name a host or a bucket behind {protocol}://, or give a path without it")
+        raise UserError(
+            f"{name} {address}: name a host or a bucket behind {protocol}://, or give a path without it"
+        )
     with _refusals(f"{name} {address}", "cannot be reached"):
         fsspec.get_filesystem_class(protocol)
     return str(CACHE / protocol / os.path.normpath(f"/{rest}").lstrip("/"))
@@ -65,7 +67,9 @@ def fetch(address: str, name: str = "") -> str:
             _SAME[path] = _state(path)
     for path in sorted(copy.rglob("[!.]*")):
         if path.is_file() and path not in copies:
-            raise UserError(f"{name} {address} has no {path.relative_to(copy)}, but its copy has: remove {path}")
+            raise UserError(
+                f"{name} {address} has no {path.relative_to(copy)}, but its copy has: remove {path}"
+            )
     return str(copy)
 
 
@@ -106,9 +110,15 @@ def send(path: str | Path, name: str = "") -> str | None:
     """
     path = Path(path).absolute()
     if address := _address(path):
-        with _refusals(f"{name} {address}", "cannot be written", f"; {path} has it, and the same command sends it"):
+        with _refusals(
+            f"{name} {address}",
+            "cannot be written",
+            f"; {path} has it, and the same command sends it",
+        ):
             system, root = fsspec.core.url_to_fs(address)
-            files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+            files = [
+                file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()
+            ]
             for file in sorted(files, key=os.path.getmtime):  # what marks the end comes last
                 if _SAME.get(file) != _state(file):
                     system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
@@ -135,4 +145,6 @@ def _refusals(what: str, why: str, remedy: str = "") -> Iterator[None]:
     except DiskFullError:
         raise
     except Exception as error:  # each file system has its own
-        raise UserError(f"{what.strip()} {why} ({type(error).__name__}: {one_line(error)}){remedy}") from error
+        raise UserError(
+            f"{what.strip()} {why} ({type(error).__name__}: {one_line(error)}){remedy}"
+        ) from error

@@ -36,9 +36,15 @@ def require_least(args: Any, **least: float) -> None:
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows an argument once, with `_`, and its default where there is one and the text does not name it."""
 
-    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], *others: Any) -> None:
+    def add_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], *others: Any
+    ) -> None:
         """The first line: what has to be given, of which the list below says more."""
-        super().add_usage(usage, [action for action in actions if action.required or action.dest == "help"], *others)
+        super().add_usage(
+            usage,
+            [action for action in actions if action.required or action.dest == "help"],
+            *others,
+        )
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         says_nothing = action.default is None or action.default is False or action.default == []
@@ -48,7 +54,9 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         action = copy.copy(action)
-        action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        action.option_strings = [
+            name for name in action.option_strings if "-" not in name.lstrip("-")
+        ]
         return super()._format_action_invocation(action)
 
 
@@ -62,15 +70,21 @@ class ArgumentParser(HfArgumentParser):
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
         types = [types] if isinstance(types, type) else list(types)
-        classes = {base for each in types for base in each.__mro__ if base.__name__ != "TrainingArguments"}
+        classes = {
+            base for each in types for base in each.__mro__ if base.__name__ != "TrainingArguments"
+        }
         own = {name for each in classes for name in inspect.get_annotations(each)} | {"output_dir"}
         self.inherited = {field.name for each in types for field in dataclasses.fields(each)} - own
         self.others: Any = None  # their group
         super().__init__(types, formatter_class=_Help, **options)
 
-    def _parse_dataclass_field(self, parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
+    def _parse_dataclass_field(
+        self, parser: argparse.ArgumentParser, field: dataclasses.Field
+    ) -> None:
         if field.name in self.inherited:
-            self.others = parser = self.others or self.add_argument_group("arguments of Transformers' Trainer")
+            self.others = parser = self.others or self.add_argument_group(
+                "arguments of Transformers' Trainer"
+            )
         super()._parse_dataclass_field(parser, field)
 
     def parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
@@ -80,13 +94,26 @@ class ArgumentParser(HfArgumentParser):
             shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
             for text in value if isinstance(value, list) else [value]:
                 if text == "" and name not in MAY_BE_EMPTY and value != self.get_default(name):
-                    raise UserError(f"{shown} is empty: give a value (is a variable unset?), or leave it out")
-                if isinstance(text, int) and abs(text) >= 2**63 or isinstance(text, float) and not math.isfinite(text):
-                    raise UserError(f"--{name} {text}: give a finite number, or an integer below 2**63")
+                    raise UserError(
+                        f"{shown} is empty: give a value (is a variable unset?), or leave it out"
+                    )
+                if (
+                    isinstance(text, int)
+                    and abs(text) >= 2**63
+                    or isinstance(text, float)
+                    and not math.isfinite(text)
+                ):
+                    raise UserError(
+                        f"--{name} {text}: give a finite number, or an integer below 2**63"
+                    )
                 require_utf8(text)
             if value and name in READ + WRITTEN:
                 local = fetch if name in READ else place
-                paths = [local(text, shown) for text in value] if isinstance(value, list) else local(value, shown)
+                paths = (
+                    [local(text, shown) for text in value]
+                    if isinstance(value, list)
+                    else local(value, shown)
+                )
                 setattr(found, name, paths)
         return found, rest
 

@@ -30,13 +30,17 @@ class ClusterArguments:
         None, "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' for one of this "
         "machine's cores."
     )  # fmt: skip
-    ray_actors: int | None = arg(None, "Encoders on the cluster. Default: one a GPU, without GPUs as many as fit.")
+    ray_actors: int | None = arg(
+        None, "Encoders on the cluster. Default: one a GPU, without GPUs as many as fit."
+    )
     ray_cpus_per_actor: int = arg(1, "CPU cores and threads of an encoder.")
 
     def __post_init__(self) -> None:
         require_least(self, ray_actors=1, ray_cpus_per_actor=1)
         if self.ray is None and self.ray_actors:
-            raise UserError(f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave it out")
+            raise UserError(
+                f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave it out"
+            )
         if self.ray and (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise UserError(
                 f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, or leave --ray out"
@@ -57,7 +61,9 @@ class ClusterArguments:
         try:
             import ray
         except ImportError as error:
-            raise UserError("--ray needs Ray: pip install --constraint constraints.txt '.[ray]'") from error
+            raise UserError(
+                "--ray needs Ray: pip install --constraint constraints.txt '.[ray]'"
+            ) from error
         is_first = not ray.is_initialized()
         try:
             if is_first:
@@ -84,14 +90,22 @@ def _join(address: str, threads: int) -> None:
     workers = {"env_vars": limits, "worker_process_setup_hook": start}
     host, _, port = address.rpartition(":")
     try:
-        if port.isdigit() and "/" not in host:  # where nothing answers, Ray goes on trying for many minutes
+        if (
+            port.isdigit() and "/" not in host
+        ):  # where nothing answers, Ray goes on trying for many minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
     except ValueError as error:
-        raise UserError(f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local") from error
+        raise UserError(
+            f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local"
+        ) from error
     except (OSError, RuntimeError) as error:
         odd = [each for each in (error, error.__cause__) if "Version mismatch" in str(each)]
-        reason = f"{one_line(odd[0])}; give all nodes and this process the same" if odd else one_line(error)
+        reason = (
+            f"{one_line(odd[0])}; give all nodes and this process the same"
+            if odd
+            else one_line(error)
+        )
         raise UserError(f"--ray {address}: {reason}") from error
 
 
@@ -122,7 +136,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
 
 
-def each_on_cluster(function: Callable[..., Any], calls: Mapping[str, tuple]) -> Iterator[tuple[str, Any]]:
+def each_on_cluster(
+    function: Callable[..., Any], calls: Mapping[str, tuple]
+) -> Iterator[tuple[str, Any]]:
     """Calls a function as tasks of the connected cluster, which begin again where a worker or a node is lost.
 
     Args:
@@ -137,7 +153,14 @@ def each_on_cluster(function: Callable[..., Any], calls: Mapping[str, tuple]) ->
     jobs = {task.remote(*call).future(): name for name, call in calls.items()}
     for job in as_completed(jobs):
         error, name = job.exception(), jobs[job]
-        if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
-            yield name, UserError(f"{name}: its worker was lost {RETRIES + 1} times, perhaps for want of memory")
+        if isinstance(error, ray.exceptions.RayError) and not isinstance(
+            error, ray.exceptions.RayTaskError
+        ):
+            yield (
+                name,
+                UserError(
+                    f"{name}: its worker was lost {RETRIES + 1} times, perhaps for want of memory"
+                ),
+            )
         else:
             yield name, job.result()

@@ -72,7 +72,11 @@ def _require_all_launched() -> None:
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("=", "\0").split("\0")
     flags = ("--num_processes", "--num-processes")
     asked = next((number for flag, number in pairwise(words) if flag in flags), "1")
-    if asked != "1" and "WORLD_SIZE" not in os.environ and any("accelerate" in word for word in words[:3]):
+    if (
+        asked != "1"
+        and "WORLD_SIZE" not in os.environ
+        and any("accelerate" in word for word in words[:3])
+    ):
         raise UserError(
             f"accelerate launch --num_processes {asked} has started one process alone, as it does on CPUs: leave "
             "--cpu out, give --multi_gpu, and put ACCELERATE_USE_CPU=true before the command"
@@ -129,7 +133,9 @@ def guarded(
                 print(f"sent to {address}")
 
 
-def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None) -> None:
+def check_outputs(
+    files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None
+) -> None:
     """Finds out before the work what would spoil its end; makes the folders of the files.
 
     Args:
@@ -143,17 +149,24 @@ def check_outputs(files: Mapping[str, Place], inputs: Iterable[Place] = (), mode
     for name, path in files.items():
         place = Path(path).resolve()
         if model is not None and _is_of_model(place, Path(model).resolve()):
-            raise UserError(f"{name} {path} would overwrite a file of the model {model}: give another file")
+            raise UserError(
+                f"{name} {path} would overwrite a file of the model {model}: give another file"
+            )
         _keep_out(name, path, inputs)
         if place in taken:
             raise UserError(f"{name} {path} would overwrite {taken[place]}: give another file")
         if place.exists() and not place.is_file():
-            raise UserError(f"{name} {path} is {'a folder' if place.is_dir() else 'a device'}: give the file to write")
+            raise UserError(
+                f"{name} {path} is {'a folder' if place.is_dir() else 'a device'}: give the file to write"
+            )
         taken[place] = f"{name} {path}"
     for name, path in files.items():
         with _writing(name, path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            name_of_parts = {"prefix": f".{Path(path).name}.", "suffix": ".tmp"}  # as long as that of `whole_file`
+            name_of_parts = {
+                "prefix": f".{Path(path).name}.",
+                "suffix": ".tmp",
+            }  # as long as that of `whole_file`
             tempfile.NamedTemporaryFile(dir=Path(path).parent, **name_of_parts).close()
 
 
@@ -176,7 +189,11 @@ def _is_of_model(path: Path, model: Path) -> bool:
     """Whether a path is one of `MODEL_FILES` in a model's folder, which of an .onnx file is the one above `onnx/`."""
     beside = model.parent.parent if model.parent.name == "onnx" else model.parent
     folder = beside if model.is_file() else model
-    return folder.is_dir() and path.is_relative_to(folder) and any(fnmatch(path.name, each) for each in MODEL_FILES)
+    return (
+        folder.is_dir()
+        and path.is_relative_to(folder)
+        and any(fnmatch(path.name, each) for each in MODEL_FILES)
+    )
 
 
 @contextmanager
@@ -184,7 +201,9 @@ def _writing(name: str, path: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{name} {path} cannot be written: {error.strerror or one_line(error)}") from error
+        raise UserError(
+            f"{name} {path} cannot be written: {error.strerror or one_line(error)}"
+        ) from error
 
 
 @contextmanager
@@ -235,15 +254,23 @@ def _lock(handle: int, name: str) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         run = f"another run{_holder(handle)}"
-        raise ClaimedError(f"{name}: {run} is at work on it: wait for its end, or give another one") from None
+        raise ClaimedError(
+            f"{name}: {run} is at work on it: wait for its end, or give another one"
+        ) from None
     except OSError as error:  # some network file systems know no locks
-        logger.warning("%s cannot be kept from other runs (%s): start none beside this one", name, error.strerror)
+        logger.warning(
+            "%s cannot be kept from other runs (%s): start none beside this one",
+            name,
+            error.strerror,
+        )
 
 
 def _holder(handle: int) -> str:
     """Which process has the lock, as far as Linux tells: " (process 4711)"."""
     with suppress(OSError):
-        for lock in Path("/proc/locks").read_text().splitlines():  # 1: FLOCK ADVISORY WRITE 4711 08:01:inode 0 EOF
+        for lock in (
+            Path("/proc/locks").read_text().splitlines()
+        ):  # 1: FLOCK ADVISORY WRITE 4711 08:01:inode 0 EOF
             words = lock.split()
             if words[1] == "FLOCK" and words[5].endswith(f":{os.fstat(handle).st_ino}"):
                 return f" (process {words[4]})"
@@ -259,7 +286,9 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _say_interrupted(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Ctrl-C in one line, where Python would print a traceback; the status is then 130, as shells say."""
     if issubclass(kind, KeyboardInterrupt):
         _end_bars()

@@ -24,7 +24,9 @@ def one_line(error: object) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in line
+    )
 
 
 def joined(failed: Sequence[Exception]) -> Exception:
@@ -39,7 +41,9 @@ def require_utf8(path: object) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{os.fsencode(str(path))!r}: a file name that is no UTF-8; rename it") from None
+        raise UserError(
+            f"{os.fsencode(str(path))!r}: a file name that is no UTF-8; rename it"
+        ) from None
 
 
 @contextmanager
@@ -74,4 +78,6 @@ def loading(part: str, name: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"the {part} of {name} cannot be loaded ({reason}): mend it, or give another") from error
+        raise UserError(
+            f"the {part} of {name} cannot be loaded ({reason}): mend it, or give another"
+        ) from error

@@ -53,7 +53,9 @@ def read_object(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file; raises as `read_json`, and `UserError` for a list or a single value."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}')
+        raise UserError(
+            f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}'
+        )
     return content
 
 
@@ -65,7 +67,9 @@ def write_json(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 @contextmanager
-def whole_file(path: str | Path, needed: int | None = None, remedy: str = KEPT) -> Iterator[BinaryIO]:
+def whole_file(
+    path: str | Path, needed: int | None = None, remedy: str = KEPT
+) -> Iterator[BinaryIO]:
     """A file to write, which takes its name when the block ends without an error: nobody ever sees half of it.
 
     Until then it lies beside that name as `.NAME.….tmp`, and a kill leaves it there. The folder is made.
@@ -78,7 +82,9 @@ def whole_file(path: str | Path, needed: int | None = None, remedy: str = KEPT) 
     with disk_full(path, needed, remedy):
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            with temporary.open("xb") as file:  # readable for whom the umask says, other than by `mkstemp`
+            with temporary.open(
+                "xb"
+            ) as file:  # readable for whom the umask says, other than by `mkstemp`
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -104,11 +110,15 @@ def disk_full(path: Path, needed: int | None = None, remedy: str = KEPT) -> Iter
             raise
         amount = "" if needed is None else f"{needed:,} bytes to write, "
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
-        raise DiskFullError(f"{path}: the disk is full ({amount}{free:,} free); {remedy}") from error
+        raise DiskFullError(
+            f"{path}: the disk is full ({amount}{free:,} free); {remedy}"
+        ) from error
 
 
 def _is_full(error: BaseException | None) -> bool:
     if error is None:
         return False
-    says = getattr(error, "errno", None) in FULL or any(words in str(error) for words in FULL_IN_WORDS)
+    says = getattr(error, "errno", None) in FULL or any(
+        words in str(error) for words in FULL_IN_WORDS
+    )
     return says or _is_full(error.__cause__ or error.__context__)

@@ -47,11 +47,44 @@ _LANGUAGES: dict[str, tuple[str, str]] = {
 #: The 36 languages of XTREME's Tatoeba benchmark (the paper's section 4.3 and appendix).
 TATOEBA_36: tuple[str, ...] = tuple(_LANGUAGES)
 #: The languages that have the full 1,000 sentence pairs.
-TATOEBA_28: tuple[str, ...] = tuple(c for c in TATOEBA_36 if c not in {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"})
+TATOEBA_28: tuple[str, ...] = tuple(
+    c for c in TATOEBA_36 if c not in {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
+)
 #: The languages of XNLI but English; the appendix's rows reproduce the paper's 14-language averages with them.
-TATOEBA_14: tuple[str, ...] = ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+TATOEBA_14: tuple[str, ...] = (
+    "ar",
+    "bg",
+    "de",
+    "el",
+    "es",
+    "fr",
+    "hi",
+    "ru",
+    "sw",
+    "th",
+    "tr",
+    "ur",
+    "vi",
+    "zh",
+)
 #: The languages of XNLI, in the order of the paper's table.
-XNLI_LANGUAGES = ("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur")
+XNLI_LANGUAGES = (
+    "en",
+    "fr",
+    "es",
+    "de",
+    "el",
+    "bg",
+    "ru",
+    "tr",
+    "ar",
+    "vi",
+    "th",
+    "zh",
+    "hi",
+    "sw",
+    "ur",
+)
 
 #: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names; English, the pivot, is included.
 ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGUAGES.items()}
@@ -73,7 +106,9 @@ _OTHER_CODES = {
     "arb": "ar", "ekk": "et", "fas": "fa", "per": "fa", "fil": "tl", "iw": "he", "in": "id",
     "jw": "jv", "swa": "sw", "zho": "zh", "chi": "zh", "ger": "de", "fre": "fr", "baq": "eu",
 }  # fmt: skip
-_TO_ISO1 = {iso3: code for code, iso3 in ISO3.items()} | _OTHER_CODES | {code: code for code in ISO3}
+_TO_ISO1 = (
+    {iso3: code for code, iso3 in ISO3.items()} | _OTHER_CODES | {code: code for code in ISO3}
+)
 
 
 def to_iso1(code: str) -> str:
@@ -88,7 +123,9 @@ def to_iso1(code: str) -> str:
     base = base_language(code)
     if base not in NAMES:
         known = " ".join(TATOEBA_36)
-        raise UserError(f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)")
+        raise UserError(
+            f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)"
+        )
     return base
 
 
@@ -112,7 +149,9 @@ def is_letter(character: str) -> bool:
     """
     if character.isalnum():
         return True
-    kind = unicodedata.combining(character)  # 10 to 36: points of Hebrew, Arabic and Syriac; from 200 on: accents
+    kind = unicodedata.combining(
+        character
+    )  # 10 to 36: points of Hebrew, Arabic and Syriac; from 200 on: accents
     return unicodedata.category(character) in ("Mc", "Mn") and (kind < 10 or 36 < kind < 200)
 
 

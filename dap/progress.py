@@ -15,7 +15,11 @@ FORMAT = "{l_bar}{bar}| {n:.0f} of {total:.0f} planned seconds [{elapsed}<{remai
 
 def bar_of(progress: Progress, **options: Any) -> Any:
     """A step's bar, to be entered and updated; options are `tqdm`'s."""
-    return progress(**options) if callable(progress) else tqdm(**options, unit_scale=True, disable=not progress)
+    return (
+        progress(**options)
+        if callable(progress)
+        else tqdm(**options, unit_scale=True, disable=not progress)
+    )
 
 
 class WholeRun:

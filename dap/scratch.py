@@ -45,14 +45,18 @@ def on_disk(arrays: Iterable[np.ndarray], folder: Folder = None) -> np.ndarray:
 
 def zeros(shape: tuple[int, ...], dtype: type, folder: Folder = None) -> np.ndarray:
     """`numpy.zeros` as `on_disk` makes arrays."""
-    return on_disk((np.zeros((part.stop - part.start, *shape[1:]), dtype) for part in parts(shape[0])), folder)
+    return on_disk(
+        (np.zeros((part.stop - part.start, *shape[1:]), dtype) for part in parts(shape[0])), folder
+    )
 
 
 def opened(file: BinaryIO, dtype: np.dtype | type, shape: tuple[int, ...] = ()) -> np.ndarray:
     """What was written to a file, as rows of that shape; it stays when the file is closed."""
     file.flush()
     rows = os.fstat(file.fileno()).st_size // (np.dtype(dtype).itemsize * int(np.prod(shape)))
-    return np.memmap(file, dtype, "r+", shape=(rows, *shape)) if rows else np.empty((0, *shape), dtype)
+    return (
+        np.memmap(file, dtype, "r+", shape=(rows, *shape)) if rows else np.empty((0, *shape), dtype)
+    )
 
 
 def in_order(records: Iterable[np.ndarray], folder: Folder = None) -> Iterator[tuple]:

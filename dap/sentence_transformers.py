@@ -51,16 +51,24 @@ class DAPLoss(nn.Module):
             )
         encoder, pooling = model[0].auto_model, model[1].get_config_dict()
         shape = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
-        theirs, own = ([getattr(each.config, name) for name in shape] for each in (encoder, dap.dap.encoder))
+        theirs, own = (
+            [getattr(each.config, name) for name in shape] for each in (encoder, dap.dap.encoder)
+        )
         if theirs != own:
-            raise UserError(f"the heads are for an encoder of {own} ({', '.join(shape)}), the model's has {theirs}.")
-        dap.config.pooling = pooling_mode(pooling) + " without its prompt" * (not pooling.get("include_prompt", True))
+            raise UserError(
+                f"the heads are for an encoder of {own} ({', '.join(shape)}), the model's has {theirs}."
+            )
+        dap.config.pooling = pooling_mode(pooling) + " without its prompt" * (
+            not pooling.get("include_prompt", True)
+        )
         dap.config.check()
         dap.dap.encoder, dap.config.encoder_config = encoder, encoder.config
         use_packing(encoder)
         self.dap = dap.to(encoder.device, encoder.dtype)
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> dict[str, Tensor]:
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
+    ) -> dict[str, Tensor]:
         """Each objective's loss with its weight, by name; the trainer logs them and adds them up.
 
         Args:
@@ -73,23 +81,38 @@ class DAPLoss(nn.Module):
         """
         texts = list(sentence_features)
         if any("attention_mask" not in text for text in texts):
-            raise UserError("sentence-transformers has packed the text: set model[0].unpad_inputs = False.")
+            raise UserError(
+                "sentence-transformers has packed the text: set model[0].unpad_inputs = False."
+            )
         if world_size() > 1:
-            raise UserError(f"DAPLoss is for one process, not {world_size()}: train with train_dap.py.")
+            raise UserError(
+                f"DAPLoss is for one process, not {world_size()}: train with train_dap.py."
+            )
         if len(texts) not in (2, 3):
-            raise UserError(f"{len(texts)} columns of text: give source, target and at most one hard negative.")
+            raise UserError(
+                f"{len(texts)} columns of text: give source, target and at most one hard negative."
+            )
         names = self.dap.config.rtl_languages
         if labels is not None and names and not 0 <= labels.min() <= labels.max() < len(names):
             wrong = f"labels from {labels.min()} to {labels.max()}"
-            raise UserError(f"{wrong}: a label is a language_id, 0 to {len(names) - 1} (rtl_languages={names}).")
+            raise UserError(
+                f"{wrong}: a label is a language_id, 0 to {len(names) - 1} (rtl_languages={names})."
+            )
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
         sides = zip(("source", "target", "negative"), texts)
-        tokens = {f"{side}_{key}": text[key] for side, text in sides for key in ("input_ids", "attention_mask")}
+        tokens = {
+            f"{side}_{key}": text[key]
+            for side, text in sides
+            for key in ("input_ids", "attention_mask")
+        }
         # accelerate has put the trainer's autocast into the SentenceTransformer's forward, which is not called here
         mixed = AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no"
         with get_mixed_precision_context_manager(True) if mixed else nullcontext():
             out = self.dap(**tokens, language_ids=labels)
-        return {f"{own.name}_loss": own.weight * getattr(out, f"{own.name}_loss") for own in self.dap.objectives}
+        return {
+            f"{own.name}_loss": own.weight * getattr(out, f"{own.name}_loss")
+            for own in self.dap.objectives
+        }
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about the loss."""

@@ -15,8 +15,12 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
     with loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         int(tokenizer.model_max_length), tokenizer("a, b")  # some damage shows in use alone
-    if len(tokenizer) - len(tokenizer.all_special_ids) < 3:  # Transformers makes up one of special tokens and blanks
-        raise UserError(f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name")
+    if (
+        len(tokenizer) - len(tokenizer.all_special_ids) < 3
+    ):  # Transformers makes up one of special tokens and blanks
+        raise UserError(
+            f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name"
+        )
     return tokenizer
 
 
@@ -25,10 +29,14 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix
     needed = 3 + len(tokenizer(prefix, add_special_tokens=False).input_ids if prefix else "")
     if max_seq_length < needed:
         behind = f" behind prefix={prefix!r}" if prefix else ""
-        raise UserError(f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} or more")
+        raise UserError(
+            f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} or more"
+        )
 
 
-def require_embeddings(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str) -> None:
+def require_embeddings(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
+) -> None:
     """Raise `UserError` for token ids that a model has no embedding for."""
     highest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
     if size is not None and highest >= size:

@@ -73,7 +73,9 @@ def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
     sides = [query.strip(), match]
     spans = zip(sides, encoder.token_spans(sides), strict=True)
     source, target = ([side[start:end].strip() for start, end in own] for side, own in spans)
-    figure = Figure(figsize=(2 + 0.45 * len(target), 1.5 + 0.35 * len(source)), layout="constrained")
+    figure = Figure(
+        figsize=(2 + 0.45 * len(target), 1.5 + 0.35 * len(source)), layout="constrained"
+    )
     axes = figure.subplots()
     axes.set_title("Dots join tokens that are each other's nearest")
     draw_alignment(axes, encoder.encode_tokens(sides), source, target)
@@ -98,18 +100,29 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
         return picture(encoder, query, rows[event.index[0]][2])
 
     with gradio.Blocks(title="Translations") as app:
-        gradio.Markdown(f"# Translations of a sentence in two texts\nEncoder: `{name}`. A sentence a line.")
+        gradio.Markdown(
+            f"# Translations of a sentence in two texts\nEncoder: `{name}`. A sentence a line."
+        )
         with gradio.Row():
-            pasted = [gradio.Textbox(EXAMPLE[i], label=f"Text {i + 1}", lines=6, max_lines=12) for i in range(2)]
+            pasted = [
+                gradio.Textbox(EXAMPLE[i], label=f"Text {i + 1}", lines=6, max_lines=12)
+                for i in range(2)
+            ]
         with gradio.Row():
             files = [gradio.File(label=f"or a file as text {i + 1}", height=120) for i in range(2)]
         with gradio.Row():
-            query = gradio.Textbox("Keitto on liian kuumaa.", label="Sentence, in any language", scale=4)
+            query = gradio.Textbox(
+                "Keitto on liian kuumaa.", label="Sentence, in any language", scale=4
+            )
             button = gradio.Button("Search", variant="primary")
         headers = ["cosine", "text", "sentence"]
         label = "Choose one to align its tokens"
         matches = gradio.Dataframe(
-            headers=headers, type="array", interactive=False, label=label, column_widths=["12%", "8%", "80%"]
+            headers=headers,
+            type="array",
+            interactive=False,
+            label=label,
+            column_widths=["12%", "8%", "80%"],
         )
         plot = gradio.Plot(show_label=False)
         for trigger in (app.load, button.click, query.submit):

@@ -36,7 +36,8 @@ def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
     rows = []
     for name, (gflops, latency) in PAPER_COST.items():
         ours, base = (
-            (found[each]["flops"] / 1e9, 1000 * found[each]["cpu"] / pairs, *PAPER_COST[each]) for each in (name, "TR")
+            (found[each]["flops"] / 1e9, 1000 * found[each]["cpu"] / pairs, *PAPER_COST[each])
+            for each in (name, "TR")
         )
         ratios = [f"{a / b:.2f}" for a, b in zip(ours, base, strict=True)]
         label = "TR+TLM" if name == "TLM" else name

@@ -32,8 +32,12 @@ class FigureArguments:
     data_dir: list[str] = field(metadata={"help": "Parallel text with English, such as Tatoeba's."})
     output_dir: str = field(metadata={"help": "Folder for the pictures."})
     cloud_language: str = field(default="ar", metadata={"help": "Language of Figure 1."})
-    cloud_pairs: int = field(default=100, metadata={"help": "First pairs of that language to draw."})
-    pair_language: str = field(default="tr", metadata={"help": "Language of the pair that is aligned."})
+    cloud_pairs: int = field(
+        default=100, metadata={"help": "First pairs of that language to draw."}
+    )
+    pair_language: str = field(
+        default="tr", metadata={"help": "Language of the pair that is aligned."}
+    )
     pair_line: int = field(default=216, metadata={"help": "Its line, counted from 1."})
 
 
@@ -41,22 +45,37 @@ class FigureArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: draws both pictures, and prints the distance of each model's clouds and its links."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    (args,) = HfArgumentParser(FigureArguments, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(argv)
+    (args,) = HfArgumentParser(
+        FigureArguments, description=__doc__.splitlines()[0]
+    ).parse_args_into_dataclasses(argv)
     models = dict(model.split("=", 1) for model in args.models if "=" in model)
     if len(models) != 2 or len(args.models) != 2:
-        raise UserError(f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names")
+        raise UserError(
+            f"--models {' '.join(args.models)}: give two of NAME=PATH, of different names"
+        )
     language, cloud = read_languages(args.data_dir, [args.cloud_language]).popitem()
     _, rows = read_languages(args.data_dir, [args.pair_language]).popitem()
     if not 0 < args.pair_line <= len(rows):
-        raise UserError(f"--pair_line {args.pair_line}: {args.pair_language} has lines 1 to {len(rows)}")
-    encoders = {name: SentenceEncoder.from_pretrained(path, "mean") for name, path in models.items()}
+        raise UserError(
+            f"--pair_line {args.pair_line}: {args.pair_language} has lines 1 to {len(rows)}"
+        )
+    encoders = {
+        name: SentenceEncoder.from_pretrained(path, "mean") for name, path in models.items()
+    }
 
     clouds = Path(args.output_dir, "token_states.png")
     sides = list(zip(*cloud[: args.cloud_pairs], strict=True))
-    states = [tuple(np.concatenate(encoder.encode_tokens(side)) for side in sides) for encoder in encoders.values()]
-    distances = plot_token_states(*states, clouds, NAMES.get(language, language), titles=tuple(encoders))
+    states = [
+        tuple(np.concatenate(encoder.encode_tokens(side)) for side in sides)
+        for encoder in encoders.values()
+    ]
+    distances = plot_token_states(
+        *states, clouds, NAMES.get(language, language), titles=tuple(encoders)
+    )
     for name, distance in zip(encoders, distances, strict=True):
-        print(f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart")
+        print(
+            f"{name}: centres of {len(sides[0])} {language}-en pairs' tokens {distance:.3f} spreads apart"
+        )
 
     heat_maps, pair = Path(args.output_dir, "alignment.png"), rows[args.pair_line - 1]
     states = {name: tuple(states_of_words(encoder, pair)) for name, encoder in encoders.items()}

@@ -16,7 +16,9 @@ table = partial(markdown_table, numbers=True)
 
 def paragraph(text: str) -> str:
     """In lines of at most 120 characters."""
-    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        " ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def filled(text: str, blocks: Mapping[str, str], where: Path) -> tuple[str, list[str]]:
@@ -38,7 +40,9 @@ def filled(text: str, blocks: Mapping[str, str], where: Path) -> tuple[str, list
         raise UserError(f"{where}: no block is called {unknown[0]}; there are {', '.join(blocks)}")
     for (_, begun), (kind, ended) in zip(marks[::2], marks[1::2], strict=True):
         if kind != "end" or begun != ended:
-            raise UserError(f"{where}: {kind} {ended} follows the mark of {begun}: let each begin precede its own end")
+            raise UserError(
+                f"{where}: {kind} {ended} follows the mark of {begun}: let each begin precede its own end"
+            )
     stale = []
     for name, block in blocks.items():
         before, begin, rest = text.partition(f"<!-- begin {name} -->")

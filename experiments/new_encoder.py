@@ -43,14 +43,23 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
         ValueError: the tokenizer is no Unigram model as those of XLM-R and E5 are, or the size leaves no room for a
             piece.
     """
-    model, template = definition["model"], (definition["post_processor"] or {}).get("special_tokens")
+    model, template = (
+        definition["model"],
+        (definition["post_processor"] or {}).get("special_tokens"),
+    )
     if model["type"] != "Unigram" or template is None:
-        raise UserError(f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)")
+        raise UserError(
+            f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)"
+        )
     special = {token["content"] for token in definition["added_tokens"]}
     if outside := sorted(special - {piece for piece, _ in model["vocab"]}):
-        raise UserError(f"the token {outside[0]} is not in the Unigram model: give a tokenizer as XLM-R's or E5's")
+        raise UserError(
+            f"the token {outside[0]} is not in the Unigram model: give a tokenizer as XLM-R's or E5's"
+        )
     if size <= len(special):
-        raise UserError(f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it")
+        raise UserError(
+            f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it"
+        )
     kept = special | set([piece for piece in pieces if piece not in special][: size - len(special)])
     unknown = model["vocab"][model["unk_id"]][0]
     model["vocab"] = [entry for entry in model["vocab"] if entry[0] in kept]
@@ -66,8 +75,12 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer")
-    parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
+    parser.add_argument(
+        "--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer"
+    )
+    parser.add_argument(
+        "--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it"
+    )
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--vocab_size", type=int, default=16000)
     parser.add_argument("--hidden_size", type=int, default=128)
@@ -78,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     known.save_pretrained(folder)
     definition = read_object(folder / "tokenizer.json")
     cut_vocabulary(definition, pieces, args.vocab_size)
-    (folder / "tokenizer.json").write_text(json.dumps(definition, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(definition, ensure_ascii=False), encoding="utf-8"
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = BertConfig(
         vocab_size=len(tokenizer),

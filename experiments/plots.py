@@ -15,8 +15,17 @@ from typing import Any
 from experiments.statistics import START, Outcome, Study, ablated, headline, spread
 
 #: Of Okabe and Ito's palette for all kinds of colour vision; line style and marker say the same again.
-STYLES = {"TR": ("#0072B2", "-", "o"), "TR+TLM": ("#E69F00", "--", "s"), "DAP": ("#D55E00", "-.", "^")}
-OTHERS = (("#009E73", ":", "D"), ("#CC79A7", "-", "v"), ("#56B4E9", "--", "P"), ("#000000", ":", "X"))
+STYLES = {
+    "TR": ("#0072B2", "-", "o"),
+    "TR+TLM": ("#E69F00", "--", "s"),
+    "DAP": ("#D55E00", "-.", "^"),
+}
+OTHERS = (
+    ("#009E73", ":", "D"),
+    ("#CC79A7", "-", "v"),
+    ("#56B4E9", "--", "P"),
+    ("#000000", ":", "X"),
+)
 LOSSES = {"tr_loss": "TR loss", "rtl_loss": "RTL loss", "tlm_loss": "TLM loss"}
 DIGEST = "data "
 SEARCH_CAPTION = "Accuracy on held-out pairs of the training text by learning rate"
@@ -41,11 +50,15 @@ def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
     for study in studies:
         name = study.name
         if study.is_ablation:
-            made[name] = Picture(_present(ablation_data(study)), f"{name}: differences to `base`", draw_ablations)
+            made[name] = Picture(
+                _present(ablation_data(study)), f"{name}: differences to `base`", draw_ablations
+            )
         if study.is_comparison:
             losses, numbers = _present(loss_data(study)), _present(comparison_data(study))
             caption = f"{name}: means, standard deviations and every seed"
-            made[f"loss-{name}"] = Picture(losses, f"{name}: training losses by pairs seen", draw_losses)
+            made[f"loss-{name}"] = Picture(
+                losses, f"{name}: training losses by pairs seen", draw_losses
+            )
             made[f"comparison-{name}"] = Picture(numbers, caption, draw_comparison)
     return {f"{name}.svg": picture for name, picture in made.items() if picture.data}
 
@@ -55,7 +68,12 @@ def save(picture: Picture, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": path.name, "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9}
+    settings = {
+        "svg.hashsalt": path.name,
+        "svg.fonttype": "none",
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+    }
     with rc_context(settings):
         figure = Figure(layout="constrained")
         picture.draw(figure, picture.data)
@@ -66,7 +84,9 @@ def save(picture: Picture, path: Path) -> None:
 
 def is_drawn(picture: Picture, path: Path) -> bool:
     """Whether a file shows the data of today."""
-    return path.is_file() and f"<dc:description>{DIGEST}{picture.digest}<" in path.read_text(encoding="utf-8")
+    return path.is_file() and f"<dc:description>{DIGEST}{picture.digest}<" in path.read_text(
+        encoding="utf-8"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- data
@@ -84,20 +104,27 @@ def loss_data(study: Study) -> dict[str, Any]:
     """Loss -> label -> points (pairs seen, mean over the seeds), of the runs that see the same number of pairs."""
     runs = {label: study.final(name) for label, name in study.main_runs().items() if label != START}
     return {
-        title: {label: mean_curve(outcomes, key) for label, outcomes in runs.items()} for key, title in LOSSES.items()
+        title: {label: mean_curve(outcomes, key) for label, outcomes in runs.items()}
+        for key, title in LOSSES.items()
     }
 
 
 def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]:
     """(pairs seen, mean over the seeds) at the steps that all of them logged."""
     curves = [
-        {line["step"] * each.pairs_a_step: line[key] for line in each.content["curve"] if key in line}
+        {
+            line["step"] * each.pairs_a_step: line[key]
+            for line in each.content["curve"]
+            if key in line
+        }
         for each in outcomes
     ]
     if not curves:
         return []
     shared = sorted(set(curves[0]).intersection(*curves))
-    return [(pairs, round(statistics.fmean(curve[pairs] for curve in curves), 4)) for pairs in shared]
+    return [
+        (pairs, round(statistics.fmean(curve[pairs] for curve in curves), 4)) for pairs in shared
+    ]
 
 
 def search_data(studies: Sequence[Study]) -> dict[str, Any]:
@@ -106,7 +133,11 @@ def search_data(studies: Sequence[Study]) -> dict[str, Any]:
     for study in studies:
         for label, name in study.main_runs().items():
             if (run := study.recipe.runs[name]).is_searched:
-                points = [(rate, round(dev, 4)) for rate, dev in study.search(run).items() if dev is not None]
+                points = [
+                    (rate, round(dev, 4))
+                    for rate, dev in study.search(run).items()
+                    if dev is not None
+                ]
                 found.setdefault(study.name, {})[label] = points
     return found
 
@@ -121,7 +152,9 @@ def comparison_data(study: Study) -> dict[str, Any]:
     sets = {"same pairs": main, "same time": same_time}
     return {
         measure.label: {
-            title: {label: list(study.values(name, measure).values()) for label, name in runs.items()}
+            title: {
+                label: list(study.values(name, measure).values()) for label, name in runs.items()
+            }
             for title, runs in sets.items()
         }
         for measure in headline(study).values()
@@ -131,7 +164,9 @@ def comparison_data(study: Study) -> dict[str, Any]:
 def ablation_data(study: Study) -> dict[str, Any]:
     """Measure -> run -> differences to `base` by seed."""
     return {
-        measure.label: {name: list(each.values()) for name, each in study.minus_base(measure).items()}
+        measure.label: {
+            name: list(each.values()) for name, each in study.minus_base(measure).items()
+        }
         for measure in ablated(study)
     }
 
@@ -205,7 +240,9 @@ def _draw_measure(axes: Any, sets: Mapping[str, Mapping[str, Sequence[float]]]) 
                 continue
             x, (colour, _, marker), found = len(ticks), _style(label, position), spread(values)
             face = "white" if is_hollow else colour
-            axes.errorbar(x, found.mean, found.sd, fmt=marker, color=colour, markerfacecolor=face, capsize=3)
+            axes.errorbar(
+                x, found.mean, found.sd, fmt=marker, color=colour, markerfacecolor=face, capsize=3
+            )
             axes.plot([x + 0.25] * len(values), values, ".", color=colour, markersize=4, alpha=0.7)
             ticks.append(label + "\n(time)" * is_hollow)
     axes.set_xticks(range(len(ticks)), ticks, fontsize=6.5)
@@ -224,7 +261,9 @@ def draw_ablations(figure: Any, data: Mapping[str, Any]) -> None:
             found = spread(values)
             colour = ("#0072B2", "#D55E00")[groups.index(name.partition("-")[0]) % 2]
             row = names.index(name)
-            axes.errorbar(found.mean, row, xerr=found.sd, fmt="o", color=colour, markersize=4, capsize=2)
+            axes.errorbar(
+                found.mean, row, xerr=found.sd, fmt="o", color=colour, markersize=4, capsize=2
+            )
         axes.axvline(0, color="#777777", linewidth=1)
         axes.grid(axis="x", alpha=0.3)
         axes.set_title(title, fontsize=8)

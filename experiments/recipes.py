@@ -29,7 +29,14 @@ from dap.errors import UserError
 
 OWN = ("model", "result", "folder")  # places of an evaluation that a run fills in itself
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
-SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command", "past")  # of a run; others are the command's
+SPECIAL = (
+    "like",
+    "same_time_as",
+    "seeds",
+    "evaluate",
+    "command",
+    "past",
+)  # of a run; others are the command's
 TRAIN = "train_dap.py"
 
 
@@ -96,7 +103,9 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
         runs[name] = _run(name, own or {}, content | {"evaluate": evaluate}, runs, path)
     rates = tuple(map(float, content.get("learning_rates", ())))
     if not rates and (lacking := [name for name, run in runs.items() if run.is_searched]):
-        raise UserError(f"{path}: {lacking[0]} has no learning_rate, and the recipe no learning_rates to search")
+        raise UserError(
+            f"{path}: {lacking[0]} has no learning_rate, and the recipe no learning_rates to search"
+        )
     return Recipe(content.get("name", path.stem), runs, evaluate, rates, dict(places or {}))
 
 
@@ -106,13 +115,21 @@ def _content(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: no YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not isinstance(content.get("runs"), dict):
-        raise UserError(f"{path}: no recipe; it has {', '.join(KEYS)}, of which `runs` maps names to arguments")
+        raise UserError(
+            f"{path}: no recipe; it has {', '.join(KEYS)}, of which `runs` maps names to arguments"
+        )
     if unknown := sorted(set(content) - set(KEYS)):
         raise UserError(f"{path}: unknown key {', '.join(unknown)}; a recipe has {', '.join(KEYS)}")
     return content
 
 
-def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Mapping[str, Run], path: Path) -> Run:
+def _run(
+    name: str,
+    own: dict[str, Any],
+    content: Mapping[str, Any],
+    before: Mapping[str, Run],
+    path: Path,
+) -> Run:
     for key in ("like", "same_time_as"):
         if own.get(key) is not None and own[key] not in before:
             raise UserError(f"{path}: {name} is {key} {own[key]}, which must be a run above it")
@@ -120,8 +137,12 @@ def _run(name: str, own: dict[str, Any], content: Mapping[str, Any], before: Map
     arguments = dict(model.arguments if model else content.get("train", {}))
     arguments |= {key: value for key, value in own.items() if key not in SPECIAL}
     if own.get("same_time_as") and (model is None or "max_steps" not in arguments):
-        needed = "max_steps" if model else "like, the run whose step is timed"  # its own would have to come first
-        raise UserError(f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it")
+        needed = (
+            "max_steps" if model else "like, the run whose step is timed"
+        )  # its own would have to come first
+        raise UserError(
+            f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it"
+        )
     evaluate = own.get("evaluate", list(content["evaluate"]))
     if unknown := sorted(set(evaluate) - set(content["evaluate"])):
         raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")

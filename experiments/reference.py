@@ -62,7 +62,9 @@ def word_spans(sentence: str) -> list[tuple[int, int]]:
 @cache
 def _word_pattern() -> re.Pattern[str]:
     """`\\w` has no combining marks, which are parts of words in Arabic and Devanagari."""
-    marks = "".join(map(chr, (i for i in range(sys.maxunicode) if unicodedata.category(chr(i)).startswith("M"))))
+    marks = "".join(
+        map(chr, (i for i in range(sys.maxunicode) if unicodedata.category(chr(i)).startswith("M")))
+    )
     letters = rf"(?:[^\W_]|[{re.escape(marks)}])+"
     return re.compile(rf"{letters}(?:['’]{letters})*|\S")
 
@@ -97,7 +99,9 @@ def reference(
         ValueError: a language without spaces between words or without training text, or a file that holds no links.
     """
     if refused := [code for code in pairs if code in NO_SPACES]:
-        raise UserError(f"{' '.join(refused)}: written without spaces between words, which are needed; leave it out")
+        raise UserError(
+            f"{' '.join(refused)}: written without spaces between words, which are needed; leave it out"
+        )
     found = find_bitext(train_data)
     if absent := [code for code in pairs if code not in found]:
         raise UserError(f"{' '.join(absent)}: {', '.join(train_data)} holds {' '.join(found)} only")
@@ -106,14 +110,20 @@ def reference(
         path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json")
         if not path.is_file():
             linked = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
-            links = [vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()} for pair in linked]
+            links = [
+                vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()}
+                for pair in linked
+            ]
             write_json({"pairs": links}, path)
         aligned[code] = _read(path)
     return aligned
 
 
 def link_pairs(
-    rows: Sequence[tuple[str, str]], text: Iterable[tuple[str, str]], wanted: int, training_pairs: int
+    rows: Sequence[tuple[str, str]],
+    text: Iterable[tuple[str, str]],
+    wanted: int,
+    training_pairs: int,
 ) -> list[AlignedPair]:
     """The first `wanted` of `rows` with the links of an aligner trained on `rows` and on pairs of `text`.
 
@@ -121,12 +131,20 @@ def link_pairs(
         ValueError: fewer than `wanted` rows.
     """
     if wanted > len(rows):
-        raise UserError(f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer")
+        raise UserError(
+            f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer"
+        )
     split = ([lower_words(side) for side in pair] for pair in text)
     short = (sides for sides in split if all(0 < len(side) <= LONGEST for side in sides))
-    everything = [*([lower_words(side) for side in pair] for pair in rows), *islice(short, training_pairs)]
+    everything = [
+        *([lower_words(side) for side in pair] for pair in rows),
+        *islice(short, training_pairs),
+    ]
     source, target = zip(*everything, strict=True)
-    often = [{word for word, n in Counter(chain(*side)).items() if n >= MIN_COUNT} for side in (source, target)]
+    often = [
+        {word for word, n in Counter(chain(*side)).items() if n >= MIN_COUNT}
+        for side in (source, target)
+    ]
     aligned = []
     for row, (sure, possible) in enumerate(align_words(source, target, wanted)):
         known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in sure]
@@ -141,7 +159,9 @@ def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
         yield from pairs
 
 
-def _digest(rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted: int, training_pairs: int) -> str:
+def _digest(
+    rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted: int, training_pairs: int
+) -> str:
     """Of all that decides about the links; of the training text its files' names and sizes."""
     places = [disk_path(path) for file in files for path in file.paths]
     text = [(path.name, path.stat().st_size if path.is_file() else None) for path in places]

@@ -29,7 +29,9 @@ class ReleasedRanking(TranslationRanking):
 
     processes: int
 
-    def compare(self, compared: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(
+        self, compared: tuple[Tensor, Tensor], batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         loss, measures = super().compare(compared, batch)
         share = loss / self.processes
         return share + (loss - share).detach(), measures
@@ -64,7 +66,9 @@ class ReleasedDAP(DAPForPreTraining):
     @property
     def objectives(self) -> list[Objective]:
         own = {"tr": ReleasedRanking, "rtl": ReleasedTranslation}
-        found = [own[each.name](self.config) if each.name in own else each for each in super().objectives]
+        found = [
+            own[each.name](self.config) if each.name in own else each for each in super().objectives
+        ]
         for each in found:
             each.processes = self.processes
         return found
@@ -85,14 +89,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--released_processes", type=int, default=ReleasedDAP.processes)
     args, others = parser.parse_known_args(argv)
     training = parse_arguments(others)[2]
-    given, pairs = f"--released_processes {args.released_processes}", training.per_device_train_batch_size
+    given, pairs = (
+        f"--released_processes {args.released_processes}",
+        training.per_device_train_batch_size,
+    )
     if args.released_processes < 1 or pairs % args.released_processes:
-        raise UserError(f"{given} do not share a batch of {pairs} pairs evenly: give a divisor of it")
+        raise UserError(
+            f"{given} do not share a batch of {pairs} pairs evenly: give a divisor of it"
+        )
     if training.world_size > 1:
-        raise UserError(f"{given} are simulated in one process, not in {training.world_size}: start one")
+        raise UserError(
+            f"{given} are simulated in one process, not in {training.world_size}: start one"
+        )
     if training.mini_batch_size is not None:
-        raise UserError(f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out")
-    train_dap.run(others, type("ReleasedDAP", (ReleasedDAP,), {"processes": args.released_processes}), vars(args))
+        raise UserError(
+            f"{given} does not go with --mini_batch_size {training.mini_batch_size}: leave that out"
+        )
+    train_dap.run(
+        others,
+        type("ReleasedDAP", (ReleasedDAP,), {"processes": args.released_processes}),
+        vars(args),
+    )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
     """
     if found is None:
         return ABSENT
-    text = f"{round(found.mean, 2) + 0.0:{sign}.2f}" + ("" if found.sd is None else f" ± {found.sd:.2f}")
+    text = f"{round(found.mean, 2) + 0.0:{sign}.2f}" + (
+        "" if found.sd is None else f" ± {found.sd:.2f}"
+    )
     return text if found.count == seeds else f"{text} (n={found.count})"
 
 
@@ -74,9 +76,13 @@ def comparison(
     against = [label for label in runs if label in against_tr and label != "TR" and "TR" in runs]
     paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
     heads = _training(study, runs) if is_headed else {}
-    lines: list[list[Cell]] = [[title, *cells, *[""] * len(paired)] for title, cells in heads.items()]
+    lines: list[list[Cell]] = [
+        [title, *cells, *[""] * len(paired)] for title, cells in heads.items()
+    ]
     for measure in rows:
-        differences = [cell for label in against for cell in _paired(study, runs[label], runs["TR"], measure)]
+        differences = [
+            cell for label in against for cell in _paired(study, runs[label], runs["TR"], measure)
+        ]
         lines.append([measure.label, *_cells(study, runs, measure), *differences])
     return table(["", *runs, *paired], lines)
 
@@ -85,7 +91,9 @@ def _training(study: Study, runs: Mapping[str, str]) -> dict[str, list[Cell]]:
     """What the columns of a comparison are models of."""
     found = {name: study.final(name) for name in runs.values()}
     steps = [sorted({each.steps for each in outcomes}) for outcomes in found.values()]
-    pairs = [sorted({each.steps * each.pairs_a_step for each in outcomes}) for outcomes in found.values()]
+    pairs = [
+        sorted({each.steps * each.pairs_a_step for each in outcomes}) for outcomes in found.values()
+    ]
     rates = [study.rate(study.recipe.runs[name]) for name in runs.values()]
     return {
         "seeds": [len(outcomes) or "not run" for outcomes in found.values()],
@@ -98,7 +106,9 @@ def _training(study: Study, runs: Mapping[str, str]) -> dict[str, list[Cell]]:
 def _cells(study: Study, runs: Mapping[str, str], measure: Measure) -> list[str]:
     """A number a run, the clearly best one bold."""
     found = {label: study.spread(name, measure) for label, name in runs.items()}
-    best = clear_best({label: each for label, each in found.items() if label != START}, measure.lower_is_better)
+    best = clear_best(
+        {label: each for label, each in found.items() if label != START}, measure.lower_is_better
+    )
     cells = {label: number(each, len(study.final(runs[label]))) for label, each in found.items()}
     return [f"**{cell}**" if label == best else cell for label, cell in cells.items()]
 
@@ -115,8 +125,17 @@ def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
 
 def paper_block(studies: Sequence[Study]) -> str:
     """The paper's numbers for every measure of the studies that it has."""
-    rows = {each.label: each.paper for study in studies if study.is_comparison for each in measures(study)}
-    models = [f"{encoder}{more}" for encoder in ("mBERT", "XLM-R") for more in ("", "+TR", "+TR+TLM", "+DAP")]
+    rows = {
+        each.label: each.paper
+        for study in studies
+        if study.is_comparison
+        for each in measures(study)
+    }
+    models = [
+        f"{encoder}{more}"
+        for encoder in ("mBERT", "XLM-R")
+        for more in ("", "+TR", "+TR+TLM", "+DAP")
+    ]
     lines = []
     for label, paper in rows.items():
         if paper:
@@ -139,15 +158,23 @@ def comparison_block(study: Study, images: Mapping[str, str]) -> str:
         measured = [row for row in rows if any(study.spread(name, row) for name in others.values())]
         parts += ["**Controls and variants.**", comparison(study, others, measured)]
     for whose, runs in study.same_time_runs().items():
-        shared = [row for row in rows if sum(study.spread(name, row) is not None for name in runs.values()) > 1]
+        shared = [
+            row
+            for row in rows
+            if sum(study.spread(name, row) is not None for name in runs.values()) > 1
+        ]
         parts.append(f"**The same time as `{whose}`**, by CPU time a step.")
         parts.append(comparison(study, runs, shared, runs))
-    return "\n\n".join(parts + _images(images, f"comparison-{study.name}.svg", f"loss-{study.name}.svg"))
+    return "\n\n".join(
+        parts + _images(images, f"comparison-{study.name}.svg", f"loss-{study.name}.svg")
+    )
 
 
 def _size_of_tatoeba(study: Study) -> str:
     evaluations = [each.content["evaluations"] for each in study.outcomes]
-    settings = [each["tatoeba"]["settings"] for each in evaluations if "tatoeba" in each]  # the same of all
+    settings = [
+        each["tatoeba"]["settings"] for each in evaluations if "tatoeba" in each
+    ]  # the same of all
     if not settings:
         return ""
     cut = settings[0].get("max_pairs")
@@ -159,13 +186,25 @@ def alignment_block(studies: Sequence[Study]) -> str:
     parts = []
     for study in studies:
         rows, runs = alignment_measures(study), study.main_runs()
-        runs = {label: name for label, name in runs.items() if any(study.spread(name, row) for row in rows)}
+        runs = {
+            label: name
+            for label, name in runs.items()
+            if any(study.spread(name, row) for row in rows)
+        }
         reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
         codes = sorted({code for report in reports for code in report.get("languages", {})})
-        of_each = [Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), True) for code in codes]
+        of_each = [
+            Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), True) for code in codes
+        ]
         if rows:
-            by_language = table(["", *runs], [[row.label, *_cells(study, runs, row)] for row in of_each])
-            parts += [f"**{study.name}**", comparison(study, runs, rows, is_headed=False), by_language]
+            by_language = table(
+                ["", *runs], [[row.label, *_cells(study, runs, row)] for row in of_each]
+            )
+            parts += [
+                f"**{study.name}**",
+                comparison(study, runs, rows, is_headed=False),
+                by_language,
+            ]
     return "\n\n".join(parts) or NOT_RUN
 
 
@@ -180,10 +219,23 @@ def search_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
         for label, name in study.main_runs().items():
             if (run := study.recipe.runs[name]).is_searched:
                 found, chosen = study.search(run), study.rate(run)
-                cells = {rate: ABSENT if dev is None else f"{dev:.2f}" for rate, dev in found.items()}
-                rows.append([label, *(f"**{cell}**" if rate == chosen else cell for rate, cell in cells.items())])
+                cells = {
+                    rate: ABSENT if dev is None else f"{dev:.2f}" for rate, dev in found.items()
+                }
+                rows.append(
+                    [
+                        label,
+                        *(
+                            f"**{cell}**" if rate == chosen else cell
+                            for rate, cell in cells.items()
+                        ),
+                    ]
+                )
         if rows:
-            parts += [f"**{study.name}**", table(["", *(f"{rate:g}" for rate in study.recipe.learning_rates)], rows)]
+            parts += [
+                f"**{study.name}**",
+                table(["", *(f"{rate:g}" for rate in study.recipe.learning_rates)], rows),
+            ]
     note = f"""Accuracy in percent on held-out pairs of the training text, mean of both directions and all languages,
     first seed. **Bold**: the rate taken, once all of a run's are there; {ABSENT}: not run."""
     return "\n\n".join([*parts, paragraph(note), *_images(images, "learning-rates.svg")])
@@ -242,7 +294,10 @@ def missing_block(studies: Sequence[Study]) -> str:
         if not study.outcomes:
             lines.append(f"- `{study.name}`: nothing of it was run")
         else:
-            lines += [f"- `{study.name}`, `{name}`: {'; '.join(parts)}" for name, parts in study.missing().items()]
+            lines += [
+                f"- `{study.name}`, `{name}`: {'; '.join(parts)}"
+                for name, parts in study.missing().items()
+            ]
     return "\n".join(lines) or "Everything that the recipes ask for was run."
 
 
@@ -253,7 +308,9 @@ def machine_block(studies: Sequence[Study]) -> str:
         return NOT_RUN
     found = [each["machine"] for each in contents]
     machines = [f"{each['gpu'] or each['cpu']}, threads: {each['threads']}" for each in found]
-    versions = [" ".join(f"{name} {found}" for name, found in each["versions"].items()) for each in contents]
+    versions = [
+        " ".join(f"{name} {found}" for name, found in each["versions"].items()) for each in contents
+    ]
     commits = [each.get("commit") or "a commit that was not recorded" for each in contents]
     short = [re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", commit) for commit in commits]
     return f"{len(contents)} trainings. {_counted(machines)}. {_counted(versions)}. From {_counted(short)}."
@@ -271,7 +328,9 @@ def _counted(words: Sequence[str]) -> str:
 
 def readme_block(studies: Sequence[Study]) -> str:
     """The few rows of `README_ROWS`."""
-    compared = [study for name in README_ROWS for study in studies if study.name == name and study.outcomes]
+    compared = [
+        study for name in README_ROWS for study in studies if study.name == name and study.outcomes
+    ]
     if not compared:
         return NOT_RUN
     columns = list(dict.fromkeys(short for study in compared for short in headline(study)))
@@ -280,7 +339,10 @@ def readme_block(studies: Sequence[Study]) -> str:
         shown, runs = headline(study), study.main_runs()
         for label in README_ROWS[study.name]:
             if seeds := len(study.final(runs[label])):
-                found = [study.spread(runs[label], shown[short]) if short in shown else None for short in columns]
+                found = [
+                    study.spread(runs[label], shown[short]) if short in shown else None
+                    for short in columns
+                ]
                 rows.append([f"{study.name}: {label}", *(number(each, seeds) for each in found)])
     sizes = {study.name: size for study in compared if (size := _size_of_tatoeba(study))}
     of_each = [f"`{name}`: {size}" for name, size in sizes.items()]
@@ -293,7 +355,9 @@ def readme_block(studies: Sequence[Study]) -> str:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def documents(studies: Sequence[Study], images: Mapping[str, str], results_dir: Path) -> dict[str, dict[str, str]]:
+def documents(
+    studies: Sequence[Study], images: Mapping[str, str], results_dir: Path
+) -> dict[str, dict[str, str]]:
     """File -> name -> text of every block that is made."""
     compared = [study for study in studies if study.is_comparison]
     made = {f"comparison-{study.name}": comparison_block(study, images) for study in compared} | {
@@ -312,19 +376,29 @@ def documents(studies: Sequence[Study], images: Mapping[str, str], results_dir: 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: writes what differs from the results, or with `--check` only finds it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder laid out as this checkout; default: itself")
-    parser.add_argument("--check", action="store_true", help="write nothing; end with status 1 if it would")
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="folder laid out as this checkout; default: itself"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; end with status 1 if it would"
+    )
     args = parser.parse_args(argv)
     results, figures = args.root / "experiments" / "results", args.root / "docs" / "figures"
     studies = read_studies(args.root / "experiments" / "recipes", results)
     drawn = pictures(studies)
     images = {name: f"![{picture.caption}](figures/{name})" for name, picture in drawn.items()}
     changes, texts = [], {}
-    for path, blocks in ((args.root / name, each) for name, each in documents(studies, images, results).items()):
+    for path, blocks in (
+        (args.root / name, each) for name, each in documents(studies, images, results).items()
+    ):
         texts[path], stale = filled(path.read_text(encoding="utf-8"), blocks, path)
         if stale:
             changes.append(f"{path}: {', '.join(stale)}")
-    changes += [f"{figures / name}: the picture" for name, each in drawn.items() if not is_drawn(each, figures / name)]
+    changes += [
+        f"{figures / name}: the picture"
+        for name, each in drawn.items()
+        if not is_drawn(each, figures / name)
+    ]
     if args.check and changes:
         lines = "\n".join(changes)
         sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m experiments.report`")

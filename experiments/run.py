@@ -91,7 +91,9 @@ class Workspace:
             return None
         path = folder / "eval_results.json"
         if not path.is_file():
-            raise UserError(f"{job.name} has no {DEV}, which chooses learning rates: give dev_pairs above 0")
+            raise UserError(
+                f"{job.name} has no {DEV}, which chooses learning rates: give dev_pairs above 0"
+            )
         return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
@@ -99,7 +101,11 @@ class Workspace:
 
         A run of the same time has as many steps as `experiments.timing` found those of `same_time_as` to be worth.
         """
-        own = dict(job.run.arguments) | {"learning_rate": job.learning_rate, "seed": job.seed, "data_seed": job.seed}
+        own = dict(job.run.arguments) | {
+            "learning_rate": job.learning_rate,
+            "seed": job.seed,
+            "data_seed": job.seed,
+        }
         like, timed = job.run.like, job.run.same_time_as
         if timed not in (None, like):
             steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
@@ -140,7 +146,10 @@ class Workspace:
             if not (folder / FINISHED).is_file():
                 arguments = self.arguments(job)
                 self.begin(job, arguments)
-                execute([job.run.command, *flags(arguments | {"output_dir": folder})], folder / "train.log")
+                execute(
+                    [job.run.command, *flags(arguments | {"output_dir": folder})],
+                    folder / "train.log",
+                )
             for name in job.evaluate:
                 result = evaluation(folder, name)
                 if not result.is_file():
@@ -176,9 +185,17 @@ class Workspace:
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
-            "dev": {name: told[name] for name in told if name == DEV or name.startswith("eval_rtl_")},
-            "curve": [line for line in read_object(folder / "trainer_state.json")["log_history"] if "loss" in line],
-            "evaluations": {name: read_object(path) for name, path in found.items() if path.is_file()},
+            "dev": {
+                name: told[name] for name in told if name == DEV or name.startswith("eval_rtl_")
+            },
+            "curve": [
+                line
+                for line in read_object(folder / "trainer_state.json")["log_history"]
+                if "loss" in line
+            ],
+            "evaluations": {
+                name: read_object(path) for name, path in found.items() if path.is_file()
+            },
         }
 
 
@@ -194,7 +211,9 @@ def commit(checkout: Path = ROOT) -> str | None:
     """
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True
+        ).stdout
 
     try:
         top, name = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
@@ -234,7 +253,9 @@ def execute(arguments: Sequence[str], log: Path) -> None:
 def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
     """All jobs that can be named, each once: first what evaluates nothing, such as a search; a seed of all by seed."""
     runs = [run for name, run in workspace.recipe.runs.items() if not only or name in only]
-    jobs = {job.name: job for run in runs for job in workspace.jobs(run)}  # the chosen rate's is of the search, too
+    jobs = {
+        job.name: job for run in runs for job in workspace.jobs(run)
+    }  # the chosen rate's is of the search, too
     return sorted(jobs.values(), key=lambda job: (bool(job.evaluate), job.seed))
 
 
@@ -242,7 +263,9 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
     """Carries out everything that can be; what another process is at work on is left to it. Returns what failed."""
     failed: list[str] = []
     tried: list[Job] = []
-    while left := [job for job in in_order(workspace, only) if job not in tried]:  # as a search names more
+    while left := [
+        job for job in in_order(workspace, only) if job not in tried
+    ]:  # as a search names more
         job, started = left[0], time.perf_counter()
         tried.append(job)
         try:
@@ -260,19 +283,29 @@ def parse_places(given: Sequence[str]) -> dict[str, str]:
     """`["data=d"]` as absolute paths by name; raises `ValueError` for what is not NAME=PATH."""
     if wrong := [place for place in given if "=" not in place]:
         raise UserError(f"--places {wrong[0]}: give NAME=PATH")
-    return {name: str(Path(path).absolute()) for name, path in (place.split("=", 1) for place in given)}
+    return {
+        name: str(Path(path).absolute()) for name, path in (place.split("=", 1) for place in given)
+    }
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipe", help="YAML file; those of the project are in experiments/recipes/")
-    parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH", help="what the recipe has in braces")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs"), help="models, logs and checkpoints")
+    parser.add_argument(
+        "recipe", help="YAML file; those of the project are in experiments/recipes/"
+    )
+    parser.add_argument(
+        "--places", nargs="*", default=[], metavar="NAME=PATH", help="what the recipe has in braces"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs"), help="models, logs and checkpoints"
+    )
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="a JSON file a run")
     parser.add_argument("--only", nargs="+", help="names of runs")
-    parser.add_argument("--list", action="store_true", help="say how far each training is, and do nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="say how far each training is, and do nothing"
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     recipe = read_recipe(args.recipe, parse_places(args.places))

@@ -49,12 +49,18 @@ def align_words(source: Sentences, target: Sentences, wanted: int | None = None)
         ValueError: unequal numbers of sentences.
     """
     if len(source) != len(target):
-        raise UserError(f"{len(source)} source and {len(target)} target sentences: an aligner needs pairs")
+        raise UserError(
+            f"{len(source)} source and {len(target)} target sentences: an aligner needs pairs"
+        )
     aligned = []
-    for forward, backward in islice(zip(generating_words(source, target), generating_words(target, source)), wanted):
+    for forward, backward in islice(
+        zip(generating_words(source, target), generating_words(target, source)), wanted
+    ):
         one = {(int(i), j) for j, i in enumerate(forward) if i >= 0}
         other = {(i, int(j)) for i, j in enumerate(backward) if j >= 0}
-        sure, possible = (np.array(sorted(links), np.int64).reshape(-1, 2) for links in (one & other, one | other))
+        sure, possible = (
+            np.array(sorted(links), np.int64).reshape(-1, 2) for links in (one & other, one | other)
+        )
         aligned.append((sure, possible))
     return aligned
 
@@ -67,13 +73,19 @@ def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
     if not any(target):
         return [np.empty(0, np.int64) for _ in source]
     lengths = [len(words) for words in target]
-    width = np.repeat([len(words) + 1 for words in source], lengths)  # (R,) candidates of each target word
+    width = np.repeat(
+        [len(words) + 1 for words in source], lengths
+    )  # (R,) candidates of each target word
     start = np.cumsum(width) - width  # (R,) number of its first candidate
     row = np.repeat(np.arange(len(width)), width)  # (C,) number of its target word
-    prior = np.concatenate([_prior(len(x), len(y)).ravel() for x, y in zip(source, target, strict=True)])  # (C,)
+    prior = np.concatenate(
+        [_prior(len(x), len(y)).ravel() for x, y in zip(source, target, strict=True)]
+    )  # (C,)
 
     source_ids, target_ids = _numbers(source, 1), _numbers(target, 0)  # source word 0: none
-    words = np.concatenate([np.tile([0, *x], len(y)) for x, y in zip(source_ids, target_ids, strict=True)])  # (C,)
+    words = np.concatenate(
+        [np.tile([0, *x], len(y)) for x, y in zip(source_ids, target_ids, strict=True)]
+    )  # (C,)
     ids = np.concatenate(target_ids).astype(np.int64)  # (R,)
     table, entry = np.unique(words * (ids.max() + 1) + ids[row], return_inverse=True)  # (K,), (C,)
     word = table // (ids.max() + 1)  # (K,)
@@ -87,7 +99,9 @@ def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
     score = probability[entry] * prior  # (C,)
     best = np.flatnonzero(score == np.maximum.reduceat(score, start)[row])  # (>= R,): ties
     _, first = np.unique(row[best], return_index=True)
-    return np.split(best[first] - start - 1, np.cumsum(lengths)[:-1])  # the candidate at 0 is "none"
+    return np.split(
+        best[first] - start - 1, np.cumsum(lengths)[:-1]
+    )  # the candidate at 0 is "none"
 
 
 @cache
@@ -95,7 +109,9 @@ def _prior(width: int, height: int) -> np.ndarray:
     """How probably each of `height` target words comes from no source word and from each of `width`, (T, 1 + S)."""
     share, other = (np.arange(1, words + 1) / words for words in (height, width))
     weights = np.exp(-TENSION * np.abs(share[:, None] - other))  # (T, S)
-    weights *= (1 - NO_SOURCE) / np.maximum(weights.sum(1, keepdims=True), 1e-300)  # no other order: it settles ties
+    weights *= (1 - NO_SOURCE) / np.maximum(
+        weights.sum(1, keepdims=True), 1e-300
+    )  # no other order: it settles ties
     return np.hstack([np.full((height, 1), NO_SOURCE), weights])
 
 

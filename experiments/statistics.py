@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from dap.reports import BUCC_PAIRS, DIRECTIONS, PAPER_BUCC, PAPER_TATOEBA, PAPER_XNLI, TATOEBA_GROUPS
+from dap.reports import (
+    BUCC_PAIRS,
+    DIRECTIONS,
+    PAPER_BUCC,
+    PAPER_TATOEBA,
+    PAPER_XNLI,
+    TATOEBA_GROUPS,
+)
 from experiments.recipes import Recipe, Run
 
 HARD = "hard_negatives/mean/error"
@@ -21,10 +28,24 @@ LARGEST = TATOEBA_GROUPS[-1]
 DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
 #: What runs are called, in the order of the tables.
 START = "encoder as it is"  # a run at learning rate 0
-LABELS = {"tr": "TR", "tr+tlm": "TR+TLM", "tr+rtl": "DAP", "tr+bow": "TR+BOW", "tr+rtl+bow": "DAP+BOW"}
+LABELS = {
+    "tr": "TR",
+    "tr+tlm": "TR+TLM",
+    "tr+rtl": "DAP",
+    "tr+bow": "TR+BOW",
+    "tr+rtl+bow": "DAP+BOW",
+}
 EDITS = "+edits"  # of those with targets of which a word is changed
 ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
-ALIGNMENT = ("pool xx-en", "pool en-xx", "sentence xx-en", "sentence en-xx", "precision", "recall", "AER")
+ALIGNMENT = (
+    "pool xx-en",
+    "pool en-xx",
+    "sentence xx-en",
+    "sentence en-xx",
+    "precision",
+    "recall",
+    "AER",
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,9 @@ def spread(values: Iterable[float]) -> Spread | None:
     found = list(values)
     if not found:
         return None
-    return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+    return Spread(
+        statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found)
+    )
 
 
 def pooled_sd(spreads: Sequence[Spread]) -> float:
@@ -179,12 +202,19 @@ class Study:
 
     def main_runs(self) -> dict[str, str]:
         """Label -> run, of those that see the same number of pairs: the encoder as it is, TR, TR+TLM, DAP."""
-        return self._labelled([name for name, run in self.recipe.runs.items() if run.same_time_as is None])
+        return self._labelled(
+            [name for name, run in self.recipe.runs.items() if run.same_time_as is None]
+        )
 
     def same_time_runs(self) -> dict[str, dict[str, str]]:
         """A run -> label -> run, of those that take its time and itself."""
-        whose = dict.fromkeys(run.same_time_as for run in self.recipe.runs.values() if run.same_time_as is not None)
-        same = {one: [name for name, run in self.recipe.runs.items() if run.same_time_as == one] for one in whose}
+        whose = dict.fromkeys(
+            run.same_time_as for run in self.recipe.runs.values() if run.same_time_as is not None
+        )
+        same = {
+            one: [name for name, run in self.recipe.runs.items() if run.same_time_as == one]
+            for one in whose
+        }
         return {one: self._labelled([one, *names]) for one, names in same.items()}
 
     def _labelled(self, names: Iterable[str]) -> dict[str, str]:
@@ -192,12 +222,20 @@ class Study:
         for name in names:
             label = label_of(self.recipe.runs[name])
             found[name if label in found else label] = name
-        return dict(sorted(found.items(), key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER)))
+        return dict(
+            sorted(
+                found.items(),
+                key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER),
+            )
+        )
 
     def find(self, run: str, rate: float, seed: int) -> Outcome | None:
         """The outcome of one training; None if it has not ended."""
         wanted = (run, rate, seed)
-        return next((each for each in self.outcomes if (each.run, each.learning_rate, each.seed) == wanted), None)
+        return next(
+            (each for each in self.outcomes if (each.run, each.learning_rate, each.seed) == wanted),
+            None,
+        )
 
     def dev(self, run: Run, rate: float) -> float | None:
         """What chooses learning rates: accuracy on held-out pairs with a run's first seed; None: not run."""
@@ -235,15 +273,25 @@ class Study:
 
     def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
         """Run -> seed -> its difference to `base`, of the other runs of an ablation."""
-        return {name: self.differences(name, "base", measure) for name in self.recipe.runs if name != "base"}
+        return {
+            name: self.differences(name, "base", measure)
+            for name in self.recipe.runs
+            if name != "base"
+        }
 
     def interval(self, name: str, base: str, measure: Measure) -> tuple[float, float] | None:
         """`interval` of a run minus another; None below two seeds and languages that both have."""
-        ours, theirs = ({each.seed: each.languages(measure) for each in self.final(run)} for run in (name, base))
-        seeds = [seed for seed in ours if ours[seed] and ours[seed].keys() == theirs.get(seed, {}).keys()]
+        ours, theirs = (
+            {each.seed: each.languages(measure) for each in self.final(run)} for run in (name, base)
+        )
+        seeds = [
+            seed for seed in ours if ours[seed] and ours[seed].keys() == theirs.get(seed, {}).keys()
+        ]
         if len(seeds) < 2 or len(ours[seeds[0]]) < 2:
             return None
-        return interval([[ours[seed][code] - theirs[seed][code] for code in ours[seed]] for seed in seeds])
+        return interval(
+            [[ours[seed][code] - theirs[seed][code] for code in ours[seed]] for seed in seeds]
+        )
 
     def missing(self) -> dict[str, list[str]]:
         """Run -> which of its trainings and evaluations have no result, of those that lack one."""
@@ -251,11 +299,16 @@ class Study:
         for run in self.recipe.runs.values():
             done = {each.seed: each.content["evaluations"] for each in self.final(run.name)}
             left = {"training": [seed for seed in run.seeds if seed not in done]}
-            left |= {name: [seed for seed, has in done.items() if name not in has] for name in run.evaluate}
+            left |= {
+                name: [seed for seed, has in done.items() if name not in has]
+                for name in run.evaluate
+            }
             for what, numbers in left.items():
                 if numbers:
                     plural = "s" * (len(numbers) > 1)
-                    found.setdefault(run.name, []).append(f"{what} of seed{plural} {', '.join(map(str, numbers))}")
+                    found.setdefault(run.name, []).append(
+                        f"{what} of seed{plural} {', '.join(map(str, numbers))}"
+                    )
         return found
 
 
@@ -282,7 +335,9 @@ def measures(study: Study) -> list[Measure]:
             paper = {model: row[direction][column] for model, row in PAPER_TATOEBA.items()}
             path = f"tatoeba/averages/{group}/{direction}"
             by_language = f"tatoeba/languages/*/{direction}" if group == LARGEST else ""
-            found.append(Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper, by_language=by_language))
+            found.append(
+                Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper, by_language=by_language)
+            )
     for name in sorted(study.recipe.evaluate):
         reports = [each.content["evaluations"].get(name) for each in study.outcomes]
         for kind in sorted({kind for report in reports for kind in _at(report, HARD) or ()}):
@@ -292,10 +347,19 @@ def measures(study: Study) -> list[Measure]:
     for pair in BUCC_PAIRS:
         for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
             paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items()}
-            found.append(Measure(f"BUCC {pair} sample, {name}", (f"bucc/pairs/{pair}/{name.lower()}",), paper=paper))
+            found.append(
+                Measure(
+                    f"BUCC {pair} sample, {name}",
+                    (f"bucc/pairs/{pair}/{name.lower()}",),
+                    paper=paper,
+                )
+            )
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
-    found += [_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"), _alignment("AER", "AER")]
+    found += [
+        _alignment("token retrieval, all words", "pool xx-en", "pool en-xx"),
+        _alignment("AER", "AER"),
+    ]
     return measured(study, found)
 
 
@@ -305,12 +369,18 @@ def alignment_measures(study: Study) -> list[Measure]:
 
 
 def _alignment(label: str, *names: str) -> Measure:
-    return Measure(label, tuple(f"alignment/mean/{name}" for name in names), lower_is_better="AER" in names)
+    return Measure(
+        label, tuple(f"alignment/mean/{name}" for name in names), lower_is_better="AER" in names
+    )
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
     """Those that any of the study's models has."""
-    return [measure for measure in among if any(each.value(measure) is not None for each in study.outcomes)]
+    return [
+        measure
+        for measure in among
+        if any(each.value(measure) is not None for each in study.outcomes)
+    ]
 
 
 def headline(study: Study) -> dict[str, Measure]:
@@ -318,7 +388,11 @@ def headline(study: Study) -> dict[str, Measure]:
     tatoeba = f"tatoeba/averages/{LARGEST}"
     names = {f"{tatoeba}/xx-en": "Tatoeba xx→en", f"{tatoeba}/en-xx": "en→xx"}
     names |= {f"{each}/{HARD}/error": "hard-negative error" for each in study.recipe.evaluate}
-    names |= {"bucc/pairs/zh-en/f1": "BUCC zh-en F1", "xnli/mean/accuracy": "XNLI", "alignment/mean/AER": "AER"}
+    names |= {
+        "bucc/pairs/zh-en/f1": "BUCC zh-en F1",
+        "xnli/mean/accuracy": "XNLI",
+        "alignment/mean/AER": "AER",
+    }
     found = {measure.paths[0]: measure for measure in measures(study)}
     return {short: found[path] for path, short in names.items() if path in found}
 
@@ -326,4 +400,6 @@ def headline(study: Study) -> dict[str, Measure]:
 def ablated(study: Study) -> list[Measure]:
     """What ablations are compared in."""
     paths = tuple(f"tatoeba/averages/{LARGEST}/{direction}" for direction in DIRECTIONS)
-    return measured(study, [HELD_OUT, Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)])
+    return measured(
+        study, [HELD_OUT, Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)]
+    )

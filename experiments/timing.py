@@ -33,21 +33,32 @@ from modeling_dap import DAPForPreTraining
 BATCHES = 8
 SAMPLE = 50_000  # pairs that batches are drawn from
 # Arguments that runs must share for their steps to be compared on the same batches, and their defaults.
-SHARED = {"train_data": None, "total_train_batch_size": None, "max_seq_length": 32, "language_mix": "natural"}
+SHARED = {
+    "train_data": None,
+    "total_train_batch_size": None,
+    "max_seq_length": 32,
+    "language_mix": "natural",
+}
 SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False, "bf16": False}
 
 
 def compared(workspace: Workspace) -> dict[str, Run]:
     """The runs whose steps are counted in each other's."""
-    timed = [run for run in workspace.recipe.runs.values() if run.same_time_as not in (None, run.like)]
-    return {name: workspace.recipe.runs[name] for run in timed for name in (run.same_time_as, run.like)}
+    timed = [
+        run for run in workspace.recipe.runs.values() if run.same_time_as not in (None, run.like)
+    ]
+    return {
+        name: workspace.recipe.runs[name] for run in timed for name in (run.same_time_as, run.like)
+    }
 
 
 def model_folder(workspace: Workspace, run: Run) -> Path:
     """The finished model of a run's first seed."""
     rate = workspace.learning_rate(run)
     if rate is None:
-        raise UserError(f"{run.name}: the search for its learning rate has not ended: run `experiments.run` first")
+        raise UserError(
+            f"{run.name}: the search for its learning rate has not ended: run `experiments.run` first"
+        )
     folder = workspace.folder(Job(run, run.seeds[0], rate, ()))
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"{folder} has no finished model: run `python -m experiments.run` first")
@@ -60,7 +71,10 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
     Raises:
         ValueError: there is nothing to compare, or they differ in it, or lack what has no default.
     """
-    found = {name: {key: run.arguments.get(key, SHARED[key]) for key in SHARED} for name, run in runs.items()}
+    found = {
+        name: {key: run.arguments.get(key, SHARED[key]) for key in SHARED}
+        for name, run in runs.items()
+    }
     if not found:
         raise UserError("no run of the recipe has same_time_as, so there is nothing to measure")
     first, arguments = next(iter(found.items()))
@@ -69,11 +83,15 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
             if value is None:
                 raise UserError(f"{first} has no {key}: give it, in `train` for one")
             if other[key] != value:
-                raise UserError(f"{first} has {key}={value!r}, {name} {other[key]!r}: give both the same")
+                raise UserError(
+                    f"{first} has {key}={value!r}, {name} {other[key]!r}: give both the same"
+                )
     return arguments
 
 
-def batches(arguments: dict[str, Any], tokenizer_folder: Path, share: float) -> list[dict[str, Tensor]]:
+def batches(
+    arguments: dict[str, Any], tokenizer_folder: Path, share: float
+) -> list[dict[str, Tensor]]:
     """Some batches of the runs' text, of which every language gives the same share, and this share of pairs a copy."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     given = arguments["train_data"]
@@ -89,10 +107,15 @@ def batches(arguments: dict[str, Any], tokenizer_folder: Path, share: float) -> 
         sampler=LanguageMixSampler([len(part) for part in rows.values()], mix, alpha, 0),
         collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows), negatives),
     )
-    return [{key: value for key, value in batch.items() if key != "pair_ids"} for batch in islice(loader, BATCHES)]
+    return [
+        {key: value for key, value in batch.items() if key != "pair_ids"}
+        for batch in islice(loader, BATCHES)
+    ]
 
 
-def training_step(folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[str, Tensor]]) -> Callable[[], None]:
+def training_step(
+    folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[str, Tensor]]
+) -> Callable[[], None]:
     """A function that takes the next step of a model."""
     model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
     if frozen:
@@ -117,9 +140,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs"), help="where the models are")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs"), help="where the models are"
+    )
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="where timing.json goes")
-    parser.add_argument("--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns")
+    parser.add_argument(
+        "--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns"
+    )
     args = parser.parse_args(argv)
     recipe = read_recipe(args.recipe, parse_places(args.places))
     workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
@@ -127,11 +154,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     shared = shared_arguments(runs)
     folders = {name: model_folder(workspace, run) for name, run in runs.items()}
     shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
-    data = {share: batches(shared, next(iter(folders.values())), share) for share in {*shares.values()}}
+    data = {
+        share: batches(shared, next(iter(folders.values())), share) for share in {*shares.values()}
+    }
     how = bool(shared["freeze_word_embeddings"]), bool(shared["bf16"])
-    steps = {name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()}
+    steps = {
+        name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()
+    }
     found = alternate(steps, args.repeats, "cpu")
-    about = {"pairs": shared["total_train_batch_size"], "machine": machine(), "versions": versions()}
+    about = {
+        "pairs": shared["total_train_batch_size"],
+        "machine": machine(),
+        "versions": versions(),
+    }
     write_json({"steps": found, **about}, workspace.timing)
     for name, part in found.items():
         print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")

@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", required=True, help="folder or Hub id")
-    parser.add_argument("--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it")
+    parser.add_argument(
+        "--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it"
+    )
     args = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     sample = {}

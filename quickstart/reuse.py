@@ -19,7 +19,9 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, partial(hashlib.sha256, path.name.encode())).digest())
+            digest.update(
+                hashlib.file_digest(file, partial(hashlib.sha256, path.name.encode())).digest()
+            )
     return digest.hexdigest()[:16]
 
 
@@ -31,7 +33,12 @@ def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str,
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     lines = {key: value for key, value in content.items() if changes_weights(key)}
-    return {"start model": start, "pooling": pooling, "training text": folder_digest(text), recipe.name: lines}
+    return {
+        "start model": start,
+        "pooling": pooling,
+        "training text": folder_digest(text),
+        recipe.name: lines,
+    }
 
 
 def claim(out: Path, wanted: dict[str, Any]) -> bool:
@@ -46,7 +53,9 @@ def claim(out: Path, wanted: dict[str, Any]) -> bool:
     if not finished and not any(out.glob("checkpoint-*")):
         write_json(wanted, record)
         return False
-    if differing := differences(read_json(record) if record.exists() else dict.fromkeys(wanted), wanted):
+    if differing := differences(
+        read_json(record) if record.exists() else dict.fromkeys(wanted), wanted
+    ):
         raise UserError(
             f"{out} holds a run made from something else ({'; '.join(differing)}); remove or rename the folder to "
             f"train again: mv {out} {out}-old"

@@ -46,7 +46,9 @@ def prepare_text() -> None:
     """Parallel text from pinned wheels: `build/quickstart/train` and `test`."""
     counts = bitext.prepare(fetch.fetch(fetch.TEXT_WHEELS, HOME / "wheels"), HOME)
     train, test = (sum(column) for column in zip(*counts.values(), strict=True))
-    print(f"   {train:,} training pairs in {len(counts)} languages; {test:,} held-out pairs to test on")
+    print(
+        f"   {train:,} training pairs in {len(counts)} languages; {test:,} held-out pairs to test on"
+    )
 
 
 def prepare_encoder() -> Path:
@@ -80,7 +82,9 @@ def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
 def train(model: str, pooling: str, out: Path, finished: bool) -> None:
     """Run `train_dap.py` in this process, with its threads; a finished run in ``out`` is kept."""
     if finished:
-        print(f"   {out} holds a finished run of the same settings: using it (remove the folder to train again)")
+        print(
+            f"   {out} holds a finished run of the same settings: using it (remove the folder to train again)"
+        )
         return
     arguments = training_arguments(model, pooling, out)
     print("   python train_dap.py " + " ".join(arguments), flush=True)
@@ -91,7 +95,9 @@ def measure(name: str, pooling: str, pairs: Pairs) -> tuple[Accuracies, TokenSta
     """Retrieval accuracy by language, and the token states of the figure's sentences; no prefix, as in training."""
     model = SentenceEncoder.from_pretrained(name, pooling=pooling, prefix="")
     sides = zip(*pairs.get(FIGURE_LANGUAGE, next(iter(pairs.values())))[:FIGURE_PAIRS], strict=True)
-    source, target = (np.concatenate(model.encode_tokens(list(side))) for side in sides)  # (tokens, D) each
+    source, target = (
+        np.concatenate(model.encode_tokens(list(side))) for side in sides
+    )  # (tokens, D) each
     return evaluate(model, pairs), (source, target)
 
 
@@ -103,9 +109,14 @@ def mean(accuracies: Accuracies) -> tuple[float, float]:
 
 def table(pairs: Pairs, before: Accuracies, after: Accuracies) -> str:
     """Both directions of every language before and after, and their means."""
-    rows = [[code, NAMES[code], str(len(pairs[code])), *before[code], *after[code]] for code in pairs]
+    rows = [
+        [code, NAMES[code], str(len(pairs[code])), *before[code], *after[code]] for code in pairs
+    ]
     rows.append(["mean", f"{len(pairs)} languages", "", *mean(before), *mean(after)])
-    return text_table(["", "language", "pairs", "xx→en before", "en→xx before", "xx→en after", "en→xx after"], rows)
+    return text_table(
+        ["", "language", "pairs", "xx→en before", "en→xx before", "xx→en after", "en→xx after"],
+        rows,
+    )
 
 
 def show_loading(out: Path) -> None:
@@ -113,7 +124,9 @@ def show_loading(out: Path) -> None:
     model, tokenizer = AutoModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     batch = tokenizer(["Good morning!", "Hyvää huomenta!"], padding=True, return_tensors="pt")
     with torch.inference_mode():
-        vectors = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).pooler_output  # (2, D)
+        vectors = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).pooler_output  # (2, D)
     cosine = torch.cosine_similarity(vectors[0], vectors[1], dim=0).item()
     print(f"AutoModel.from_pretrained({os.path.relpath(out)!r}) -> {type(model).__name__}; "
           f"cosine of 'Good morning!' and 'Hyvää huomenta!': {cosine:.2f}")  # fmt: skip
@@ -123,8 +136,12 @@ def show_loading(out: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare, measure, train, measure, draw, load."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", help="encoder to start from; default: the one in the pinned wheel")
-    parser.add_argument("--pooling", choices=("cls", "mean"), default="mean", help="the embedded encoder's is mean")
+    parser.add_argument(
+        "--model", help="encoder to start from; default: the one in the pinned wheel"
+    )
+    parser.add_argument(
+        "--pooling", choices=("cls", "mean"), default="mean", help="the embedded encoder's is mean"
+    )
     args = parser.parse_args(argv)
     seconds: dict[str, float] = {}
     with timed("text and encoder", seconds):
@@ -156,14 +173,25 @@ def report(
     distances = plot_token_states(before[1], after[1], picture, source_name=language)
     print("\n" + table(pairs, before[0], after[0]) + "\n")
     gains = [b - a for a, b in zip(mean(before[0]), mean(after[0]), strict=True)]
-    print(f"gain: xx→en {gains[0]:+.1f}, en→xx {gains[1]:+.1f} points, on English strings that no training pair holds")
+    print(
+        f"gain: xx→en {gains[0]:+.1f}, en→xx {gains[1]:+.1f} points, on English strings that no training pair holds"
+    )
     print(f"token states of {language} and English: centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart "
           f"({os.path.relpath(picture)})")  # fmt: skip
     show_loading(out)
     times = ", ".join(f"{what} {spent:.0f} s" for what, spent in seconds.items())
     print(f"time: {sum(seconds.values()) / 60:.1f} minutes ({times})")
-    numbers = {"before": before[0], "after": after[0], "mean_before": mean(before[0]), "mean_after": mean(after[0])}
-    numbers |= {"seconds": seconds, "cloud_distance": distances, "model": os.path.relpath(out, ROOT)}
+    numbers = {
+        "before": before[0],
+        "after": after[0],
+        "mean_before": mean(before[0]),
+        "mean_after": mean(after[0]),
+    }
+    numbers |= {
+        "seconds": seconds,
+        "cloud_distance": distances,
+        "model": os.path.relpath(out, ROOT),
+    }
     write_json(numbers, HOME / "results.json")
 
 

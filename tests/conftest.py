@@ -15,7 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes with more threads than cores slow each other down
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # processes with more threads than cores slow each other down
 _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
 os.environ["HF_HOME"] = _cache.name
 
@@ -33,7 +35,9 @@ LANGUAGES = ("de", "fr", "sw")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its part of the suite needs the server
+    if hasattr(
+        config, "workerinput"
+    ):  # a worker of pytest-xdist: its part of the suite needs the server
         start_server(config.pluginmanager.getplugin("capturemanager"))
 
 
@@ -44,7 +48,11 @@ def pytest_collection_finish() -> None:
 def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tuple[str, str]]:
     """Pairs whose source is the English sentence word by word in a made-up language, all English sides different."""
     rng = random.Random(f"{language}-{seed}")
-    words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne", "pu", "ra") for b in ("ban", "der", "fin", "gol", "sut")]
+    words = [
+        f"{a}{b}"
+        for a in ("ka", "lo", "mi", "ne", "pu", "ra")
+        for b in ("ban", "der", "fin", "gol", "sut")
+    ]
     pairs = {}
     while len(pairs) < count:
         english = rng.choices(words, k=rng.randint(3, 9))
@@ -75,22 +83,38 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     """A three-layer configuration of one of the supported encoder classes, without dropout."""
     import transformers
 
-    shape = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
     shape |= {"intermediate_size": 48, "max_position_embeddings": 80, "pad_token_id": 1}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if model_type == "deberta-v2":
-        relative = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"]}
+        relative = {
+            "relative_attention": True,
+            "position_buckets": 16,
+            "pos_att_type": ["p2c", "c2p"],
+        }
         relative |= {"position_biased_input": False, "type_vocab_size": 0}
         return transformers.DebertaV2Config(
             **shape, **quiet, **relative, norm_rel_ebd="layer_norm", share_att_key=True
         )
     if model_type == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        return transformers.ModernBertConfig(**shape, **ids, local_attention=8, global_attn_every_n_layers=3)
+        return transformers.ModernBertConfig(
+            **shape, **ids, local_attention=8, global_attn_every_n_layers=3
+        )
     if model_type == "distilbert":
         shape |= {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
-        named = {key: shape[key] for key in ("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id")}
-        return transformers.DistilBertConfig(**named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0)
+        named = {
+            key: shape[key]
+            for key in ("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id")
+        }
+        return transformers.DistilBertConfig(
+            **named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0
+        )
     return transformers.AutoConfig.for_model(model_type, **shape, **quiet)
 
 
@@ -105,11 +129,15 @@ def save_bert(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     """Writes a BERT of random weights with its tokenizer, as most encoders on the Hub are."""
     from transformers import BertModel
 
-    return save(folder, BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False), tokenizer)
+    return save(
+        folder, BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False), tokenizer
+    )
 
 
 @pytest.fixture(scope="session")
-def tiny_bert_dir(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bert_dir(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     import torch
 
     torch.manual_seed(0)
@@ -132,7 +160,9 @@ def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _repeatable() -> None:
     import torch
 
-    torch.default_generator.manual_seed(0)  # torch.manual_seed notes the stack for devices: slower than many tests
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed notes the stack for devices: slower than many tests
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
 

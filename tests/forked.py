@@ -44,7 +44,11 @@ def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
         return process
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/dev/fd")):
-        if number not in (1, 2, *kept):  # closed, but no later file gets the number, which an object may still know
+        if number not in (
+            1,
+            2,
+            *kept,
+        ):  # closed, but no later file gets the number, which an object may still know
             os.dup2(null, number)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     gc.freeze()
@@ -64,11 +68,18 @@ def run_two(work: Callable[..., None], *args: object) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]  # that nothing listens on
-    torch.multiprocessing.start_processes(_as_rank, (port, work, args), nprocs=2, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        _as_rank, (port, work, args), nprocs=2, start_method="forkserver"
+    )
 
 
 def _as_rank(rank: int, port: int, work: Callable[..., None], args: tuple) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     work(rank, *args)
 
@@ -92,7 +103,9 @@ def run_python(
         if process.is_alive():
             process.kill()
             raise TimeoutError(f"python {arguments} was killed after {timeout} s")
-        return subprocess.CompletedProcess(arguments, process.exitcode, *(path.read_text() for path in printed))
+        return subprocess.CompletedProcess(
+            arguments, process.exitcode, *(path.read_text() for path in printed)
+        )
 
 
 def _play(arguments: list[str], env: dict[str, str], cwd: Path, printed: list[Path]) -> None:
@@ -101,7 +114,11 @@ def _play(arguments: list[str], env: dict[str, str], cwd: Path, printed: list[Pa
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    installed = [path for path in sys.path if Path(path) != TESTS.parent and not Path(path).is_relative_to(TESTS)]
+    installed = [
+        path
+        for path in sys.path
+        if Path(path) != TESTS.parent and not Path(path).is_relative_to(TESTS)
+    ]
     if arguments[0] == "-c":
         sys.argv, sys.path[:] = ["-c", *arguments[2:]], [str(cwd), *installed]
         exec(arguments[1], types.ModuleType("__main__").__dict__)

@@ -51,7 +51,9 @@ class Repo:
 
     @property
     def sha(self) -> str:
-        return hashlib.sha1(str(self.commits).encode() + b"".join(map(str.encode, sorted(self.files)))).hexdigest()
+        return hashlib.sha1(
+            str(self.commits).encode() + b"".join(map(str.encode, sorted(self.files)))
+        ).hexdigest()
 
 
 ROUTES = {
@@ -93,7 +95,9 @@ class Handler(BaseHTTPRequestHandler):
     """One request; methods named after `ROUTES` answer it."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each body waits 40 ms for the client to acknowledge the headers
+    disable_nagle_algorithm = (
+        True  # or each body waits 40 ms for the client to acknowledge the headers
+    )
     server: HubServer
 
     def log_message(self, *args: Any) -> None:
@@ -142,7 +146,9 @@ class Handler(BaseHTTPRequestHandler):
         fault.times -= 1
         if fault.status is None:
             self.rfile.read(length // 2)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            self.connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # a reset
             self.close_connection = True
             self.connection.close()
         else:
@@ -176,7 +182,9 @@ class Handler(BaseHTTPRequestHandler):
             if "model-index" in data:
                 model_index_to_eval_results(data["model-index"])
         except Exception as error:  # whatever is wrong with it
-            return self.answer(400, {"errors": [{"message": f"{type(error).__name__}: {error}"}], "warnings": []})
+            return self.answer(
+                400, {"errors": [{"message": f"{type(error).__name__}: {error}"}], "warnings": []}
+            )
         return self.answer(200, {"errors": [], "warnings": []})
 
     def preupload(self, body: bytes, repo: str, rev: str) -> None:
@@ -192,8 +200,12 @@ class Handler(BaseHTTPRequestHandler):
     def batch(self, body: bytes, repo: str) -> None:
         objects = []
         for each in json.loads(body)["objects"]:
-            wanted = {"actions": {"upload": {"href": f"{self.server.url}/lfs/{repo}/{each['oid']}"}}}
-            objects.append({**each, **({} if (repo, each["oid"]) in self.server.objects else wanted)})
+            wanted = {
+                "actions": {"upload": {"href": f"{self.server.url}/lfs/{repo}/{each['oid']}"}}
+            }
+            objects.append(
+                {**each, **({} if (repo, each["oid"]) in self.server.objects else wanted)}
+            )
         return self.answer(200, {"transfer": "basic", "objects": objects})
 
     def lfs(self, body: bytes, repo: str, oid: str) -> None:
@@ -213,17 +225,28 @@ class Handler(BaseHTTPRequestHandler):
             elif kind in ("deletedFile", "deletedFolder"):
                 gone = value["path"].rstrip("/")
                 files = {
-                    path: data for path, data in files.items() if path != gone and not path.startswith(gone + "/")
+                    path: data
+                    for path, data in files.items()
+                    if path != gone and not path.startswith(gone + "/")
                 }
         if repo in self.server.faults and self.server.faults[repo].where == "loss":
             files.popitem()
         held = self.server.repos[repo]
         held.files, held.commits = files, held.commits + 1
-        return self.answer(200, {"success": True, "commitOid": held.sha, "commitUrl": f"{self.server.url}/{repo}"})
+        return self.answer(
+            200, {"success": True, "commitOid": held.sha, "commitUrl": f"{self.server.url}/{repo}"}
+        )
 
     def info(self, body: bytes, repo: str, rev: str = "main") -> None:
         if (held := self.found(repo, rev)) is not None:
-            content = {"_id": repo, "id": repo, "modelId": repo, "sha": held.sha, "private": held.private, "tags": []}
+            content = {
+                "_id": repo,
+                "id": repo,
+                "modelId": repo,
+                "sha": held.sha,
+                "private": held.private,
+                "tags": [],
+            }
             content |= {"siblings": [{"rfilename": path} for path in sorted(held.files)]}
             self.answer(200, content | {"downloads": 0, "likes": 0})
 
@@ -233,9 +256,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(fault.status, {"error": fault.message})
         if (held := self.found(repo, rev)) is not None:
             start = path.strip("/") + "/" if path.strip("/") else ""
-            found = [self.entry(name, data) for name, data in sorted(held.files.items()) if name.startswith(start)]
+            found = [
+                self.entry(name, data)
+                for name, data in sorted(held.files.items())
+                if name.startswith(start)
+            ]
             if start and not found:
-                return self.answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+                return self.answer(
+                    404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
+                )
             return self.answer(200, found)
         return None
 
@@ -244,7 +273,11 @@ class Handler(BaseHTTPRequestHandler):
         oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         entry = {"type": "file", "path": path, "size": len(data), "oid": oid}
         if Handler.is_lfs(path):
-            entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+            entry["lfs"] = {
+                "oid": hashlib.sha256(data).hexdigest(),
+                "size": len(data),
+                "pointerSize": 130,
+            }
         return entry
 
     def resolve(self, body: bytes, repo: str, rev: str, path: str) -> None:
@@ -252,18 +285,24 @@ class Handler(BaseHTTPRequestHandler):
             return None
         headers = {"X-Repo-Commit": held.sha}
         if path not in held.files:
-            return self.answer(404, {"error": "Entry not found"}, headers | {"X-Error-Code": "EntryNotFound"})
+            return self.answer(
+                404, {"error": "Entry not found"}, headers | {"X-Error-Code": "EntryNotFound"}
+            )
         data = held.files[path]
         return self.answer(200, data, headers | {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
 
     def found(self, repo: str, rev: str) -> Repo | None:
         """The repository, unless it or the revision is not there, which is answered."""
         held = self.server.repos.get(repo)
-        if held is None or (held.private and self.headers.get("Authorization") != f"Bearer {self.server.token}"):
+        if held is None or (
+            held.private and self.headers.get("Authorization") != f"Bearer {self.server.token}"
+        ):
             self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
             return None
         if rev not in ("main", held.sha):
-            self.answer(404, {"error": f"Invalid rev id: {rev}"}, {"X-Error-Code": "RevisionNotFound"})
+            self.answer(
+                404, {"error": f"Invalid rev id: {rev}"}, {"X-Error-Code": "RevisionNotFound"}
+            )
             return None
         return held
 

@@ -37,7 +37,9 @@ def refused(*_: Any, **__: Any) -> None:
     raise PermissionError("read-only")
 
 
-def test_text_of_a_bucket_is_prepared_into_a_bucket(bucket: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+def test_text_of_a_bucket_is_prepared_into_a_bucket(
+    bucket: fsspec.AbstractFileSystem, tmp_path: Path
+) -> None:
     pairs = [pair for pair in synthetic_pairs("de", 160) if len(pair[1].split()) > 3]
     text = text_of(pairs)
     bucket.pipe("/raw/de-en.tsv", text)
@@ -45,7 +47,9 @@ def test_text_of_a_bucket_is_prepared_into_a_bucket(bucket: fsspec.AbstractFileS
     (tmp_path / "raw/de-en.tsv").write_bytes(text)
     options = ["--dev_pairs", "5", "--max_shared", "2"]
     prepare_data.run(["--data", "memory://raw", "--output_dir", "memory://made/corpus", *options])
-    prepare_data.run(["--data", str(tmp_path / "raw"), "--output_dir", str(tmp_path / "corpus"), *options])
+    prepare_data.run(
+        ["--data", str(tmp_path / "raw"), "--output_dir", str(tmp_path / "corpus"), *options]
+    )
     whole = {path for path in (tmp_path / "corpus").rglob("*") if path.is_file()}
     names = {str(path.relative_to(tmp_path)) for path in whole}
     assert {name.removeprefix("/made/") for name in bucket.find("/made")} == names
@@ -68,17 +72,25 @@ def test_a_copy_is_fetched_again_where_its_file_has_another_size_or_time(
     assert Path(addresses.fetch("memory://corpus/de-en.tsv")).read_bytes() == b"eins\tone\n"
     file.modified = changed + timedelta(seconds=1)
     assert Path(addresses.fetch("memory://corpus/de-en.tsv")).read_bytes() == b"drei\tsix\n"
-    assert Path(addresses.fetch("memory://corpus") + "/more/fr-en.tsv").read_bytes() == b"deux\ttwo\n"
+    assert (
+        Path(addresses.fetch("memory://corpus") + "/more/fr-en.tsv").read_bytes() == b"deux\ttwo\n"
+    )
     bucket.rm("/corpus/more/fr-en.tsv")
-    with pytest.raises(UserError, match=f"has no more/fr-en.tsv, but its copy has: remove {copy}/more/fr-en.tsv"):
+    with pytest.raises(
+        UserError, match=f"has no more/fr-en.tsv, but its copy has: remove {copy}/more/fr-en.tsv"
+    ):
         addresses.fetch("memory://corpus")
     bucket.store["/corpus/../out.tsv"] = file
     with pytest.raises(UserError, match="/corpus/../out.tsv leads out of the folder"):
         addresses.fetch("memory://corpus")
 
 
-def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(tmp_path: Path) -> None:
-    text = b"eins\tone\n" * 1_300_000  # which fsspec would read in parts, and this server knows none
+def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(
+    tmp_path: Path,
+) -> None:
+    text = (
+        b"eins\tone\n" * 1_300_000
+    )  # which fsspec would read in parts, and this server knows none
     (tmp_path / "de-en.tsv").write_bytes(text)
     with serve_folder(tmp_path) as home:
         assert Path(addresses.fetch(f"{home}/de-en.tsv")).read_bytes() == text
@@ -89,17 +101,31 @@ def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(tmp
 @pytest.mark.parametrize(
     ("option", "address", "message"),
     [
-        ("--data", "memory://nothing", r"^--data memory://nothing cannot be fetched \(FileNotFoundError.*; check"),
+        (
+            "--data",
+            "memory://nothing",
+            r"^--data memory://nothing cannot be fetched \(FileNotFoundError.*; check",
+        ),
         ("--data", "file:///a", "^--data file:///a: name a host .* or give a path without it"),
-        ("--data", "s4://a/b", r"^--data s4://a/b cannot be reached \(ValueError: Protocol not known"),
-        ("--output_dir", "s4://a/b", r"^--output_dir s4://a/b cannot be reached \(ValueError: Protocol not known"),
+        (
+            "--data",
+            "s4://a/b",
+            r"^--data s4://a/b cannot be reached \(ValueError: Protocol not known",
+        ),
+        (
+            "--output_dir",
+            "s4://a/b",
+            r"^--output_dir s4://a/b cannot be reached \(ValueError: Protocol not known",
+        ),
     ],
 )
 def test_addresses_that_cannot_be_read_are_refused_by_name(
     option: str, address: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
-        prepare_data.run(["--data", str(tmp_path), "--output_dir", str(tmp_path / "out"), option, address])
+        prepare_data.run(
+            ["--data", str(tmp_path), "--output_dir", str(tmp_path / "out"), option, address]
+        )
 
 
 def test_results_stay_here_and_whole_where_they_cannot_be_sent(
@@ -110,20 +136,31 @@ def test_results_stay_here_and_whole_where_they_cannot_be_sent(
     made.write_bytes(b"1.2\ta\tb\n")
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "_open", refused)
-        with pytest.raises(UserError, match=f"made/pairs.tsv cannot be written .*read-only.*; {made} has it"):
+        with pytest.raises(
+            UserError, match=f"made/pairs.tsv cannot be written .*read-only.*; {made} has it"
+        ):
             addresses.send(made)
     addresses.send(made)
     assert bucket.cat("/made/pairs.tsv") == made.read_bytes()
 
 
 def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_goes_on_behind_them(
-    bucket: fsspec.AbstractFileSystem, tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: fsspec.AbstractFileSystem,
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = synthetic_pairs("de", 40)
     for side, name in enumerate(("de", "en")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
     model = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--shard_size", "10"]
-    command = [str(tmp_path / "de"), str(tmp_path / "en"), *model, "--output", "memory://made/pairs.tsv"]
+    command = [
+        str(tmp_path / "de"),
+        str(tmp_path / "en"),
+        *model,
+        "--output",
+        "memory://made/pairs.tsv",
+    ]
     encode, sent, left = embeddings.encode_pieces, [], iter([True] * 6 + [False])
     put = type(bucket).put_file
 
@@ -151,15 +188,29 @@ def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_go
 
 
 def test_vectors_that_could_not_be_sent_are_sent_by_the_same_command(
-    bucket: fsspec.AbstractFileSystem, tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: fsspec.AbstractFileSystem,
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = synthetic_pairs("de", 20)
-    (tmp_path / "de-en.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
-    command = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(tmp_path / "de-en.tsv")]
+    (tmp_path / "de-en.tsv").write_text(
+        "".join(f"{source}\t{target}\n" for source, target in pairs)
+    )
+    command = [
+        "--model",
+        str(tiny_bert_dir),
+        "--pooling",
+        "mean",
+        "--data_dir",
+        str(tmp_path / "de-en.tsv"),
+    ]
     command += ["--embeddings_dir", "memory://kept"]
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "put_file", refused)
-        with pytest.raises(UserError, match="cannot be written .*read-only.*, and the same command sends it"):
+        with pytest.raises(
+            UserError, match="cannot be written .*read-only.*, and the same command sends it"
+        ):
             eval_retrieval.run(command)
     eval_retrieval.run(command)
     (kept,) = (tmp_path / "cache/memory/kept").rglob("*.npy")
@@ -167,5 +218,7 @@ def test_vectors_that_could_not_be_sent_are_sent_by_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "exists", refused)
         kept.unlink()
-        with pytest.raises(UserError, match=r"memory://kept/.* cannot be reached \(PermissionError: read-only\)"):
+        with pytest.raises(
+            UserError, match=r"memory://kept/.* cannot be reached \(PermissionError: read-only\)"
+        ):
             eval_retrieval.run(command)

@@ -12,12 +12,36 @@ import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, mining, pipeline, quality, scale, timing, train_step
+from benchmarks import (
+    correctness,
+    encode,
+    flops,
+    gpu,
+    memory,
+    mining,
+    pipeline,
+    quality,
+    scale,
+    timing,
+    train_step,
+)
 from benchmarks.workload import PAD, Workload, token_counts
 from dap.files import read_json
 from modeling_dap import DAPForPreTraining
 
-TINY = ["--size", "tiny", "--batch_size", "6", "--lengths", "4", "9", "--target_vocabulary", "200", "--repeats", "1"]
+TINY = [
+    "--size",
+    "tiny",
+    "--batch_size",
+    "6",
+    "--lengths",
+    "4",
+    "9",
+    "--target_vocabulary",
+    "200",
+    "--repeats",
+    "1",
+]
 ARGS = {"size": "tiny", "lengths": (4, 9), "target_vocabulary": 200}
 
 
@@ -27,7 +51,9 @@ def workload() -> Workload:
     return Workload(Namespace(**ARGS))
 
 
-def test_step_compares_equal_losses_on_shared_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_step_compares_equal_losses_on_shared_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     options = ["--mini_batch_size", "4", "--optimizer", "--matrix_seconds", "0.001"]
     train_step.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
     found = read_json(tmp_path / "a.json")
@@ -36,7 +62,9 @@ def test_step_compares_equal_losses_on_shared_weights(tmp_path: Path, capsys: py
     assert set(found["contenders"]) == {*names, "matrix products"}
     assert found["check"]["gradient"] > 0
     parts = found["contenders"]
-    assert parts["TR"]["flops"] < min(parts["sentence-transformers"]["flops"], parts["DAP"]["flops"])
+    assert parts["TR"]["flops"] < min(
+        parts["sentence-transformers"]["flops"], parts["DAP"]["flops"]
+    )
     assert found["cpu"]["DAP / TR"] == parts["DAP"]["cpu"] / parts["TR"]["cpu"]
     assert "DAP cached" in capsys.readouterr().out
 
@@ -65,7 +93,10 @@ def test_batches_are_padded_pairs_within_the_vocabulary(workload: Workload) -> N
     assert set(ids[:, 1:][mask[:, 1:]].tolist()) <= set(workload.target_ids)
     assert torch.equal(batch["source_input_ids"], workload.batch(50)["source_input_ids"])
     noisy = flops.with_noise(workload.batch_of([12], [17]))  # which masks a fifth
-    assert sum(int((noisy[f"{side}_noise"] < 0.2).sum()) for side in ("source", "target")) == (10 + 15) / 5
+    assert (
+        sum(int((noisy[f"{side}_noise"] < 0.2).sum()) for side in ("source", "target"))
+        == (10 + 15) / 5
+    )
 
 
 def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> None:
@@ -79,7 +110,10 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
 
     def forward(batch: dict) -> object:
         sides = ("source", "target")
-        return [workload.encoder(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]) for side in sides]
+        return [
+            workload.encoder(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"])
+            for side in sides
+        ]
 
     wanted = sum(expected(length) for pair in lengths for length in pair)
     assert flops.real_token_flops(forward, workload, lengths) == pytest.approx(wanted)
@@ -96,11 +130,25 @@ def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFix
     assert "33.7" in capsys.readouterr().out
 
 
-def test_memory_of_the_loss_is_below_its_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_loss_is_below_its_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 2**20)
-    options = ["--tokens", "1000", "--vocabularies", "4000", "8000", "--hidden", "8", "--same_process"]
+    options = [
+        "--tokens",
+        "1000",
+        "--vocabularies",
+        "4000",
+        "8000",
+        "--hidden",
+        "8",
+        "--same_process",
+    ]
     memory.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
-    found = {(part["contender"], *part["sizes"]): part["bytes"] for part in read_json(tmp_path / "a.json")["points"]}
+    found = {
+        (part["contender"], *part["sizes"]): part["bytes"]
+        for part in read_json(tmp_path / "a.json")["points"]
+    }
     assert found["naive", 1000, 8000] > 4 * 1000 * 8000
     assert found["ours", 1000, 8000] < 4 * 1000 * 8000
 
@@ -115,13 +163,27 @@ def test_memory_of_steps_and_of_grad_cache(tmp_path: Path, capsys: pytest.Captur
     assert ["{} [{}]".format(*re.split(" {2,}", line)) for line in printed] == found
 
 
-def test_encode_compares_equal_vectors(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path) -> None:
-    options = ["--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--sentences", "20", "--repeats", "1"]
+def test_encode_compares_equal_vectors(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    options = [
+        "--model",
+        str(tiny_bert_dir),
+        "--data_dir",
+        str(bitext_dir),
+        "--sentences",
+        "20",
+        "--repeats",
+        "1",
+    ]
     encode.main([*options, "--json", str(tmp_path / "a.json")])
     found = read_json(tmp_path / "a.json")
     assert found["sentences"] == 20
     assert min(part["least_cosine"] for part in found["contenders"].values()) > 0.9999
-    assert list(found["contenders"]) == ["ours", *(f"sentence-transformers, {size} a batch" for size in (32, 128))]
+    assert list(found["contenders"]) == [
+        "ours",
+        *(f"sentence-transformers, {size} a batch" for size in (32, 128)),
+    ]
 
 
 def test_mining_finds_the_same_and_says_what_was_computed(
@@ -131,7 +193,16 @@ def test_mining_finds_the_same_and_says_what_was_computed(
     monkeypatch.setattr(mining, "in_own_process", lambda work, *args: work(*args))
     monkeypatch.setattr(mining, "sgemm_rate", lambda device: 1.0)
     vectors = [str(tmp_path / name) for name in ("xx.npy", "en.npy")]
-    options = ["--vectors", *vectors, "--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--rows", "30"]
+    options = [
+        "--vectors",
+        *vectors,
+        "--model",
+        str(tiny_bert_dir),
+        "--data_dir",
+        str(bitext_dir),
+        "--rows",
+        "30",
+    ]
     mining.main([*options, "--repeats", "1", "--json", str(tmp_path / "a.json")])
     ours, *others = read_json(tmp_path / "a.json")["rows"]["30"].values()
     assert [np.load(path).shape for path in vectors] == [(30, 32)] * 2
@@ -140,7 +211,9 @@ def test_mining_finds_the_same_and_says_what_was_computed(
     assert ours["in_float32"] in (0, 1)  # one block
 
 
-def test_encode_does_without_data_but_not_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_encode_does_without_data_but_not_without_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     encode.main(["--size", "tiny", "--sentences", "30", "--batch_sizes", "8", "--repeats", "1"])
     assert "30 sentences" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
@@ -154,7 +227,14 @@ def test_quality_times_trainings_that_give_the_same_weights(
     heads.save_pretrained(tmp_path / "heads")
     clocks, clock = [], quality.Clock
     monkeypatch.setattr(quality, "Clock", lambda *args: clocks.append(clock(*args)) or clocks[-1])
-    options = ["--model", str(tiny_bert_dir), "--heads", str(tmp_path / "heads"), "--train_data", str(bitext_dir)]
+    options = [
+        "--model",
+        str(tiny_bert_dir),
+        "--heads",
+        str(tmp_path / "heads"),
+        "--train_data",
+        str(bitext_dir),
+    ]
     options += ["--data_dir", str(bitext_dir), "--languages", "sw", "--steps", "4", "--every", "2"]
     quality.main([*options, "--batch_size", "6", "--json", str(tmp_path / "a.json")])
     points = read_json(tmp_path / "a.json")["points"]
@@ -168,7 +248,16 @@ def test_quality_times_trainings_that_give_the_same_weights(
 
 
 def test_pipeline_with_and_without_a_step(tmp_path: Path) -> None:
-    options = ["--pairs", "20", "--batches", "2", "--workers", "0", "--json", str(tmp_path / "a.json")]
+    options = [
+        "--pairs",
+        "20",
+        "--batches",
+        "2",
+        "--workers",
+        "0",
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
     pipeline.main([*TINY, *options, "--step"])
     lines = read_json(tmp_path / "a.json")["lines"]
     assert [line["step"] for line in lines] == [False, True]
@@ -177,7 +266,9 @@ def test_pipeline_with_and_without_a_step(tmp_path: Path) -> None:
         pipeline.main([*TINY, *options, "--pairs", "5"])
 
 
-def test_correctness_finds_a_wrong_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_correctness_finds_a_wrong_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     options = ["--encoders", "modernbert", "--paths", "float32"]
     correctness.main(options)
     assert capsys.readouterr().out.count(" ok\n") == 3
@@ -199,7 +290,9 @@ def test_turns_alternate_and_medians_are_taken() -> None:
 
 
 @pytest.mark.parametrize("line", [*gpu.STAGES.values(), *gpu.DRY.values()])
-def test_every_benchmark_for_a_gpu_takes_its_arguments(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_benchmark_for_a_gpu_takes_its_arguments(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, *argv = line.split()
     benchmark = importlib.import_module(f"benchmarks.{module}")
 
@@ -219,19 +312,31 @@ def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest
     with pytest.raises(SystemExit, match="1"):
         gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", *stages])
     table = capsys.readouterr().out.rpartition("\nbenchmark  ")[2]
-    rows = {name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-1])}
+    rows = {
+        name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-1])
+    }
     assert rows["tests"][0] == rows["step, float32"][0] == "left out of a dry run"
-    assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == ["FAILED: ZeroDivisionError", "ok", "ok"]
+    assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == [
+        "FAILED: ZeroDivisionError",
+        "ok",
+        "ok",
+    ]
     assert re.fullmatch(r"goal 45%, reached \d+%: (met|MISSED)", rows["step"][-1])
     assert read_json(tmp_path / "memory.json")["points"]
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")])
-def test_a_goal_is_judged_by_the_benchmarks_file(seconds: float, verdict: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")]
+)
+def test_a_goal_is_judged_by_the_benchmarks_file(
+    seconds: float, verdict: str, tmp_path: Path
+) -> None:
     parts = {"DAP": {"flops": 2.0, "wall": seconds}, "matrix products": {"flops": 3.0, "wall": 3.0}}
     (tmp_path / "a.json").write_text(json.dumps({"contenders": parts}), encoding="utf-8")
     assert gpu.judge("step", tmp_path / "a.json") == f"goal 45%, {verdict}"
-    (tmp_path / "a.json").write_text(json.dumps({"rows": {"9": {"ours": {"share": 2 / seconds}}}}), encoding="utf-8")
+    (tmp_path / "a.json").write_text(
+        json.dumps({"rows": {"9": {"ours": {"share": 2 / seconds}}}}), encoding="utf-8"
+    )
     assert gpu.judge("mining", tmp_path / "a.json").startswith("goal 60%, reached")
     assert gpu.judge("memory", tmp_path / "a.json") == ""
 
@@ -252,4 +357,10 @@ def test_a_plan_on_paper_is_that_of_hand_and_a_store_that_is_too_small_costs_its
         moving = (vectors + columns + neighbours) / 1e7
         total = 4e5 / 100 / 2 + max(products + merging, moving)
         parts = [scale.duration(each) for each in (2000, products, merging, moving, total)]
-        assert [cell.strip() for cell in found if cell] == ["2e+05", "2", "36", *parts, f"{2 * total / 1200:,.2f}"]
+        assert [cell.strip() for cell in found if cell] == [
+            "2e+05",
+            "2",
+            "36",
+            *parts,
+            f"{2 * total / 1200:,.2f}",
+        ]

@@ -18,15 +18,30 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.cluster import ClusterArguments
-from dap.encoding import ClusterEncoder, EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
+from dap.encoding import (
+    ClusterEncoder,
+    EncoderArguments,
+    SentenceEncoder,
+    embed_to_disk,
+    embeddings,
+)
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare import pipeline
-from dap.search import TILES, Neighbours, cluster, cluster_neighbours, mutual_neighbours, recall_at_k
+from dap.search import (
+    TILES,
+    Neighbours,
+    cluster,
+    cluster_neighbours,
+    mutual_neighbours,
+    recall_at_k,
+)
 from dap.search.approximate import built_index
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
-os.environ |= {f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()}  # read when Ray is loaded
+os.environ |= {
+    f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()
+}  # read when Ray is loaded
 os.environ |= {"RAY_worker_niceness": "0"}  # else they wait for whatever else is at work
 ray = pytest.importorskip("ray")
 PAIRS = synthetic_pairs("de", 60)
@@ -57,7 +72,9 @@ def text(tmp_path: Path) -> list[str]:
 
 def sides(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
-    source, target = (generator.standard_normal((count, 8)).astype(np.float32) for count in (rows, columns))
+    source, target = (
+        generator.standard_normal((count, 8)).astype(np.float32) for count in (rows, columns)
+    )
     target[columns // 2 :: 7] = target[3]  # equal scores far from each other
     return source, target
 
@@ -83,7 +100,9 @@ def test_commands_give_the_files_of_one_process(
         out = tmp_path / f"{name}.tsv"
         report = eval_retrieval.run([*model, "--data_dir", str(tmp_path / "de-en.tsv"), *more])
         mine_bitext.run([*text, *model, "--shard_size", "25", "--output", str(out), *more])
-        shards = sorted(path.name for path in Path(f"{out}.embeddings").rglob("*.npy"))  # either goes on with these
+        shards = sorted(
+            path.name for path in Path(f"{out}.embeddings").rglob("*.npy")
+        )  # either goes on with these
         return out.read_bytes(), shards, report["languages"]
 
     expected = outcome("one")
@@ -105,14 +124,18 @@ def test_commands_give_the_files_of_one_process(
     with monkeypatch.context() as patch:
         patch.setattr(embeddings, "write_vectors", stopped)
         pytest.raises(KeyboardInterrupt, outcome, "two", "--ray", nodes.address)
-    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "two.tsv.embeddings").rglob("*.npy")}
+    finished = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "two.tsv.embeddings").rglob("*.npy")
+    }
     capsys.readouterr()
     assert outcome("two", "--ray", nodes.address) == expected
     said, shown = capsys.readouterr()
     assert re.search(r"nearest neighbours: 100%.* planned seconds \[.*\]\n", shown)
     assert shown.count("\n") == 2  # a bar a command
     assert len(finished) == 2
-    assert all(path.stat().st_mtime_ns == made for path, made in finished.items())  # not encoded again
+    assert all(
+        path.stat().st_mtime_ns == made for path, made in finished.items()
+    )  # not encoded again
     plan = (
         r"plan: 120 sentences on 1 encoders: (\S+) s at ([\d,]+) sentences a second each, in 6 shards; "
         r"1 search tasks of about 24 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
@@ -129,13 +152,22 @@ def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_anoth
     for language in languages:
         (raw / f"{language}-en.tsv").write_bytes(text_of(synthetic_pairs(language, 30)))
     (tmp_path / "test.en").write_text(f"{PAIRS[5][1]}\n")
-    given = ["--data", str(raw), "--evaluation_data", str(tmp_path / "test.en"), "--max_shared", "2"]
+    given = [
+        "--data",
+        str(raw),
+        "--evaluation_data",
+        str(tmp_path / "test.en"),
+        "--max_shared",
+        "2",
+    ]
 
     def result(name: str, *more: str) -> dict[str, bytes]:
         out = tmp_path / name
         report = prepare_data.run([*given, "--dev_pairs", "2", "--output_dir", str(out), *more])
         files = (path for path in out.rglob("*") if path.is_file() and path.name != "report.json")
-        return {str(path.relative_to(out)): path.read_bytes() for path in files} | report["languages"]
+        return {str(path.relative_to(out)): path.read_bytes() for path in files} | report[
+            "languages"
+        ]
 
     expected = result("one")
     damaged = {raw / f"{language}-en.tsv": "one column\n" for language in languages[:2]}
@@ -143,7 +175,9 @@ def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_anoth
     for path, text in damaged.items():
         path.write_text(text + whole[path])
     for where in (["--ray", nodes.address], []):  # the second goes on behind the first
-        with pytest.raises(UserError, match=r"^2 fail: .*/de-en.tsv: 1 of the .*; .*/fi-en.tsv: 1 of the "):
+        with pytest.raises(
+            UserError, match=r"^2 fail: .*/de-en.tsv: 1 of the .*; .*/fi-en.tsv: 1 of the "
+        ):
             result("two", *where)
     (cleaned,) = (tmp_path / "two/.prepare_data").glob("clean-*")
     for path, text in whole.items():
@@ -175,7 +209,9 @@ def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
         if begun < times:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    calls = {name: (tmp_path / name, times) for name, times in (("a, de", 9), ("b, de", 1), ("c, de", 0))}
+    calls = {
+        name: (tmp_path / name, times) for name, times in (("a, de", 9), ("b, de", 1), ("c, de", 0))
+    }
     for folder, _ in calls.values():
         folder.mkdir()
     said = r"^a, de: its worker was lost 2 times, perhaps for want of memory$"
@@ -185,13 +221,28 @@ def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
 
 
 def test_what_a_cluster_cannot_do_is_said_in_a_line(
-    text: list[str], tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+    text: list[str],
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    nodes: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mining = [*text, "--model", str(tiny_bert_dir), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")]
+    mining = [
+        *text,
+        "--model",
+        str(tiny_bert_dir),
+        "--pooling",
+        "mean",
+        "--output",
+        str(tmp_path / "pairs.tsv"),
+    ]
     for more, said in (
         (["--ray_actors", "2"], "--ray_actors 2 is for a cluster: name it with --ray"),
         (["--ray", nodes.address, "--ray_actors", "0"], "--ray_actors 0: at least 1"),
-        (["--ray", nodes.address, "--ray_actors", "9"], "--ray_actors 9 with --ray_cpus_per_actor 1: .* room for 2, "),
+        (
+            ["--ray", nodes.address, "--ray_actors", "9"],
+            "--ray_actors 9 with --ray_cpus_per_actor 1: .* room for 2, ",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             mine_bitext.run([*mining, *more])
@@ -205,15 +256,24 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(
         def __init__(self, reason: str = "no such model") -> None:
             raise UserError(reason)
 
-    with pytest.raises(UserError, match=r"^keys: row 2$"), ClusterArguments(nodes.address).connect():
+    with (
+        pytest.raises(UserError, match=r"^keys: row 2$"),
+        ClusterArguments(nodes.address).connect(),
+    ):
         ray.get(ray.remote(num_cpus=0)(lambda: Refusing("keys: row 2")).remote())
-    for full in (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):  # in a task, and here
+    for full in (
+        ray.exceptions.ObjectStoreFullError,
+        ray.exceptions.OutOfDiskError,
+    ):  # in a task, and here
         said = r"^--ray .*: a node's object store is full, and so is the disk .* a larger --object-store-memory, or "
         with pytest.raises(UserError, match=said), ClusterArguments(nodes.address).connect():
             ray.get(ray.remote(num_cpus=0)(raising).remote(full("no room")))
         with pytest.raises(UserError, match=said), ClusterArguments(nodes.address).connect():
             raising(full("no room"))
-    with pytest.raises(UserError, match=r"^--ray .*: no such model$"), ClusterArguments(nodes.address).connect():
+    with (
+        pytest.raises(UserError, match=r"^--ray .*: no such model$"),
+        ClusterArguments(nodes.address).connect(),
+    ):
         ray.get(ray.remote(num_cpus=0)(Refusing).remote().__ray_ready__.remote())
     monkeypatch.setenv("WORLD_SIZE", "2")  # as accelerate launch
     with pytest.raises(UserError, match="^--ray auto in 2 processes: start one, "):
@@ -238,7 +298,8 @@ for address in sys.argv[1:]:
     first, second, third = told.splitlines()
     assert first == "--ray foo: Invalid address format: foo; give auto, HOST:PORT or local"
     assert re.fullmatch(
-        rf"--ray {nodes.address}: Version mismatch: .* Python: 3\..* Python: 3\.10\.1; give all .*", second
+        rf"--ray {nodes.address}: Version mismatch: .* Python: 3\..* Python: 3\.10\.1; give all .*",
+        second,
     )
     assert re.fullmatch(r"--ray 127.0.0.1:1: .*Connection refused", third)
 
@@ -270,9 +331,14 @@ def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
         np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
     monkeypatch.setattr(encoding_cluster, "LOSSES", 1)
     said = "^2 fail: 1 sentences, the longest 'poison': 1 encoders were lost at them, .*; 1 sentences, the longest '' "
-    with pytest.raises(UserError, match=rf"{said}cannot be encoded \(RuntimeError: nothing to do\)$"):
+    with pytest.raises(
+        UserError, match=rf"{said}cannot be encoded \(RuntimeError: nothing to do\)$"
+    ):
         embed_to_disk(encoder, ["a", "poison", "", "b"], tmp_path, shard_size=1)
-    assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == ["shard-000000", "shard-000003"]
+    assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == [
+        "shard-000000",
+        "shard-000003",
+    ]
     encoder.end()
     nodes.add_node(num_cpus=1, object_store_memory=2**27)
 
@@ -281,9 +347,14 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding_cluster, "WAIT", 1)
-    arguments, other = (EncoderArguments(str(tiny_bert_dir), pooling=pooling) for pooling in ("mean", "cls"))
+    arguments, other = (
+        EncoderArguments(str(tiny_bert_dir), pooling=pooling) for pooling in ("mean", "cls")
+    )
     wide = ClusterArguments(nodes.address, ray_cpus_per_actor=2)
-    with pytest.raises(UserError, match=r"--ray_cpus_per_actor 2: the cluster has room for 0, a node at most 1 CPUs"):
+    with pytest.raises(
+        UserError,
+        match=r"--ray_cpus_per_actor 2: the cluster has room for 0, a node at most 1 CPUs",
+    ):
         ClusterEncoder(other.load(), arguments, wide)
     added = nodes.add_node(num_cpus=2, object_store_memory=2**27)
     encoder = ClusterEncoder(other.load(), arguments, wide)
@@ -318,7 +389,9 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
     np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
-    monkeypatch.setattr("dap.search.plan.TASKS", 1)  # tiles of an exact search would be wider on one CPU
+    monkeypatch.setattr(
+        "dap.search.plan.TASKS", 1
+    )  # tiles of an exact search would be wider on one CPU
     index = "IVF4,Flat:nprobe=1"
     found = cluster_neighbours(source, target, index=index)
     assert 0.5 < recall_at_k(found, source, target) < 1
@@ -330,7 +403,10 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
 def test_of_equal_scores_the_first_are_kept_though_tiles_come_in_another_order(seed: int) -> None:
     generator = np.random.default_rng(seed)
     kinds = generator.standard_normal((12, 4)).astype(np.float32)
-    both = [kinds[generator.integers(0, len(kinds), count)] for count in generator.integers(8, 20, 2) * 4]
+    both = [
+        kinds[generator.integers(0, len(kinds), count)]
+        for count in generator.integers(8, 20, 2) * 4
+    ]
     cut, found = [], []  # strips of each side have 4 rows at least
     for side in both:
         height = int(4 * generator.integers(1, 4))
@@ -387,5 +463,7 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     monkeypatch.undo()
     few = source[:3], target[:2], 2
     require_equal(cluster_neighbours(*few), mutual_neighbours(*few))
-    monkeypatch.setattr(cluster, "_places", lambda kind: [None])  # as where the nodes are still to come
+    monkeypatch.setattr(
+        cluster, "_places", lambda kind: [None]
+    )  # as where the nodes are still to come
     require_equal(cluster_neighbours(*few), mutual_neighbours(*few))

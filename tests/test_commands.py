@@ -41,7 +41,9 @@ BUSY = r"another run( \(process \d+\))? is at work on it"
 
 
 @pytest.fixture(params=COMMANDS)
-def main_that_raises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+def main_that_raises(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[type], None]:
     """Runs a command's `main` in which something below raises."""
 
     def run(error: type[BaseException]) -> None:
@@ -50,7 +52,9 @@ def main_that_raises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(ArgumentParser, "parse_args_into_dataclasses", fail)
         monkeypatch.setattr("dap.reports.merge.read_report", fail)
-        import_module(request.param).main(["a.json"] if request.param == "dap.reports.merge" else [])
+        import_module(request.param).main(
+            ["a.json"] if request.param == "dap.reports.merge" else []
+        )
 
     return run
 
@@ -86,19 +90,31 @@ def test_ctrl_c_is_one_line_from_the_first_import_on(name: str) -> None:
         sys.meta_path.insert(0, Stop)
         import {name}
     """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
 def test_a_launch_that_starts_one_process_of_two_is_refused(
     main_that_raises: Callable[[type], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["accelerate", "-c", "echo; read line", "launch", "--cpu", "--num_processes=2", "train_dap.py"]
+    words = [
+        "accelerate",
+        "-c",
+        "echo; read line",
+        "launch",
+        "--cpu",
+        "--num_processes=2",
+        "train_dap.py",
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, executable="/bin/sh", **pipes) as launcher:
         launcher.stdout.readline()  # before that it may have no command line yet
         monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
-        with pytest.raises(SystemExit, match="--num_processes 2 has started one process alone.*ACCELERATE_USE_CPU"):
+        with pytest.raises(
+            SystemExit, match="--num_processes 2 has started one process alone.*ACCELERATE_USE_CPU"
+        ):
             main_that_raises(RuntimeError)
         launcher.communicate()
 
@@ -121,10 +137,14 @@ def test_refusals_of_libraries_become_ours_and_name_what_is_refused() -> None:
         raise TypeError
 
 
-def test_a_refused_configuration_is_one_line(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path) -> None:
+def test_a_refused_configuration_is_one_line(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
     flags = ["--tr_temperature", "-1", "--max_steps", "1"]
     with pytest.raises(SystemExit, match="^error: .*tr_temperature"):
-        train_dap.main([*argv_of("train_dap", str(tiny_bert_dir), bitext_dir, tmp_path / "out"), *flags])
+        train_dap.main(
+            [*argv_of("train_dap", str(tiny_bert_dir), bitext_dir, tmp_path / "out"), *flags]
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -148,11 +168,19 @@ DAMAGE = [
     ("model.safetensors", 0.5, "the weights of .*SafetensorError: .*not fully covered"),
     ("model.safetensors", None, "the weights of .*OSError: .*no file named model.safetensors"),
     ("pytorch_model.bin", pickle.dumps(Planted(), 2), "a pickle that is damaged or would run code"),
-    ("config.json", {"vocab_size": 999}, "the weights of .*their shapes are not those of the configuration"),
+    (
+        "config.json",
+        {"vocab_size": 999},
+        "the weights of .*their shapes are not those of the configuration",
+    ),
     ("config.json", {"hidden_act": "nope"}, "the weights of .*KeyError: 'nope'"),
     ("config.json", {"hidden_act": math.nan}, "the configuration of .*expected str, got float"),
     ("config.json", {"layer_norm_eps": math.nan}, "has layer_norm_eps=nan in its configuration"),
-    ("config.json", {"num_hidden_layers": 10**9}, "has num_hidden_layers=1000000000 in its configuration"),
+    (
+        "config.json",
+        {"num_hidden_layers": 10**9},
+        "has num_hidden_layers=1000000000 in its configuration",
+    ),
     ("config.json", {"num_attention_heads": -1}, "has num_attention_heads=-1 in its configuration"),
     ("config.json", {"vocab_size": 200}, "has vocab_size=200, its tokenizer has ids up to 246"),
     ("config.json", [1], "the configuration of .*Unrecognized model"),
@@ -176,11 +204,15 @@ def test_a_damaged_checkpoint_is_refused_alike_wherever_it_is_read(
         content = json.loads(whole) | content
     if isinstance(content, set):
         weights = load(whole)
-        content = dump({name: weights[name] for name in weights if not any(part in name for part in content)})
+        content = dump(
+            {name: weights[name] for name in weights if not any(part in name for part in content)}
+        )
     if isinstance(content, float):
         content = whole[: int(content * len(whole))]
     if content is not None:
-        (model / file).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        (model / file).write_bytes(
+            content if isinstance(content, bytes) else json.dumps(content).encode()
+        )
     argv = argv_of("train_dap", str(model), tmp_path, tmp_path / "out")
     train, _, _ = parse_arguments([*argv, "--objective", "tr"])
     readers = {
@@ -215,7 +247,10 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert "--output-dir" not in text  # each name once
     if name == "train_dap":
         assert "share of the tokens that mlm masks. (default: 0.15)" in own
-        options, listed = ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder"), []
+        options, listed = (
+            ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder"),
+            [],
+        )
         for option in (*options, "--weight_decay"):
             listed.append(text.partition("model and objective:")[2].index(f" {option} "))
         assert listed == sorted(listed)
@@ -223,21 +258,41 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
 
 #: Command, its arguments, bytes that a file may have, which are too few for torch, safetensors or Arrow, and where.
 FULL = [
-    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 200_000, "out"),
-    ("train_dap", "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none", 5_000, "tokens"),
+    (
+        "train_dap",
+        "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none",
+        200_000,
+        "out",
+    ),
+    (
+        "train_dap",
+        "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none",
+        5_000,
+        "tokens",
+    ),
     ("push_to_hub", "--pooling cls", 90_000, "out"),
 ]
 
 
 @pytest.mark.parametrize("case", FULL)
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
-    case: tuple, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: tuple,
+    tiny_bert_dir: Path,
+    bitext_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name, more, size, place = case
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "tokens")
     load_bitext(bitext_dir / "de-en.tsv")  # which is cached there, too
-    argv = [*argv_of(name, str(tiny_bert_dir), bitext_dir / "de-en.tsv", tmp_path / "out"), *more.split()]
-    main, said = import_module(name).main, rf"^error: {tmp_path}/{place}: the disk is full \(.*make room, then run"
+    argv = [
+        *argv_of(name, str(tiny_bert_dir), bitext_dir / "de-en.tsv", tmp_path / "out"),
+        *more.split(),
+    ]
+    main, said = (
+        import_module(name).main,
+        rf"^error: {tmp_path}/{place}: the disk is full \(.*make room, then run",
+    )
     with full_disk(size), pytest.raises(SystemExit, match=said):
         main(argv)
     main(argv)
@@ -252,7 +307,15 @@ def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
     write = {"eval_retrieval": "--output_file", "mine_bitext": "--output"}.get(name, "--output_dir")
     start = {
         "train_dap": ["--train_data", str(text), "--model_name_or_path", model, "--use_cpu"],
-        "run_xnli": ["--train_data", "absent.tsv", "--data_dir", "absent", "--model_name_or_path", model, "--use_cpu"],
+        "run_xnli": [
+            "--train_data",
+            "absent.tsv",
+            "--data_dir",
+            "absent",
+            "--model_name_or_path",
+            model,
+            "--use_cpu",
+        ],
         "eval_retrieval": ["--data_dir", str(text), "--model", model],
         "mine_bitext": [str(text / "a.de"), str(text / "a.en"), "--model", model],
         "push_to_hub": [model, "--repo_id", "user/a", "--dry_run"],
@@ -263,25 +326,89 @@ def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
 
 #: Command, arguments, and what stands for {} in them; model/, in/ and so on are made by `place`.
 REFUSED = [
-    ("prepare_data", "--data in --output_dir out --list_leaks {}", "in/de-en.tsv in/new.jsonl hard soft in"),
+    (
+        "prepare_data",
+        "--data in --output_dir out --list_leaks {}",
+        "in/de-en.tsv in/new.jsonl hard soft in",
+    ),
     ("prepare_data", "--data in/a.de --output_dir out --list_leaks {}", "in/a.de in/a.en"),
-    ("prepare_data", "--data in --evaluation_data test.txt --output_dir out --list_leaks {}", "test.txt in/de-en.tsv"),
-    ("prepare_data", "--data in --licences report.json --output_dir out --list_leaks {}", "report.json"),
-    ("prepare_data", "--data in --target_vocabulary model --output_dir out --list_leaks {}", "model/tokenizer.json"),
-    ("prepare_data", "--data in --evaluation_data model --output_dir {}", "in in/out in/de-en.tsv model model/out"),
-    ("mine_bitext", "in/a.de in/a.en --model model --output {}", "in/a.de in/a.en hard-side linked/config.json in"),
-    ("mine_bitext", "in/a.de in/a.en --model model --output {}", "model/model.safetensors model/onnx/model.onnx"),
-    ("mine_bitext", "in/a.de in/a.en --model model --output {}", "model/tokenizer.json model/1_Pooling/config.json"),
-    ("mine_bitext", "in/a.de in/a.en --model model --output out --report_file {}", "in/a.de in/a.de/a.json out"),
-    ("mine_bitext", "in/a.de in/a.en --model model --output out --report_file {}", "in/a.en model/config.json"),
-    ("mine_bitext", "in/a.de in/a.en --model model --output out --embeddings_dir {}", "model linked in/a.de"),
-    ("eval_retrieval", "--data_dir in --model model --output_file {}", "in/de-en.tsv hard soft in/a.en in"),
-    ("eval_retrieval", "--data_dir in --model model --hard_negatives --output_file {}", "model/config.json in/a.de"),
-    ("eval_retrieval", "--data_dir in --model model --output_file {}", "model/model.safetensors model/tokenizer.json"),
+    (
+        "prepare_data",
+        "--data in --evaluation_data test.txt --output_dir out --list_leaks {}",
+        "test.txt in/de-en.tsv",
+    ),
+    (
+        "prepare_data",
+        "--data in --licences report.json --output_dir out --list_leaks {}",
+        "report.json",
+    ),
+    (
+        "prepare_data",
+        "--data in --target_vocabulary model --output_dir out --list_leaks {}",
+        "model/tokenizer.json",
+    ),
+    (
+        "prepare_data",
+        "--data in --evaluation_data model --output_dir {}",
+        "in in/out in/de-en.tsv model model/out",
+    ),
+    (
+        "mine_bitext",
+        "in/a.de in/a.en --model model --output {}",
+        "in/a.de in/a.en hard-side linked/config.json in",
+    ),
+    (
+        "mine_bitext",
+        "in/a.de in/a.en --model model --output {}",
+        "model/model.safetensors model/onnx/model.onnx",
+    ),
+    (
+        "mine_bitext",
+        "in/a.de in/a.en --model model --output {}",
+        "model/tokenizer.json model/1_Pooling/config.json",
+    ),
+    (
+        "mine_bitext",
+        "in/a.de in/a.en --model model --output out --report_file {}",
+        "in/a.de in/a.de/a.json out",
+    ),
+    (
+        "mine_bitext",
+        "in/a.de in/a.en --model model --output out --report_file {}",
+        "in/a.en model/config.json",
+    ),
+    (
+        "mine_bitext",
+        "in/a.de in/a.en --model model --output out --embeddings_dir {}",
+        "model linked in/a.de",
+    ),
+    (
+        "eval_retrieval",
+        "--data_dir in --model model --output_file {}",
+        "in/de-en.tsv hard soft in/a.en in",
+    ),
+    (
+        "eval_retrieval",
+        "--data_dir in --model model --hard_negatives --output_file {}",
+        "model/config.json in/a.de",
+    ),
+    (
+        "eval_retrieval",
+        "--data_dir in --model model --output_file {}",
+        "model/model.safetensors model/tokenizer.json",
+    ),
     ("eval_retrieval", "--data_dir in --model model --output_dir {}", "in/de-en.tsv"),
-    ("train_dap", "--train_data in --model_name_or_path model --use_cpu --output_dir {}", "model linked in/a.de"),
+    (
+        "train_dap",
+        "--train_data in --model_name_or_path model --use_cpu --output_dir {}",
+        "model linked in/a.de",
+    ),
     ("train_dap", "--train_data in --config_name model --use_cpu --output_dir {}", "model linked"),
-    ("train_dap", "--train_data in --config_name user/a --tokenizer_name model --use_cpu --output_dir {}", "model"),
+    (
+        "train_dap",
+        "--train_data in --config_name user/a --tokenizer_name model --use_cpu --output_dir {}",
+        "model",
+    ),
     (
         "run_xnli",
         "--model_name_or_path model --data_dir in --use_cpu --output_dir {}",
@@ -294,7 +421,9 @@ REFUSED = [
 
 
 @pytest.fixture
-def place(tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The current folder, with inputs and links to them."""
     shutil.copytree(tiny_bert_dir, tmp_path / "model")
     (tmp_path / "linked").symlink_to("model")
@@ -315,7 +444,9 @@ def state(folder: Path) -> dict[Path, bytes | None]:
 
 
 @pytest.mark.parametrize(("name", "arguments", "outputs"), REFUSED)
-def test_no_command_writes_over_what_it_reads(name: str, arguments: str, outputs: str, place: Path) -> None:
+def test_no_command_writes_over_what_it_reads(
+    name: str, arguments: str, outputs: str, place: Path
+) -> None:
     before = state(place)
     why = "overwrite|lies in|is a file|is a folder|is the folder of the model|not empty|cannot be written"
     for out in outputs.split():
@@ -356,7 +487,9 @@ def test_empty_texts_and_reports_are_refused_too(place: Path) -> None:
         mine_bitext.main(["in/a.de", "", "--model", "model", "--output", "out"])
     with pytest.raises(SystemExit, match="^error: --output is missing"):
         mine_bitext.main(["in/a.de", "in/a.en", "--model", "model"])
-    with pytest.raises(SystemExit, match="^error: --output p.tsv.zst: pairs are packed by .gz or .xz alone"):
+    with pytest.raises(
+        SystemExit, match="^error: --output p.tsv.zst: pairs are packed by .gz or .xz alone"
+    ):
         mine_bitext.main(["in/a.de", "in/a.en", "--model", "model", "--output", "p.tsv.zst"])
     with pytest.raises(SystemExit, match=r"^error: \.: Is a directory"):
         import_module("dap.reports.merge").main([""])
@@ -369,7 +502,9 @@ def test_names_that_are_too_long_are_found_before_the_work(place: Path) -> None:
     before = state(place)
     for name in PATHS:
         is_file = name in ("eval_retrieval", "mine_bitext")
-        for length in (243, 300) if is_file else (300,):  # the first has no room for a name until the file is whole
+        for length in (
+            (243, 300) if is_file else (300,)
+        ):  # the first has no room for a name until the file is whole
             option = "--(output|embeddings).*" if is_file else "--output_dir .*"
             said = f"^error: {option} cannot be written: .*File name too long"
             with pytest.raises(SystemExit, match=said):
@@ -382,17 +517,23 @@ def test_results_may_lie_beside_a_models_files(tmp_path: Path) -> None:
     (tmp_path / "onnx" / "model.onnx").touch()
     check_outputs({"--output_file": tmp_path / "retrieval.json"}, model=tmp_path)
     check_outputs({"--output_file": tmp_path.parent / "config.json"}, model=tmp_path)
-    with pytest.raises(UserError, match="^--output_file /dev/null is a device: give the file to write"):
+    with pytest.raises(
+        UserError, match="^--output_file /dev/null is a device: give the file to write"
+    ):
         check_outputs({"--output_file": os.devnull})
     for name in ("tokenizer.json", "onnx/model_quantized.onnx"):
         with pytest.raises(UserError, match="a file of the model"):
-            check_outputs({"--output_file": tmp_path / name}, model=tmp_path / "onnx" / "model.onnx")
+            check_outputs(
+                {"--output_file": tmp_path / name}, model=tmp_path / "onnx" / "model.onnx"
+            )
 
 
 # ------------------------------------------------------------------------------------- one run at a time
 
 
-@pytest.mark.parametrize("name", sorted(PATHS.keys() - {"prepare_data"}))  # which has a test of its own
+@pytest.mark.parametrize(
+    "name", sorted(PATHS.keys() - {"prepare_data"})
+)  # which has a test of its own
 def test_what_another_run_writes_is_left_to_it(name: str, bitext_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = argv_of(name, str(tmp_path / "absent"), bitext_dir, out)
@@ -401,7 +542,10 @@ def test_what_another_run_writes_is_left_to_it(name: str, bitext_dir: Path, tmp_
             with pytest.raises(SystemExit, match=f"^error: .* {out}: {BUSY}: wait"):
                 import_module(name).main(argv)
     if name == "mine_bitext":
-        with claimed(Path(f"{out}.embeddings")), pytest.raises(SystemExit, match=f"--embeddings_dir .*: {BUSY}"):
+        with (
+            claimed(Path(f"{out}.embeddings")),
+            pytest.raises(SystemExit, match=f"--embeddings_dir .*: {BUSY}"),
+        ):
             mine_bitext.main(argv)
     with pytest.raises(SystemExit, match=r"absent|a\.de"):  # the lock is free again
         import_module(name).main(argv)
@@ -431,7 +575,9 @@ def fork(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_killed_run_holds_nothing_even_where_a_process_that_it_forked_lives_on(tmp_path: Path, beside: bool) -> None:
+def test_a_killed_run_holds_nothing_even_where_a_process_that_it_forked_lives_on(
+    tmp_path: Path, beside: bool
+) -> None:
     path, note = tmp_path / "out", tmp_path / "pid"
 
     held = claimed(path, beside=beside)

@@ -12,11 +12,15 @@ from configuration_dap import AUTO_MAP, DAPConfig
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_save_load_save_is_stable(model_type: str, tmp_path: Path) -> None:
-    config = DAPConfig(tiny_config(model_type), objective="tr+rtl", target_vocab_size=100, mask_token_id=4)
+    config = DAPConfig(
+        tiny_config(model_type), objective="tr+rtl", target_vocab_size=100, mask_token_id=4
+    )
     config.save_pretrained(tmp_path / "a")
     again = AutoConfig.from_pretrained(tmp_path / "a")
     again.save_pretrained(tmp_path / "b")
-    assert (tmp_path / "a" / "config.json").read_text() == (tmp_path / "b" / "config.json").read_text()
+    assert (tmp_path / "a" / "config.json").read_text() == (
+        tmp_path / "b" / "config.json"
+    ).read_text()
     assert type(again.encoder_config) is type(config.encoder_config)
     assert again.encoder_config.num_hidden_layers == 3
     assert again.auto_map == AUTO_MAP
@@ -46,7 +50,11 @@ def test_defaults_are_the_papers() -> None:
     assert isinstance(config.encoder_config, BertConfig)
     assert (config.objective, config.pooling, config.rtl_layers) == ("tr+rtl", "cls", 2)
     assert (config.tr_similarity, config.tr_temperature, config.tr_margin) == ("cosine", 0.05, 0.0)
-    assert (config.rtl_direction, config.rtl_ratio, config.rtl_weight) == ("source-to-target", 1.0, 1.0)
+    assert (config.rtl_direction, config.rtl_ratio, config.rtl_weight) == (
+        "source-to-target",
+        1.0,
+        1.0,
+    )
     assert (config.tlm_probability, config.tlm_weight) == (0.2, 0.1)
     assert config.mlm_probability == 0.15  # BERT's
     assert DAPConfig(tr_similarity="dot").tr_temperature == 1.0  # eq. L_TR as printed
@@ -66,7 +74,10 @@ WRONG = [
     ({"tr_temperature": 0.0}, r"tr_temperature=0.0.*\(0, inf\)"),
     ({"tr_temperature": float("nan")}, "tr_temperature=nan"),
     ({"tr_hard_negatives": 1.5}, r"tr_hard_negatives=1.5.*\[0, 1\]"),
-    ({"objective": "rtl", "tr_hard_negatives": 0.5}, "tr_hard_negatives=0.5.*0 unless TR is in the objective"),
+    (
+        {"objective": "rtl", "tr_hard_negatives": 0.5},
+        "tr_hard_negatives=0.5.*0 unless TR is in the objective",
+    ),
     ({"tr_margin": -0.1}, r"tr_margin=-0.1.*\[0, inf\)"),
     ({"tr_bidirectional": 1}, "tr_bidirectional=1.*True or False"),
     ({"rtl_layers": 13}, "rtl_layers=13.*1 to 12"),
@@ -81,8 +92,14 @@ WRONG = [
     ({"rtl_direction": "sideways"}, "rtl_direction='sideways'"),
     ({"rtl_direction": "both"}, "rtl_languages=None.*rtl_direction is 'both'"),
     ({"rtl_direction": "both", "rtl_languages": ["de", "de"]}, "rtl_languages=.*different"),
-    ({"rtl_direction": "both", "rtl_languages": "de"}, "rtl_languages='de'.*a list of language codes"),
-    ({"rtl_direction": "both", "rtl_languages": ["de"], "target_vocab_size": 9}, "target_vocab_size=9.*reconstructs"),
+    (
+        {"rtl_direction": "both", "rtl_languages": "de"},
+        "rtl_languages='de'.*a list of language codes",
+    ),
+    (
+        {"rtl_direction": "both", "rtl_languages": ["de"], "target_vocab_size": 9},
+        "target_vocab_size=9.*reconstructs",
+    ),
     ({"temperature": 0.1}, "no field for temperature=0.1.*tr_temperature"),
     ({"encoder_config": {"hidden_size": 3}}, "encoder_config=.*'model_type'"),
 ]

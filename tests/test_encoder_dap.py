@@ -26,12 +26,17 @@ QUERIES, KEYS = [2, 2, 3, 1], [4, 4, 4, 6]  # tokens of four rows
 
 
 def one_by_one(encoder: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    rows = [encoder(input_ids=row[real.bool()][None]).last_hidden_state[0] for row, real in zip(ids, mask)]
+    rows = [
+        encoder(input_ids=row[real.bool()][None]).last_hidden_state[0]
+        for row, real in zip(ids, mask)
+    ]
     return torch.stack([F.pad(row, (0, 0, 0, ids.shape[1] - len(row))) for row in rows])
 
 
 @pytest.mark.parametrize("asks_some", [False, True])
-@pytest.mark.parametrize(("model_type", "device"), [*((name, "cpu") for name in ENCODERS), ("deberta-v2", "cuda")])
+@pytest.mark.parametrize(
+    ("model_type", "device"), [*((name, "cpu") for name in ENCODERS), ("deberta-v2", "cuda")]
+)
 def test_states_are_those_of_each_row_alone(
     model_type: str, device: str, asks_some: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +49,11 @@ def test_states_are_those_of_each_row_alone(
     lengths = torch.tensor([30, 3, 12, 12, 1])  # ModernBERT's window here is 4 on either side
     mask = (torch.arange(30) < lengths[:, None]).long()
     ids = torch.randint(5, 250, mask.shape)
-    asked = (torch.rand(mask.shape) < 0.3).index_fill(1, torch.tensor([0]), True) & mask.bool() if asks_some else None
+    asked = (
+        (torch.rand(mask.shape) < 0.3).index_fill(1, torch.tensor([0]), True) & mask.bool()
+        if asks_some
+        else None
+    )
     weight = torch.randn(*mask.shape, 32) * (mask if asked is None else asked).unsqueeze(-1)
     found = last_states(encoder, mask, asked, input_ids=ids)
     (found * weight).sum().backward()
@@ -64,7 +73,9 @@ def test_tokens_come_back_to_where_they_stood() -> None:
     asked = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
     for packing, own, lengths in zip(pack(mask, asked), (mask, asked), ([1, 2, 3], [0, 2, 1])):
         assert packing.lengths == lengths
-        assert torch.equal(packing.take(values)[0], torch.cat([values[row][own[row].bool()] for row in (1, 2, 0)]))
+        assert torch.equal(
+            packing.take(values)[0], torch.cat([values[row][own[row].bool()] for row in (1, 2, 0)])
+        )
         assert torch.equal(packing.put_back(packing.take(values)), values * own.unsqueeze(-1))
 
 
@@ -77,19 +88,27 @@ def test_lengths_are_read_back_once_for_all_masks(monkeypatch: pytest.MonkeyPatc
 
 
 def states_of(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    return torch.randn(sum(lengths), 2, 8, dtype=torch.float64), torch.tensor([0, *lengths]).cumsum(0)
+    return torch.randn(sum(lengths), 2, 8, dtype=torch.float64), torch.tensor([0, *lengths]).cumsum(
+        0
+    )
 
 
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int = 99) -> Tensor:
     """(T, H, d) of one row."""
     distance = (torch.arange(len(query))[:, None] - torch.arange(len(key))).abs()
     scores = torch.einsum("qhd,khd->hqk", query, key) * 0.5
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(distance >= window, float("-inf")).softmax(-1), value)
+    return torch.einsum(
+        "hqk,khd->qhd", scores.masked_fill(distance >= window, float("-inf")).softmax(-1), value
+    )
 
 
 def test_attention_keeps_rows_apart() -> None:
     torch.manual_seed(0)
-    (query, query_ends), (key, key_ends), (value, _) = states_of(QUERIES), states_of(KEYS), states_of(KEYS)
+    (query, query_ends), (key, key_ends), (value, _) = (
+        states_of(QUERIES),
+        states_of(KEYS),
+        states_of(KEYS),
+    )
     rows = zip(query.split(QUERIES), key.split(KEYS), value.split(KEYS))
     expected = torch.cat([naive_attention(*row) for row in rows])
     for found in (
@@ -111,7 +130,10 @@ def test_a_window_is_that_of_the_row() -> None:
 def test_padded_rows_are_computed_as_by_sdpa() -> None:
     encoder = build_encoder(tiny_config("modernbert")).eval()
     batch = make_batch(longest=20)
-    given = {"input_ids": batch["source_input_ids"], "attention_mask": batch["source_attention_mask"]}
+    given = {
+        "input_ids": batch["source_input_ids"],
+        "attention_mask": batch["source_attention_mask"],
+    }
     expected = encoder(**given).last_hidden_state
     use_packing(encoder)
     assert encoder.config._attn_implementation == PACKED
@@ -124,7 +146,9 @@ def test_padded_rows_are_compiled_whole() -> None:
     expected = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     use_packing(encoder)
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(input_ids=ids, attention_mask=mask).last_hidden_state, expected)
+    torch.testing.assert_close(
+        compiled(input_ids=ids, attention_mask=mask).last_hidden_state, expected
+    )
 
 
 def test_flash_attention_is_told_by_its_own_arguments() -> None:
@@ -155,7 +179,9 @@ def test_the_last_layer_is_right_for_the_queries(model_type: str, layers: int) -
         model.zero_grad()
         loss = model(**batch).rtl_loss
         loss.backward()
-        found[implementation] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found[implementation] = torch.cat(
+            [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        )
     packed, padded = found.values()
     assert (packed - padded).norm() < 1e-5 * padded.norm()
 

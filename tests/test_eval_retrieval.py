@@ -30,9 +30,18 @@ def test_report_holds_the_accuracy_of_both_directions(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "results.json"
-    arguments = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--pooling", "mean"]
+    arguments = [
+        "--model_name_or_path",
+        str(tiny_bert_dir),
+        "--data_dir",
+        str(bitext_dir),
+        "--pooling",
+        "mean",
+    ]
     made = run([*arguments, "--output_file", str(out), "--output_dir", str(tmp_path)])
-    assert json.loads(out.read_text()) == json.loads((tmp_path / "retrieval.json").read_text()) == made
+    assert (
+        json.loads(out.read_text()) == json.loads((tmp_path / "retrieval.json").read_text()) == made
+    )
     assert list(made["languages"]) == ["de", "fr", "sw"]
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     for code, numbers in made["languages"].items():
@@ -40,7 +49,10 @@ def test_report_holds_the_accuracy_of_both_directions(
         expected = retrieval_accuracy(encoder.encode(source), encoder.encode(target))
         assert numbers["pairs"] == 200
         assert (numbers["xx-en"], numbers["en-xx"]) == pytest.approx(expected, abs=1e-3)
-    means = {d: np.mean([numbers[d] for numbers in made["languages"].values()]) for d in ("xx-en", "en-xx")}
+    means = {
+        d: np.mean([numbers[d] for numbers in made["languages"].values()])
+        for d in ("xx-en", "en-xx")
+    }
     assert made["averages"] == {"3 of 36 languages": pytest.approx(means, abs=1e-3)}
     assert made["settings"]["pooling"] == "mean"
     printed = capsys.readouterr().out
@@ -57,13 +69,22 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
     for code in TATOEBA_36:
         source, target = zip(*synthetic_pairs(code, 5), strict=True)
         for side, lines in ((ISO3[code], source), ("eng", target)):
-            (tmp_path / f"tatoeba.{ISO3[code]}-eng.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (tmp_path / f"tatoeba.{ISO3[code]}-eng.{side}").write_text(
+                "\n".join(lines) + "\n", encoding="utf-8"
+            )
     argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(tmp_path)]
     made = run(argv)
     assert list(made["averages"]) == ["14 languages", "28 languages", "36 languages"]
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    sw, mean = (next(line for line in lines if line[:2] == start) for start in (["sw", "Swahili"], ["mean", "28"]))
-    assert (sw[2], sw[4:6], sw[7:]) == ("5", ["77.9", "77.2"], ["75.6", "78.5"])  # pairs, and the appendix's rows
+    sw, mean = (
+        next(line for line in lines if line[:2] == start)
+        for start in (["sw", "Swahili"], ["mean", "28"])
+    )
+    assert (sw[2], sw[4:6], sw[7:]) == (
+        "5",
+        ["77.9", "77.2"],
+        ["75.6", "78.5"],
+    )  # pairs, and the appendix's rows
     assert (mean[4:6], mean[7:]) == (["94.7", "94.7"], ["94.6", "95.2"])
     assert any(line[:2] == ["paper:", "XLM-R+TR+TLM"] and line[-1] == "92.4" for line in lines)
     run([*argv, "--languages", "de"])  # some languages stand beside the paper's, too
@@ -83,18 +104,31 @@ def near_dir(tmp_path: Path) -> Path:
     folder.mkdir()
     for code, count in (("de", 170), ("fr", 130)):
         english = [target for _, target in synthetic_pairs(code, count)]
-        (folder / f"{code}-en.tsv").write_text("".join(f"{text.rsplit(' ', 1)[0]}\t{text}\n" for text in english))
+        (folder / f"{code}-en.tsv").write_text(
+            "".join(f"{text.rsplit(' ', 1)[0]}\t{text}\n" for text in english)
+        )
     return folder
 
 
 @pytest.fixture
 def argv(tiny_bert_dir: Path, near_dir: Path) -> list[str]:
     """The command on those pairs."""
-    return ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(near_dir), "--pooling", "mean"]
+    return [
+        "--model_name_or_path",
+        str(tiny_bert_dir),
+        "--data_dir",
+        str(near_dir),
+        "--pooling",
+        "mean",
+    ]
 
 
 def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
-    argv: list[str], tiny_bert_dir: Path, near_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    tiny_bert_dir: Path,
+    near_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoded: list[int] = []
     encode = SentenceEncoder.encode
@@ -125,7 +159,11 @@ def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
     assert evaluated(*keep) == (first, 0)  # another prefix took nothing away
     weights = load_file(tmp_path / "model" / "model.safetensors")
     name = next(name for name in weights if name.endswith("word_embeddings.weight"))
-    save_file(weights | {name: weights[name].flip(0)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    save_file(
+        weights | {name: weights[name].flip(0)},
+        tmp_path / "model" / "model.safetensors",
+        {"format": "pt"},
+    )
     changed, again = evaluated(*keep)
     assert again == unique
     assert changed != first
@@ -134,29 +172,48 @@ def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
     assert evaluated(*keep)[1] == unique + 2
 
 
-def test_accuracies_are_drawn_beside_those_of_an_earlier_report(argv: list[str], tmp_path: Path) -> None:
+def test_accuracies_are_drawn_beside_those_of_an_earlier_report(
+    argv: list[str], tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     earlier, picture = tmp_path / "earlier.json", tmp_path / "accuracy.svg"
     run([*argv, "--output_file", str(earlier)])
     run([*argv, "--plot", str(picture), "--before", str(earlier)])
-    assert all(f"<!-- {text} -->" in picture.read_text() for text in ("before", "after", "xx→en", "en→xx"))
-    for wrong, why in ((["--before", "a.json"], "name that with --plot"), (["--plot", "a.doc"], "ends in .svg, .png")):
+    assert all(
+        f"<!-- {text} -->" in picture.read_text() for text in ("before", "after", "xx→en", "en→xx")
+    )
+    for wrong, why in (
+        (["--before", "a.json"], "name that with --plot"),
+        (["--plot", "a.doc"], "ends in .svg, .png"),
+    ):
         with pytest.raises(UserError, match=why):
             run([*argv, *wrong])
     of_xnli = json.loads(earlier.read_text()) | {"languages": {"de": {"accuracy": 60.0}}}
     earlier.write_text(json.dumps(of_xnli))
-    with pytest.raises(UserError, match=r"--before .*earlier\.json: no accuracies by language; give a report"):
+    with pytest.raises(
+        UserError, match=r"--before .*earlier\.json: no accuracies by language; give a report"
+    ):
         run([*argv, "--plot", str(picture), "--before", str(earlier)])
     with pytest.raises(UserError, match="no language is in all reports to draw"):
-        plot_accuracies({"before": {"languages": {"de": {}}}, "after": {"languages": {"fr": {}}}}, picture)
+        plot_accuracies(
+            {"before": {"languages": {"de": {}}}, "after": {"languages": {"fr": {}}}}, picture
+        )
 
 
-def test_another_layer_is_another_encoder(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_another_layer_is_another_encoder(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     keep = ["--embeddings_dir", str(tmp_path)]
     last, first = (run([*argv, *keep, *more]) for more in ([], ["--layer", "0"]))
-    again = run([*argv, "--layer", "0", "--token_budget", "1"])  # batches of one sentence change nothing
+    again = run(
+        [*argv, "--layer", "0", "--token_budget", "1"]
+    )  # batches of one sentence change nothing
     assert last["languages"] != first["languages"] == again["languages"]
-    assert all(0 < numbers[way] < 100 for numbers in last["languages"].values() for way in ("xx-en", "en-xx"))
+    assert all(
+        0 < numbers[way] < 100
+        for numbers in last["languages"].values()
+        for way in ("xx-en", "en-xx")
+    )
     assert "layer" not in last["settings"]
     assert first["settings"]["layer"] == 0
     assert "pooling mean of layer 0" in capsys.readouterr().out
@@ -173,20 +230,35 @@ def telling_dir(tmp_path: Path) -> Path:
     for side, change in (("deu", str.upper), ("eng", str)):
         text = [f"Here {name} is {old} and has {count} cats." for name in ("Tom", "Ann") for old in ("old", "ill")
                 for count in (2, 30)]  # fmt: skip
-        (folder / f"tatoeba.deu-eng.{side}").write_text("\n".join(map(change, [*text, "ka lo", "mi ne"])) + "\n")
+        (folder / f"tatoeba.deu-eng.{side}").write_text(
+            "\n".join(map(change, [*text, "ka lo", "mi ne"])) + "\n"
+        )
     return folder
 
 
 def test_hard_negatives_are_candidates_of_the_english_side(
     tiny_bert_dir: Path, telling_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    argv = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(telling_dir), "--pooling", "mean"]
+    argv = [
+        "--model_name_or_path",
+        str(tiny_bert_dir),
+        "--data_dir",
+        str(telling_dir),
+        "--pooling",
+        "mean",
+    ]
     argv += ["--prefix", "ka "]
-    plain, made = run(argv), run([*argv, "--hard_negatives", "--embeddings_dir", str(tmp_path / "kept")])
+    plain, made = (
+        run(argv),
+        run([*argv, "--hard_negatives", "--embeddings_dir", str(tmp_path / "kept")]),
+    )
     assert all(made[name] == plain[name] for name in ("languages", "averages"))
     assert "hard_negatives" not in plain
     source, english = zip(*read_languages([str(telling_dir)])["de"], strict=True)
-    copies, encoder = hard_negative_copies(english), SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "ka ")
+    copies, encoder = (
+        hard_negative_copies(english),
+        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "ka "),
+    )
     kinds, texts = [copy.kind for copy in copies], [copy.text for copy in copies]
     error = hard_negative_errors(*map(encoder.encode, (source, english, texts)), kinds)
     numbers = made["hard_negatives"]["de"]
@@ -217,12 +289,19 @@ def test_vectors_are_cut_and_quantised_before_retrieval(
 ) -> None:
     pairs = read_languages([str(near_dir)])
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    sides = [encoder.encode(list(side)) for rows in pairs.values() for side in zip(*rows, strict=True)]
+    sides = [
+        encoder.encode(list(side)) for rows in pairs.values() for side in zip(*rows, strict=True)
+    ]
     made = run([*argv, "--precision", precision, *(["--truncate_dim", str(dim)] if dim else [])])
-    vectors = np.split(reduced(np.concatenate(sides), dim, precision), np.cumsum([len(side) for side in sides])[:-1])
+    vectors = np.split(
+        reduced(np.concatenate(sides), dim, precision),
+        np.cumsum([len(side) for side in sides])[:-1],
+    )
     for code, source, target in zip(pairs, vectors[::2], vectors[1::2], strict=True):
         expected = retrieval_accuracy(source, target)
-        assert tuple(made["languages"][code][way] for way in ("xx-en", "en-xx")) == pytest.approx(expected, abs=1)
+        assert tuple(made["languages"][code][way] for way in ("xx-en", "en-xx")) == pytest.approx(
+            expected, abs=1
+        )
     assert (made["settings"]["truncate_dim"], made["settings"]["precision"]) == (dim, precision)
     if dim is not None:
         assert made["languages"] != run(argv)["languages"]
@@ -236,7 +315,9 @@ def test_vectors_with_nan_are_named(
 ) -> None:
     shutil.copytree(tiny_bert_dir, tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
-    broken = {name: tensor.fill_(float("nan")) for name, tensor in weights.items() if "layer.2" in name}
+    broken = {
+        name: tensor.fill_(float("nan")) for name, tensor in weights.items() if "layer.2" in name
+    }
     save_file(weights | broken, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     first, _ = read_languages([str(near_dir)])["de"][0]
     keep = ["--embeddings_dir", str(tmp_path / "kept")] if kept else []
@@ -252,25 +333,48 @@ def test_the_report_names_the_seed_of_the_training_and_those_of_two_are_merged(
     for seed in (3, 4):
         model = shutil.copytree(tiny_bert_dir, tmp_path / f"run-{seed}")
         (model / "run.json").write_text(json.dumps({"seed": seed, "max_steps": 10}))
-        argv = ["--model_name_or_path", str(model), "--data_dir", str(telling_dir), "--hard_negatives"]
+        argv = [
+            "--model_name_or_path",
+            str(model),
+            "--data_dir",
+            str(telling_dir),
+            "--hard_negatives",
+        ]
         reports.append(run([*argv, "--output_file", str(tmp_path / f"{seed}.json")]))
         assert reports[-1]["seed"] == seed
     assert reports[0]["settings"] == reports[1]["settings"]
     merged = merge_reports([str(tmp_path / f"{seed}.json") for seed in (3, 4)])
     assert merged["seeds"] == [3, 4]
-    assert merged["languages"]["de"]["xx-en"] == {"mean": reports[0]["languages"]["de"]["xx-en"], "sd": 0.0}
+    assert merged["languages"]["de"]["xx-en"] == {
+        "mean": reports[0]["languages"]["de"]["xx-en"],
+        "sd": 0.0,
+    }
     error = reports[0]["hard_negatives"]["mean"]["error"]["error"]
-    assert merged["hard_negatives"]["mean"]["error"]["error"] == {"mean": pytest.approx(error), "sd": 0.0}
+    assert merged["hard_negatives"]["mean"]["error"]["error"] == {
+        "mean": pytest.approx(error),
+        "sd": 0.0,
+    }
 
 
 def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
     tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    save(tmp_path / "dap", DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"), tiny_tokenizer)
+    save(
+        tmp_path / "dap",
+        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"),
+        tiny_tokenizer,
+    )
     (tmp_path / "de-en.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in synthetic_pairs("de", 5)))
     script = shutil.which("eval-retrieval", path=str(Path(sys.executable).parent))
     same = ["-c", "import sys; from eval_retrieval import main; sys.exit(main())"]
-    argv = ["--model_name_or_path", str(tmp_path / "dap"), "--data_dir", str(tmp_path), "--pooling", "mean"]
+    argv = [
+        "--model_name_or_path",
+        str(tmp_path / "dap"),
+        "--data_dir",
+        str(tmp_path),
+        "--pooling",
+        "mean",
+    ]
     done = run_python([*([script] if script else same), *argv], dict(os.environ), REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert "{" not in done.stderr  # the report
@@ -283,7 +387,11 @@ def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
         ("no-such-folder", "any", "no-such-folder"),
         ("empty", "any", "holds no pair of language"),
         ("pairs", "no-such-model", "the configuration of .*no-such-model cannot be loaded "),
-        ("pairs", "/no/such-folder", "/no/such-folder: no such folder, and not the id of a Hub repository"),
+        (
+            "pairs",
+            "/no/such-folder",
+            "/no/such-folder: no such folder, and not the id of a Hub repository",
+        ),
         ("pairs --languages de xx", "any", "--languages xx: .* holds de only"),
         ("sides", "any", "tatoeba.deu-eng.deu.*tatoeba.deu-eng.eng.*line"),
     ],

@@ -38,11 +38,16 @@ def encoder(tiny_bert_dir: Path, request: pytest.FixtureRequest) -> SentenceEnco
     return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", request.param)
 
 
-def test_matches_are_the_sentences_of_highest_cosine(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_matches_are_the_sentences_of_highest_cosine(
+    encoder: SentenceEncoder, tmp_path: Path
+) -> None:
     (tmp_path / "text.gz").write_bytes(gzip.compress("\n".join(["", *SOURCE, SOURCE[1]]).encode()))
     given = [("a", "not read", str(tmp_path / "text.gz")), ("b", "\n".join(TARGET), None)]
     texts = [app.read_text(encoder, *text) for text in given]
-    assert [text.sentences for text in texts] == [list(dict.fromkeys(SOURCE)), list(dict.fromkeys(TARGET))]
+    assert [text.sentences for text in texts] == [
+        list(dict.fromkeys(SOURCE)),
+        list(dict.fromkeys(TARGET)),
+    ]
     rows = app.search(encoder, texts, f" {SOURCE[3]} ")
     assert rows[0] == [1.0, 1, SOURCE[3]]
     assert len(rows) == 2 * app.MATCHES
@@ -54,7 +59,10 @@ def test_matches_are_the_sentences_of_highest_cosine(encoder: SentenceEncoder, t
 
 def test_tokens_of_the_picture_are_pieces_of_the_sentences(encoder: SentenceEncoder) -> None:
     axes = app.picture(encoder, f" {SOURCE[0]}", TARGET[0]).axes[0]
-    for labels, sentence in ((axes.get_yticklabels(), SOURCE[0]), (axes.get_xticklabels(), TARGET[0])):
+    for labels, sentence in (
+        (axes.get_yticklabels(), SOURCE[0]),
+        (axes.get_xticklabels(), TARGET[0]),
+    ):
         assert "".join(label.get_text() for label in labels) == sentence.replace(" ", "")
 
 
@@ -72,7 +80,9 @@ def test_the_app_answers(tiny_bert_dir: Path) -> None:
     built = app.build(encoder, "tiny")
     _, url, _ = built.launch(prevent_thread_lock=True, quiet=True)
     client = gradio_client.Client(url, verbose=False)
-    found, plot = client.predict(SOURCE[0], "\n".join(SOURCE), "\n".join(TARGET), None, None, api_name="/search")
+    found, plot = client.predict(
+        SOURCE[0], "\n".join(SOURCE), "\n".join(TARGET), None, None, api_name="/search"
+    )
     assert found["data"][0] == [1.0, 1, SOURCE[0]]
     assert plot["type"] == "matplotlib"
     with pytest.raises(Exception, match="nothing to search"):
@@ -116,22 +126,38 @@ def read(folder: Path, name: str) -> dict:
 
 
 def require_same(vectors: object, folder: Path) -> None:
-    found, expected = np.asarray(vectors), SentenceEncoder.from_pretrained(str(folder)).encode(SOURCE)
+    found, expected = (
+        np.asarray(vectors),
+        SentenceEncoder.from_pretrained(str(folder)).encode(SOURCE),
+    )
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     np.testing.assert_allclose((found * expected).sum(1) / lengths, 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("client", "package"),
-    [("sentence-transformers",) * 2, ("vLLM", "vllm"), ("infinity", "infinity_emb"), ("fastembed", "fastembed")],
+    [
+        ("sentence-transformers",) * 2,
+        ("vLLM", "vllm"),
+        ("infinity", "infinity_emb"),
+        ("fastembed", "fastembed"),
+    ],
 )
-def test_recipes_of_the_page_give_the_same_vectors(client: str, package: str, published: Path) -> None:
+def test_recipes_of_the_page_give_the_same_vectors(
+    client: str, package: str, published: Path
+) -> None:
     code = compile(RECIPES[client], client, "exec")
     pytest.importorskip(package.replace("-", "_"))
     if client == "fastembed":
         pytest.importorskip("dap.publishing.onnx_export").export(published)
     texts = ["query: " + text for text in SOURCE]
-    names = {"folder": str(published), "sentences": SOURCE, "texts": texts, "pooling": "mean", "code": False}
+    names = {
+        "folder": str(published),
+        "sentences": SOURCE,
+        "texts": texts,
+        "pooling": "mean",
+        "code": False,
+    }
     exec(code, names)
     require_same(names["vectors"], published)
 
@@ -139,7 +165,9 @@ def test_recipes_of_the_page_give_the_same_vectors(client: str, package: str, pu
 def test_text_embeddings_inference_finds_what_its_source_reads(published: Path) -> None:
     tokenizer = Tokenizer.from_file(str(published / "tokenizer.json"))
     tokenizer.enable_truncation(read(published, "sentence_bert_config.json")["max_seq_length"])
-    prompt = read(published, "config_sentence_transformers.json")["prompts"]["text"]  # --default-prompt-name
+    prompt = read(published, "config_sentence_transformers.json")["prompts"][
+        "text"
+    ]  # --default-prompt-name
     pooling, config = read(published, "1_Pooling/config.json"), read(published, "config.json")
     assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (False, True)
     assert (config["model_type"], config["architectures"]) == ("bert", ["BertModel"])

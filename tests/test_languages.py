@@ -25,7 +25,16 @@ TATOEBA_DIR = Path(__file__).parents[1] / ".." / "shared" / "data" / "tatoeba"
 def test_groups_have_their_sizes_and_are_subsets() -> None:
     assert (len(TATOEBA_14), len(TATOEBA_28), len(TATOEBA_36)) == (14, 28, 36)
     assert set(TATOEBA_14) < set(TATOEBA_36)
-    assert set(TATOEBA_36) - set(TATOEBA_28) == {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}  # of fewer than 1000
+    assert set(TATOEBA_36) - set(TATOEBA_28) == {
+        "jv",
+        "ka",
+        "kk",
+        "ml",
+        "sw",
+        "ta",
+        "te",
+        "th",
+    }  # of fewer than 1000
     assert set(TATOEBA_28) < set(TATOEBA_36)
     assert list(TATOEBA_36) == sorted(TATOEBA_36)
 
@@ -37,14 +46,17 @@ def test_both_codes_lead_to_the_same_language(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [("zho", "zh"), ("fas", "fa"), ("pt_BR", "pt"), ("en", "en"), ("iw", "he")]
+    ("code", "expected"),
+    [("zho", "zh"), ("fas", "fa"), ("pt_BR", "pt"), ("en", "en"), ("iw", "he")],
 )
 def test_other_spellings(code: str, expected: str) -> None:
     assert to_iso1(code) == base_language(code) == expected
 
 
 @pytest.mark.parametrize(("code", "expected"), [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("", "")])
-def test_a_language_beyond_the_36_keeps_its_code_without_region_and_script(code: str, expected: str) -> None:
+def test_a_language_beyond_the_36_keeps_its_code_without_region_and_script(
+    code: str, expected: str
+) -> None:
     assert base_language(code) == expected
 
 
@@ -62,16 +74,22 @@ def test_every_language_has_scripts_that_unicode_knows() -> None:
 
 
 def test_only_scripts_without_spaces_count_characters() -> None:
-    languages = {code for code, scripts in SCRIPTS.items() if CHARACTERS_PER_WORD.keys() & set(scripts)}
+    languages = {
+        code for code, scripts in SCRIPTS.items() if CHARACTERS_PER_WORD.keys() & set(scripts)
+    }
     assert languages == {"zh", "ja", "th", "ko"}
 
 
-@pytest.mark.skipif(not TATOEBA_DIR.is_dir(), reason="../shared with the Tatoeba test set is absent")
+@pytest.mark.skipif(
+    not TATOEBA_DIR.is_dir(), reason="../shared with the Tatoeba test set is absent"
+)
 @pytest.mark.parametrize("code", TATOEBA_36)
 def test_tatoeba_sentences_are_in_their_scripts(code: str) -> None:
     text = (TATOEBA_DIR / f"tatoeba.{ISO3[code]}-eng.{ISO3[code]}").read_text(encoding="utf-8")
     own = "".join(rf"\p{{{script}}}" for script in SCRIPTS[code])
-    native, letters = (pl.Series([text]).str.count_matches(pattern).item() for pattern in (f"[{own}]", r"\p{L}"))
+    native, letters = (
+        pl.Series([text]).str.count_matches(pattern).item() for pattern in (f"[{own}]", r"\p{L}")
+    )
     assert native > 0.97 * letters
 
 
@@ -86,6 +104,8 @@ def test_tatoeba_sentences_are_in_their_scripts(code: str) -> None:
         ("ISTANBUL", "İstanbul", True),
     ],
 )
-def test_vowel_signs_tell_texts_apart_and_points_do_not(one: str, other: str, is_same: bool) -> None:
+def test_vowel_signs_tell_texts_apart_and_points_do_not(
+    one: str, other: str, is_same: bool
+) -> None:
     assert (normalise(one) == normalise(other)) is is_same
     assert normalise_all([one, other]) == [normalise(one), normalise(other)]

@@ -11,13 +11,18 @@ from losses_dap import sampled_cross_entropy, translation_ranking_loss, vocabula
 
 
 @pytest.mark.parametrize(
-    ("similarity", "temperature", "margin"), [("cosine", 0.05, 0.0), ("cosine", 0.1, 0.3), ("dot", 1.0, 0.0)]
+    ("similarity", "temperature", "margin"),
+    [("cosine", 0.05, 0.0), ("cosine", 0.1, 0.3), ("dot", 1.0, 0.0)],
 )
-def test_translation_ranking_follows_its_equation(similarity: str, temperature: float, margin: float) -> None:
+def test_translation_ranking_follows_its_equation(
+    similarity: str, temperature: float, margin: float
+) -> None:
     x, y = torch.randn(4, 8), torch.randn(7, 8)
     excluded = torch.zeros(4, 7, dtype=torch.bool)
     excluded[0, 5] = excluded[1, 3] = True  # (1, 3) is query 1's own candidate: never excluded
-    result = translation_ranking_loss(x, y, similarity, temperature, margin, first=2, excluded=excluded)
+    result = translation_ranking_loss(
+        x, y, similarity, temperature, margin, first=2, excluded=excluded
+    )
 
     total, correct, negatives = 0.0, 0, 0
     for i in range(4):
@@ -42,7 +47,10 @@ def test_vocabulary_loss_and_gradients_do_not_depend_on_the_chunk(
     monkeypatch: pytest.MonkeyPatch, per_chunk: int
 ) -> None:
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", per_chunk * 11)
-    values = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((7, 5), (11, 5), (11,))]
+    values = [
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((7, 5), (11, 5), (11,))
+    ]
     labels = torch.randint(0, 11, (7,))
     (3 * vocabulary_cross_entropy(*values, labels)).backward()
     found = [value.grad.clone() for value in values]
@@ -61,7 +69,9 @@ def test_vocabulary_loss_and_gradients_do_not_depend_on_the_chunk(
 
 def test_the_vocabulary_loss_has_one_backward() -> None:
     hidden = torch.randn(3, 2, requires_grad=True)
-    loss = vocabulary_cross_entropy(hidden, torch.randn(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))
+    loss = vocabulary_cross_entropy(
+        hidden, torch.randn(4, 2), torch.zeros(4), torch.tensor([0, 1, 3])
+    )
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="compute it again"):
         loss.backward()
@@ -70,12 +80,17 @@ def test_the_vocabulary_loss_has_one_backward() -> None:
 def sampled(values: tuple[Tensor, ...], labels: Tensor, drawn: Tensor) -> Tensor:
     hidden, weight, bias = values
     own = labels[:, None] == drawn
-    return sampled_cross_entropy(hidden, weight[labels], bias[labels], weight[drawn], bias[drawn], own, len(weight))
+    return sampled_cross_entropy(
+        hidden, weight[labels], bias[labels], weight[drawn], bias[drawn], own, len(weight)
+    )
 
 
 def test_the_sampled_normaliser_is_unbiased_and_exact_with_all_ids() -> None:
     torch.manual_seed(0)
-    values = tuple(torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 3), (6, 3), (6,)))
+    values = tuple(
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((1, 3), (6, 3), (6,))
+    )
     hidden, weight, bias = values
     label = torch.tensor([2])
     logits = (hidden @ weight.T + bias)[0]
@@ -93,7 +108,9 @@ def test_the_sampled_normaliser_is_unbiased_and_exact_with_all_ids() -> None:
 def made_up_liger(weight: Tensor, hidden: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
     """What Liger's kernel computes, its arguments in the same order and of one type."""
     assert weight.dtype == hidden.dtype == bias.dtype
-    return torch.nn.functional.cross_entropy((hidden @ weight.T + bias).float(), labels, reduction="sum")
+    return torch.nn.functional.cross_entropy(
+        (hidden @ weight.T + bias).float(), labels, reduction="sum"
+    )
 
 
 def made_up_product(a: Tensor, b: Tensor) -> Tensor:
@@ -111,7 +128,11 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, device: str, kernel: str) -> lis
         pytest.skip("liger-kernel is not installed")
     if device == "cpu" and made_up:
         place = "fused_cross_entropy" if kernel == "fused" else "half_product"
-        monkeypatch.setattr(losses_dap, place, lambda device: lambda *values: calls.append(kernel) or made_up(*values))
+        monkeypatch.setattr(
+            losses_dap,
+            place,
+            lambda device: lambda *values: calls.append(kernel) or made_up(*values),
+        )
     return calls
 
 
@@ -132,14 +153,21 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 200 * 5000)
     torch.manual_seed(0)
     weight, labels = torch.randn(5000, 64), torch.randint(0, 5000, (300,))
-    hidden = torch.randn(300, 64) * 0.3 + torch.linspace(0, 0.3, 300)[:, None] * weight[labels]  # the last ones know
+    hidden = (
+        torch.randn(300, 64) * 0.3 + torch.linspace(0, 0.3, 300)[:, None] * weight[labels]
+    )  # the last ones know
     start = [value.to(device) for value in (hidden, weight, torch.randn(5000) - 10)]
     labels = labels.to(device)
     values = [value.double().requires_grad_() for value in start]
-    rows = torch.nn.functional.cross_entropy(values[0] @ values[1].T + values[2], labels, reduction="none")
+    rows = torch.nn.functional.cross_entropy(
+        values[0] @ values[1].T + values[2], labels, reduction="none"
+    )
     assert rows.max() > 10 > 0.05 > rows.min()
     expected = torch.autograd.grad(rows.sum(), values)
-    for half, nats, share in ((False, 1e-4, 1e-4), (True, *((2e-2, 2e-2) if is_fused else (6e-4, 4.5e-3)))):
+    for half, nats, share in (
+        (False, 1e-4, 1e-4),
+        (True, *((2e-2, 2e-2) if is_fused else (6e-4, 4.5e-3))),
+    ):
         values = [value.clone().requires_grad_() for value in start]
         with torch.autocast(device, torch.bfloat16, enabled=half):
             loss = vocabulary_cross_entropy(*values, labels)
@@ -148,7 +176,9 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
         assert (loss - rows.sum()).abs() < nats * len(rows)
         for a, b in zip(found, expected):
             assert (a - b).norm() < share * b.norm()
-        if not is_fused:  # a token that is known well has a small gradient, as near as that of others
+        if (
+            not is_fused
+        ):  # a token that is known well has a small gradient, as near as that of others
             errors = (found[0] - expected[0]).norm(dim=1) / expected[0].norm(dim=1)
             assert errors.max() < (0.08 if half else 1e-4)
     assert bool(calls) == (device == "cpu" and kernel != "plain")

@@ -43,7 +43,15 @@ def read(path: Path) -> list[list[str]]:
 def command(tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
     """Everything but what is particular: texts, model, output."""
     files = [write(tmp_path / "a.de", SOURCE), write(tmp_path / "a.en", TARGET)]
-    return [*files, "--model", str(tiny_bert_dir), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")]
+    return [
+        *files,
+        "--model",
+        str(tiny_bert_dir),
+        "--pooling",
+        "mean",
+        "--output",
+        str(tmp_path / "pairs.tsv"),
+    ]
 
 
 def test_pairs_are_written_best_first_with_their_lines(
@@ -57,7 +65,13 @@ def test_pairs_are_written_best_first_with_their_lines(
     scores = [float(row[0]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert made["kept"] == made["candidates"] == len(rows)
-    assert made["source"] == {"file": "a.de", "lines": 40, "empty": 0, "repeated": 0, "distinct": 40}
+    assert made["source"] == {
+        "file": "a.de",
+        "lines": 40,
+        "empty": 0,
+        "repeated": 0,
+        "distinct": 40,
+    }
     assert made["settings"]["margin"] == "ratio"
     assert made["settings"]["data"] == command[:2]
     assert made["protocol"] == "bitext mining by margin over nearest neighbours"
@@ -66,7 +80,9 @@ def test_pairs_are_written_best_first_with_their_lines(
     assert f"{len(rows)} pairs kept of {len(rows)} candidates" in capsys.readouterr().out
 
 
-def test_compressed_texts_give_the_same_pairs_compressed(command: list[str], tmp_path: Path) -> None:
+def test_compressed_texts_give_the_same_pairs_compressed(
+    command: list[str], tmp_path: Path
+) -> None:
     made = run(command)
     packed = [write(tmp_path / "b.de.gz", SOURCE), write(tmp_path / "b.en.xz", TARGET)]
     again = run([*packed, *command[2:-1], str(tmp_path / "new" / "b.tsv.gz")])
@@ -81,7 +97,9 @@ def test_batches_and_shards_do_not_change_the_pairs(command: list[str], tmp_path
     run([*command[:-1], str(tmp_path / "two.tsv"), "--token_budget", "5000", "--shard_size", "7"])
     one, two = read(tmp_path / "one.tsv"), read(tmp_path / "two.tsv")
     assert [row[1:] for row in one] == [row[1:] for row in two]
-    np.testing.assert_allclose([float(row[0]) for row in one], [float(row[0]) for row in two], atol=3e-6)
+    np.testing.assert_allclose(
+        [float(row[0]) for row in one], [float(row[0]) for row in two], atol=3e-6
+    )
 
 
 def test_a_second_run_encodes_nothing(command: list[str], tmp_path: Path) -> None:
@@ -99,7 +117,9 @@ def test_a_threshold_keeps_the_better_pairs(command: list[str], tmp_path: Path) 
     scores = [float(row[0]) for row in read(tmp_path / "pairs.tsv")]
     made = run([*command, "--threshold", str(scores[4] - 1e-5)])
     assert made["kept"] == len(read(tmp_path / "pairs.tsv")) < made["candidates"]
-    assert {float(row[0]) for row in read(tmp_path / "pairs.tsv")} == {s for s in scores if s >= scores[4] - 1e-5}
+    assert {float(row[0]) for row in read(tmp_path / "pairs.tsv")} == {
+        s for s in scores if s >= scores[4] - 1e-5
+    }
 
 
 def test_empty_repeated_and_tabbed_lines(
@@ -117,9 +137,14 @@ def test_empty_repeated_and_tabbed_lines(
     write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\tban" for line in SOURCE])
     run(command)
     rows = read(tmp_path / "pairs.tsv")
-    assert all(source == f"{SOURCE[int(n) - 1][:3]} {SOURCE[int(n) - 1][3:]} ban" for _, source, _, n, _ in rows)
+    assert all(
+        source == f"{SOURCE[int(n) - 1][:3]} {SOURCE[int(n) - 1][3:]} ban"
+        for _, source, _, n, _ in rows
+    )
     write(tmp_path / "a.de", [*SOURCE[:6], "ka\rban", *SOURCE[6:]])
-    with pytest.raises(ValueError, match=r"a\.de, line 7: carriage return at offset 2, within the line: tr '"):
+    with pytest.raises(
+        ValueError, match=r"a\.de, line 7: carriage return at offset 2, within the line: tr '"
+    ):
         run(command)
 
 
@@ -144,7 +169,9 @@ def test_on_a_full_disk_it_says_where_leaves_the_old_pairs_and_goes_on_once_ther
     assert (tmp_path / "pairs.tsv").read_bytes() == before
 
 
-def test_given_pairs_are_scored_in_their_order(command: list[str], tiny_bert_dir: Path, tmp_path: Path) -> None:
+def test_given_pairs_are_scored_in_their_order(
+    command: list[str], tiny_bert_dir: Path, tmp_path: Path
+) -> None:
     source, target = [*SOURCE[:9], "", SOURCE[0]], [*TARGET[::-1][:9], "ban", TARGET[-1]]
     write(tmp_path / "a.de", source)
     write(tmp_path / "a.en", target)
@@ -153,7 +180,10 @@ def test_given_pairs_are_scored_in_their_order(command: list[str], tiny_bert_dir
     assert [(row[1], row[2]) for row in rows] == [pair for pair in zip(source, target) if pair[0]]
     assert [(row[3], row[4]) for row in rows] == [(str(n), str(n)) for n in (*range(1, 10), 11)]
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    a, b = (rows / np.linalg.norm(rows, axis=1)[:, None] for rows in map(encoder.encode, (source[:9], target[:10])))
+    a, b = (
+        rows / np.linalg.norm(rows, axis=1)[:, None]
+        for rows in map(encoder.encode, (source[:9], target[:10]))
+    )
     similar = a @ b.T  # distinct sentences only
     mean = [np.sort(side, axis=1)[:, -4:].mean(1) for side in (similar, similar.T)]
     expected = margin_scores(np.diag(similar), mean[0], mean[1][:9])
@@ -165,7 +195,9 @@ def test_given_pairs_are_scored_in_their_order(command: list[str], tiny_bert_dir
     assert read(tmp_path / "pairs.tsv") == best
 
 
-def test_an_index_states_its_recall(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_states_its_recall(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("faiss")
     run(command)
     exact = read(tmp_path / "pairs.tsv")
@@ -196,7 +228,16 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     folder = tmp_path / "bucc"
     folder.mkdir()
     bucc(folder, "dev", 3)
-    argv = ["--bucc", str(folder), "--pair", "de-en", "--model", str(tiny_bert_dir), "--pooling", "mean"]
+    argv = [
+        "--bucc",
+        str(folder),
+        "--pair",
+        "de-en",
+        "--model",
+        str(tiny_bert_dir),
+        "--pooling",
+        "mean",
+    ]
     argv += ["--margin", "absolute", "--output", str(tmp_path / "out.tsv")]
     made = run(argv)
     assert made["protocol"].startswith("BUCC sample: ")
@@ -211,7 +252,9 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
     assert made["kept"] == len(read(tmp_path / "out.tsv")) == 10
     bucc(folder, "training", 1)
     gold = folder / "de-en.training.gold"
-    with pytest.raises(ValueError, match=r"--output .*de-en\.training\.gold would overwrite the input "):
+    with pytest.raises(
+        ValueError, match=r"--output .*de-en\.training\.gold would overwrite the input "
+    ):
         run([*argv, "--output", str(gold), "--model", "no-such-model"])
     gold.rename(tmp_path / "gold")
     with pytest.raises(FileNotFoundError, match=r"has no de-en\.training\.gold; "):
@@ -229,7 +272,10 @@ def test_bucc_names_its_protocol_and_finds_the_gold(
 
 def one_of_two(rank: int, argv: list[str], evaluations: list[list[str]], place: Path) -> None:
     """One process of two; writes how many pairs it kept, and the languages that it evaluated."""
-    found = [run(argv).get("kept"), *(eval_retrieval.run(each).get("languages") for each in evaluations)]
+    found = [
+        run(argv).get("kept"),
+        *(eval_retrieval.run(each).get("languages") for each in evaluations),
+    ]
     (place / f"found-{rank}").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
@@ -238,7 +284,14 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_accuracies(
     command: list[str], tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
 ) -> None:
     kept = run([*command, "--shard_size", "8"])["kept"]
-    evaluation = ["--model_name_or_path", str(tiny_bert_dir), "--data_dir", str(bitext_dir), "--pooling", "mean"]
+    evaluation = [
+        "--model_name_or_path",
+        str(tiny_bert_dir),
+        "--data_dir",
+        str(bitext_dir),
+        "--pooling",
+        "mean",
+    ]
     languages = eval_retrieval.run(evaluation)["languages"]
     argv = [*command[:-1], str(tmp_path / "two.tsv"), "--shard_size", "8"]
     evaluations = [[*evaluation, "--embeddings_dir", str(tmp_path / "vectors")], evaluation]
@@ -254,9 +307,22 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
     save(tmp_path / "model", encoder.model, encoder.tokenizer)
-    files = [write(tmp_path / name, lines) for name, lines in (("a.de", ["ban", "q"]), ("a.en", ["q", "ban"]))]
+    files = [
+        write(tmp_path / name, lines)
+        for name, lines in (("a.de", ["ban", "q"]), ("a.en", ["q", "ban"]))
+    ]
     with pytest.raises(UserError, match="^2 fail: .*/a.de, line 2: NaN .*; .*/a.en, line 1: NaN "):
-        run([*files, "--model", str(tmp_path / "model"), "--pooling", "mean", "--output", str(tmp_path / "pairs.tsv")])
+        run(
+            [
+                *files,
+                "--model",
+                str(tmp_path / "model"),
+                "--pooling",
+                "mean",
+                "--output",
+                str(tmp_path / "pairs.tsv"),
+            ]
+        )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +331,10 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
         (["--k", "0"], "--k 0: at least 1"),
         (["--top_n", "0"], "--top_n 0: at least 1"),
         (["--threshold", "nan"], "--threshold nan: give a finite number"),
-        (["more.en"], r"more\.en: no such option, or a text in the wrong place; the two texts come first"),
+        (
+            ["more.en"],
+            r"more\.en: no such option, or a text in the wrong place; the two texts come first",
+        ),
         (["--pair", "de-en"], "--pair belongs to --bucc"),
         (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),
         (["--model", "no-such-model"], "the configuration of no-such-model cannot be loaded "),
@@ -300,13 +369,17 @@ def test_texts_of_unequal_length_cannot_be_scored(command: list[str], tmp_path: 
     write(tmp_path / "a.en", TARGET[:-1])
     with pytest.raises(ValueError, match=r"a\.de has 40 lines, .*a\.en has 39: --score_only"):
         run([*command, "--score_only", "--model", "no-such-model"])
-    with pytest.raises(ValueError, match="--retrieval backward is for mining: --score_only takes the pairs"):
+    with pytest.raises(
+        ValueError, match="--retrieval backward is for mining: --score_only takes the pairs"
+    ):
         run([*command, "--score_only", "--retrieval", "backward"])
 
 
 def test_a_text_may_be_mined_against_itself(command: list[str], tmp_path: Path) -> None:
     run([command[0], *command[:1], *command[2:]])
-    assert {(row[3], row[4]) for row in read(tmp_path / "pairs.tsv")} == {(str(n), str(n)) for n in range(1, 41)}
+    assert {(row[3], row[4]) for row in read(tmp_path / "pairs.tsv")} == {
+        (str(n), str(n)) for n in range(1, 41)
+    }
 
 
 def test_a_text_after_a_switch_shows_where_texts_belong(

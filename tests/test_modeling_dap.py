@@ -40,7 +40,10 @@ pytestmark = pytest.mark.usefixtures("small_groups")
 OPTIONS = [
     *({"objective": name} for name in COMBINATIONS),
     *(RELEASED, RELEASED | {"rtl_ratio": 0.5}),
-    *({"objective": "tr+tlm", "tr_hard_negatives": 0.7, "pooling": pooling} for pooling in ("cls", "mean")),
+    *(
+        {"objective": "tr+tlm", "tr_hard_negatives": 0.7, "pooling": pooling}
+        for pooling in ("cls", "mean")
+    ),
 ]
 
 
@@ -79,7 +82,9 @@ def test_padding_and_order_change_nothing(model_type: str, options: dict) -> Non
     ],
     ids=str,
 )
-def test_the_last_layer_computes_the_tokens_that_are_read(options: dict, whole_sides: list[str]) -> None:
+def test_the_last_layer_computes_the_tokens_that_are_read(
+    options: dict, whole_sides: list[str]
+) -> None:
     model, batch, found = tiny_model(**options), make_batch(), []
     last = encoder_dap.layer_stack(model.dap.encoder)[1][-1].intermediate
     last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].shape[1]))
@@ -89,12 +94,16 @@ def test_the_last_layer_computes_the_tokens_that_are_read(options: dict, whole_s
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
-def test_groups_of_like_length_equal_packed_rows(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_like_length_equal_packed_rows(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch, found = tiny_model(model_type, objective=ALL), make_batch(), []
     model(**batch).loss.backward()  # packed, where the encoder's attention takes it
     found.append(gradients(model))
     model.set_attn_implementation("eager")
-    assert {part.config._attn_implementation for part in (model.dap.encoder, model.rtl_head.blocks)} == {"eager"}
+    assert {
+        part.config._attn_implementation for part in (model.dap.encoder, model.rtl_head.blocks)
+    } == {"eager"}
     for tokens in (1, 8, 10**9):
         monkeypatch.setattr(encoder_dap, "TOKENS_PER_GROUP", tokens)
         model.zero_grad()
@@ -105,7 +114,9 @@ def test_groups_of_like_length_equal_packed_rows(model_type: str, monkeypatch: p
 
 
 def test_projection_is_for_the_loss_only() -> None:
-    plain, projected = (tiny_model("bert", objective="tr", projection=kind) for kind in (None, "mlp"))
+    plain, projected = (
+        tiny_model("bert", objective="tr", projection=kind) for kind in (None, "mlp")
+    )
     projected.dap.load_state_dict(plain.dap.state_dict())
     batch = make_batch()
     torch.testing.assert_close(projected(**batch).source_embeds, plain(**batch).source_embeds)
@@ -127,7 +138,9 @@ def test_activation_checkpointing_keeps_gradients(objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
-def test_bf16_autocast_hands_the_losses_float32(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_autocast_hands_the_losses_float32(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch, seen = tiny_model("bert", objective=objective), make_batch(), []
     cross_entropy, chunked = F.cross_entropy, losses_dap._VocabularyCrossEntropy.apply
 
@@ -156,7 +169,9 @@ def test_bf16_autocast_hands_the_losses_float32(objective: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
 def test_every_parameter_gets_a_gradient(objective: str) -> None:
-    for model_type in ENCODERS if objective in OBJECTIVES else ("bert",):  # several have the parameters of each
+    for model_type in (
+        ENCODERS if objective in OBJECTIVES else ("bert",)
+    ):  # several have the parameters of each
         model = tiny_model(model_type, objective=objective)
         model(**make_batch()).loss.backward()
         assert [name for name, value in model.named_parameters() if value.grad is None] == []
@@ -173,7 +188,9 @@ def test_sentence_vectors_do_not_depend_on_the_side_of_the_padding(pooling: str)
 @pytest.mark.parametrize("objective", ["tr", "bow"])
 def test_sources_without_a_target_are_refused(objective: str) -> None:
     model, batch = tiny_model("bert", objective=objective), make_batch()
-    batch = {name: value[:4] if name.startswith("target") else value for name, value in batch.items()}
+    batch = {
+        name: value[:4] if name.startswith("target") else value for name, value in batch.items()
+    }
     with pytest.raises(ValueError, match="6 sources, 4 targets: give pairs"):
         model(**batch)
 
@@ -203,13 +220,17 @@ def test_vocabulary_can_be_resized(objective: str) -> None:
 
 
 def test_configured_outputs_are_given() -> None:
-    config = DAPConfig(tiny_config("bert"), objective="tr", output_hidden_states=True, return_dict=False)
+    config = DAPConfig(
+        tiny_config("bert"), objective="tr", output_hidden_states=True, return_dict=False
+    )
     outputs = DAPModel(config)(torch.tensor([[0, 7, 2]]))
     assert isinstance(outputs, tuple)
     assert len(outputs[2]) == 4  # embeddings and three layers
 
 
-@pytest.mark.parametrize("model_type", ["bert", "deberta-v2"])  # packed, and in groups of like length
+@pytest.mark.parametrize(
+    "model_type", ["bert", "deberta-v2"]
+)  # packed, and in groups of like length
 def test_what_the_encoder_does_on_its_way_is_given_with_the_same_losses(model_type: str) -> None:
     model, batch = tiny_model(model_type, objective="tr+rtl").eval(), make_batch()
     model.set_attn_implementation("eager")
@@ -225,7 +246,10 @@ def test_what_the_encoder_does_on_its_way_is_given_with_the_same_losses(model_ty
 def test_a_classifier_gives_tuples_where_asked() -> None:
     config = DAPConfig(tiny_config("bert"), num_labels=3, objective="tr", return_dict=False)
     model = DAPForSequenceClassification(config).eval()
-    inputs = {"input_ids": torch.tensor([[0, 7, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    inputs = {
+        "input_ids": torch.tensor([[0, 7, 2]]),
+        "attention_mask": torch.ones(1, 3, dtype=torch.long),
+    }
     logits = model(**inputs, return_dict=True).logits
     for given in (inputs, {"input_ids": inputs["input_ids"]}):
         (same,) = model(**given)
@@ -246,20 +270,29 @@ def test_a_direction_without_labels_does_not_halve_the_loss() -> None:
 @pytest.mark.parametrize("kind", [DAPModel, DAPForSequenceClassification])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_trace_holds_for_other_sentences(kind: type, pooling: str) -> None:
-    config = DAPConfig(tiny_config("xlm-roberta"), objective="tr", pooling=pooling, num_labels=3, return_dict=False)
+    config = DAPConfig(
+        tiny_config("xlm-roberta"), objective="tr", pooling=pooling, num_labels=3, return_dict=False
+    )
     model, batch = kind(config).eval(), make_batch()
     ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
     with torch.no_grad():
-        traced = torch.jit.trace(model, (ids[5:, :5], torch.ones_like(mask[5:, :5])), strict=False, check_trace=False)
+        traced = torch.jit.trace(
+            model, (ids[5:, :5], torch.ones_like(mask[5:, :5])), strict=False, check_trace=False
+        )
         torch.testing.assert_close(traced(ids, mask)[-1], model(ids, mask)[-1])
 
 
 @pytest.mark.parametrize("kind", [DAPModel, DAPForSequenceClassification])
 def test_a_model_is_exported_for_any_batch(kind: type) -> None:
-    model, batch = kind(DAPConfig(tiny_config("bert"), objective="tr", num_labels=3)).eval(), make_batch()
+    model, batch = (
+        kind(DAPConfig(tiny_config("bert"), objective="tr", num_labels=3)).eval(),
+        make_batch(),
+    )
     ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
     rows = torch.export.Dim("rows", max=99)
-    exported = torch.export.export(model, (ids, mask), dynamic_shapes=({0: rows}, {0: rows}), strict=False).module()
+    exported = torch.export.export(
+        model, (ids, mask), dynamic_shapes=({0: rows}, {0: rows}), strict=False
+    ).module()
     for name, value in model(ids[:3], mask[:3]).items():
         torch.testing.assert_close(exported(ids[:3], mask[:3])[name], value)
 
@@ -279,7 +312,9 @@ def test_what_hangs_on_the_embeddings_takes_part() -> None:
 def test_token_embeddings_are_not_cut_below_the_target_vocabulary() -> None:
     model = tiny_model(objective="tr+bow", target_vocab_size=100)
     model.set_target_vocabulary(list(range(150, 250)))
-    with pytest.raises(ValueError, match="the target vocabulary has id 249: give 250 token embeddings or more"):
+    with pytest.raises(
+        ValueError, match="the target vocabulary has id 249: give 250 token embeddings or more"
+    ):
         model.resize_token_embeddings(200)
 
 
@@ -288,7 +323,9 @@ class Waits(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         places = args[1] if args[1:] and isinstance(args[1], (list, tuple)) else ()
         by_mask = any(isinstance(own, Tensor) and own.dtype == torch.bool for own in places)
         self.count += by_mask or function.name() in ("aten::_local_scalar_dense", "aten::nonzero")
@@ -296,7 +333,9 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize(("objective", "expected"), [("tr", 2), ("tr+bow", 2), ("tr+rtl", 4), ("tr+tlm", 4)])
+@pytest.mark.parametrize(
+    ("objective", "expected"), [("tr", 2), ("tr+bow", 2), ("tr+rtl", 4), ("tr+tlm", 4)]
+)
 def test_a_step_waits_for_a_gpu_as_often_as_the_docs_say(
     objective: str, expected: int, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,21 +359,30 @@ def test_models_refuse_what_was_set_after_the_config_was_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "pooling"), [("bert", "cls"), ("xlm-roberta", "mean"), ("modernbert", "cls"), ("deberta-v2", "mean")]
+    ("kind", "pooling"),
+    [("bert", "cls"), ("xlm-roberta", "mean"), ("modernbert", "cls"), ("deberta-v2", "mean")],
 )
 def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -> None:
     torch.manual_seed(0)
-    model = DAPForSequenceClassification(DAPConfig(tiny_config(kind), num_labels=3, pooling=pooling, objective="tr"))
+    model = DAPForSequenceClassification(
+        DAPConfig(tiny_config(kind), num_labels=3, pooling=pooling, objective="tr")
+    )
     model = model.double().eval()
     rows = [torch.randint(5, 60, (length,)) for length in (3, 9, 1, 6)]
     types = [(torch.arange(len(row)) > 2).long() for row in rows]
     inputs = [
-        {"input_ids": row} | ({"token_type_ids": kinds} if kind == "bert" else {}) for row, kinds in zip(rows, types)
+        {"input_ids": row} | ({"token_type_ids": kinds} if kind == "bert" else {})
+        for row, kinds in zip(rows, types)
     ]
-    alone = torch.cat([model(**{key: value[None] for key, value in each.items()}).logits for each in inputs])
+    alone = torch.cat(
+        [model(**{key: value[None] for key, value in each.items()}).logits for each in inputs]
+    )
     alone.logsumexp(1).sum().backward()
     expected = gradients(model)
-    batch = {key: pad_sequence([each[key] for each in inputs], batch_first=True, padding_value=1) for key in inputs[0]}
+    batch = {
+        key: pad_sequence([each[key] for each in inputs], batch_first=True, padding_value=1)
+        for key in inputs[0]
+    }
     batch["attention_mask"] = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     model.zero_grad()
     logits = model(**batch).logits
@@ -348,7 +396,9 @@ def test_trainer_keeps_token_types_for_classification(tmp_path: Path) -> None:
     model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3))
     args = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
     rows = [{"input_ids": [0, 5, 2], "token_type_ids": [0, 0, 1], "labels": 1, "premise": "text"}]
-    loader = Trainer(model=model, args=args, train_dataset=Dataset.from_list(rows)).get_train_dataloader()
+    loader = Trainer(
+        model=model, args=args, train_dataset=Dataset.from_list(rows)
+    ).get_train_dataloader()
     batch = next(iter(loader))
     assert set(batch) == {"input_ids", "token_type_ids", "labels"}
     assert not torch.equal(model.eval()(**batch).logits, model(input_ids=batch["input_ids"]).logits)
@@ -358,25 +408,40 @@ def test_the_stock_trainer_evaluates_by_the_loss(tmp_path: Path) -> None:
     model, batch = tiny_model(objective="tr"), make_batch(8)
     rows = [{name: batch[name][row] for name in batch if "noise" not in name} for row in range(8)]
     args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
-    found = Trainer(model, args, eval_dataset=rows, data_collator=torch.utils.data.default_collate).evaluate()
+    found = Trainer(
+        model, args, eval_dataset=rows, data_collator=torch.utils.data.default_collate
+    ).evaluate()
     assert found["eval_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
 def test_accumulation_of_the_stock_trainer_keeps_the_classifiers_loss(tmp_path: Path) -> None:
-    rows = [{"input_ids": [3, 9, 8 + i, 4], "attention_mask": [1] * 4, "labels": i % 3} for i in range(6)]
+    rows = [
+        {"input_ids": [3, 9, 8 + i, 4], "attention_mask": [1] * 4, "labels": i % 3}
+        for i in range(6)
+    ]
     losses = []
     for steps in (1, 3):
         torch.manual_seed(0)
-        model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3, objective="tr"))
-        batch = {"per_device_train_batch_size": 6 // steps, "gradient_accumulation_steps": steps, "max_steps": 1}
+        model = DAPForSequenceClassification(
+            DAPConfig(tiny_config("bert"), num_labels=3, objective="tr")
+        )
+        batch = {
+            "per_device_train_batch_size": 6 // steps,
+            "gradient_accumulation_steps": steps,
+            "max_steps": 1,
+        }
         quiet = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
         args = TrainingArguments(str(tmp_path), **batch, **quiet, logging_steps=1)
-        losses.append(Trainer(model, args, train_dataset=Dataset.from_list(rows)).train().training_loss)
+        losses.append(
+            Trainer(model, args, train_dataset=Dataset.from_list(rows)).train().training_loss
+        )
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
-def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_type: str, tmp_path: Path) -> None:
+def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(
+    model_type: str, tmp_path: Path
+) -> None:
     options = {"objective": "mlm", "pooling": "mean", "mask_token_id": MASK}
     made = DAPForPreTraining.from_scratch(tiny_config(model_type), **options)
     for parameter in made.parameters():
@@ -386,8 +451,12 @@ def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(model_t
     for objective in ("tr", "tr+tlm", "tr+rtl") if model_type == "bert" else ("tr+rtl",):
         model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
         assert (model.config.objective, model.config.pooling) == (objective, "mean")
-        shared = {name: value for name, value in made.state_dict().items() if name in model.state_dict()}
-        assert len(shared) == len(made.dap.state_dict()) + len(made.prediction_head.state_dict()) * (objective != "tr")
+        shared = {
+            name: value for name, value in made.state_dict().items() if name in model.state_dict()
+        }
+        assert len(shared) == len(made.dap.state_dict()) + len(
+            made.prediction_head.state_dict()
+        ) * (objective != "tr")
         assert all(torch.equal(model.state_dict()[name], value) for name, value in shared.items())
         assert torch.isfinite(model(**batch).loss)
     assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"

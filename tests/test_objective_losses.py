@@ -7,7 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from tiny_models import ENCODERS, MASK, PAD, RELEASED, gradients, make_batch, tiny_model, tokens_of, with_negatives
+from tiny_models import (
+    ENCODERS,
+    MASK,
+    PAD,
+    RELEASED,
+    gradients,
+    make_batch,
+    tiny_model,
+    tokens_of,
+    with_negatives,
+)
 from torch import Tensor
 
 from encoder_dap import position_offset
@@ -19,11 +29,16 @@ pytestmark = pytest.mark.usefixtures("small_groups")
 def token_loss(model: DAPForPreTraining, state: Tensor, label: int | Tensor) -> Tensor:
     """Cross entropy of one label among all ids, given its state (D,)."""
     head = model.prediction_head
-    logits = head.norm(head.activation(head.dense(state))) @ model.get_input_embeddings().weight.T + head.bias
+    logits = (
+        head.norm(head.activation(head.dense(state))) @ model.get_input_embeddings().weight.T
+        + head.bias
+    )
     return logits.exp().sum().log() - logits[label]
 
 
-def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[int]]:
+def reconstruct_one_by_one(
+    model: DAPForPreTraining, batch: dict[str, Tensor]
+) -> tuple[list[Tensor], list[int]]:
     """RTL cross entropies of every target token, pair by pair without any padding (eq. g^0 and L_RTL)."""
     encoder, head = model.dap.encoder, model.rtl_head
     offset = position_offset(encoder)
@@ -31,13 +46,19 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
     for row in range(len(batch["source_input_ids"])):
         source, target = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
         states = encoder(source[None]).last_hidden_state[:, 1:]  # without CLS
-        positions = {} if offset is None else {"position_ids": torch.arange(len(target))[None] + offset}
-        masks = encoder.embeddings(input_ids=torch.full_like(target, MASK)[None], **positions)[:, 1:]
+        positions = (
+            {} if offset is None else {"position_ids": torch.arange(len(target))[None] + offset}
+        )
+        masks = encoder.embeddings(input_ids=torch.full_like(target, MASK)[None], **positions)[
+            :, 1:
+        ]
         representations = encoder(target[None]).last_hidden_state[:, 1:]
         for i in range(len(target) - 1):
             if batch["target_noise"][row, i + 1] >= model.config.rtl_ratio:
                 masks[:, i] = representations[:, i]
-        out = head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state[0, states.shape[1] :]
+        out = head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state[
+            0, states.shape[1] :
+        ]
         for i, label in enumerate(target[1:].tolist()):
             if batch["target_noise"][row, i + 1] < model.config.rtl_ratio:
                 losses.append(token_loss(model, out[i], label))
@@ -46,12 +67,16 @@ def reconstruct_one_by_one(model: DAPForPreTraining, batch: dict[str, Tensor]) -
 
 
 @pytest.mark.parametrize(
-    ("size", "untied", "objective"), [(None, False, "tr+rtl"), (60, False, "rtl+tlm"), (60, True, "tr+rtl")]
+    ("size", "untied", "objective"),
+    [(None, False, "tr+rtl"), (60, False, "rtl+tlm"), (60, True, "tr+rtl")],
 )
 def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(
     size: int | None, untied: bool, objective: str
 ) -> None:
-    model, batch = tiny_model("bert", objective=objective, target_vocab_size=size, rtl_tied=not untied), make_batch()
+    model, batch = (
+        tiny_model("bert", objective=objective, target_vocab_size=size, rtl_tied=not untied),
+        make_batch(),
+    )
     if size:
         model.set_target_vocabulary([2, *range(150, 149 + size)])
     model(**batch).loss.backward()
@@ -65,12 +90,18 @@ def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(
     torch.testing.assert_close(model.eval()(**batch).rtl_loss, full)
 
 
-@pytest.mark.parametrize(("model_type", "ratio"), [*zip(ENCODERS, itertools.repeat(0.5)), ("bert", 1.0)])
-def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(model_type: str, ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "ratio"), [*zip(ENCODERS, itertools.repeat(0.5)), ("bert", 1.0)]
+)
+def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(
+    model_type: str, ratio: float
+) -> None:
     model = tiny_model(model_type, rtl_ratio=ratio).double()
     batch = make_batch()
     losses, _ = reconstruct_one_by_one(model, batch)
-    assert model(**batch).rtl_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
+    assert model(**batch).rtl_loss.item() == pytest.approx(
+        torch.stack(losses).mean().item(), rel=1e-9
+    )
 
 
 def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> None:
@@ -79,7 +110,9 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
     ids = sorted({2, *range(60, 199)})
     model.set_target_vocabulary(ids)
     own = ("prediction_head.token_ids", "prediction_head.bias")
-    full.load_state_dict({k: v for k, v in model.state_dict().items() if k not in own}, strict=False)
+    full.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if k not in own}, strict=False
+    )
     with torch.no_grad():
         full.prediction_head.bias.fill_(float("-inf"))
         full.prediction_head.bias[ids] = model.prediction_head.bias
@@ -102,23 +135,36 @@ def test_the_released_head_embeds_again_and_has_a_matrix_of_its_own(model_type: 
         states = model.dap.encoder(source[None]).last_hidden_state  # (1, S_x, D)
         masks = model.get_input_embeddings()(torch.full_like(target, MASK))[None]  # (1, S_y, E)
         positions = torch.arange(len(source) + len(target))[None] + offset
-        masks = decoder.embeddings(input_ids=None, inputs_embeds=masks, position_ids=positions[:, : len(target)])
+        masks = decoder.embeddings(
+            input_ids=None, inputs_embeds=masks, position_ids=positions[:, : len(target)]
+        )
         seen = torch.ones_like(positions)
         seen[0, [0, len(source)]] = 0
         joined = torch.cat([states, masks], 1)
-        out = decoder(inputs_embeds=joined, attention_mask=seen, position_ids=positions).last_hidden_state[0]
+        out = decoder(
+            inputs_embeds=joined, attention_mask=seen, position_ids=positions
+        ).last_hidden_state[0]
         hidden = prediction.norm(prediction.activation(prediction.dense(out[len(source) + 1 :])))
         logits = hidden @ prediction.decoder.weight.T + prediction.bias
         losses.append(F.cross_entropy(logits, target[1:], reduction="none"))
-    assert model(**batch).rtl_loss.item() == pytest.approx(torch.cat(losses).mean().item(), rel=1e-9)
+    assert model(**batch).rtl_loss.item() == pytest.approx(
+        torch.cat(losses).mean().item(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("ids", [None, [2, *range(150, 250)]])
-def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(ids: list[int] | None) -> None:
+def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
+    ids: list[int] | None,
+) -> None:
     options = {"objective": "rtl", "mask_token_id": MASK, "target_token_ids": ids}
-    model, batch = DAPForPreTraining.from_scratch(tiny_config("bert"), rtl_tied=False, **options).eval(), make_batch()
+    model, batch = (
+        DAPForPreTraining.from_scratch(tiny_config("bert"), rtl_tied=False, **options).eval(),
+        make_batch(),
+    )
     tied = DAPForPreTraining.from_scratch(tiny_config("bert"), **options).eval()
-    tied.load_state_dict({key: value for key, value in model.state_dict().items() if "decoder" not in key})
+    tied.load_state_dict(
+        {key: value for key, value in model.state_dict().items() if "decoder" not in key}
+    )
     loss = model(**batch).rtl_loss
     torch.testing.assert_close(loss, tied(**batch).rtl_loss)
     table, matrix = model.get_input_embeddings().weight, model.prediction_head.decoder.weight
@@ -140,10 +186,15 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(ids:
     [*zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}]))],
     ids=str,
 )
-def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(model_type: str, options: dict) -> None:
+def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(
+    model_type: str, options: dict
+) -> None:
     """Sentence by sentence; a copy that is the very target of a source is no negative of that source."""
     settings = {"tr_bidirectional": True, "tr_similarity": "dot", "tr_temperature": 3.0, **options}
-    model, batch = tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double(), make_batch()
+    model, batch = (
+        tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double(),
+        make_batch(),
+    )
     for name in ("target_input_ids", "target_attention_mask"):
         batch[name][4] = batch[name][5]
     batch = with_negatives(batch)
@@ -175,7 +226,10 @@ def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(mode
 
 def masked_by_hand(ids: Tensor, noise: Tensor, special: set[int]) -> tuple[Tensor, list[int]]:
     """A text in which a share of 0.6 is chosen as masked language modelling shows it, and the places to predict."""
-    masked, chosen = ids.clone(), [i for i in range(len(ids)) if i not in special and noise[i] < 0.6]
+    masked, chosen = (
+        ids.clone(),
+        [i for i in range(len(ids)) if i not in special and noise[i] < 0.6],
+    )
     for i in chosen:
         if noise[i] < 0.8 * 0.6:
             masked[i] = MASK
@@ -184,14 +238,19 @@ def masked_by_hand(ids: Tensor, noise: Tensor, special: set[int]) -> tuple[Tenso
     return masked, chosen
 
 
-def mask_one_by_one(batch: dict[str, Tensor], side: str, row: int) -> tuple[Tensor, Tensor, list[int]]:
+def mask_one_by_one(
+    batch: dict[str, Tensor], side: str, row: int
+) -> tuple[Tensor, Tensor, list[int]]:
     """One sentence as it is and as MLM shows it, and the places to predict."""
     ids = tokens_of(batch, side, row)
     return ids, *masked_by_hand(ids, batch[f"{side}_noise"][row], {0, len(ids) - 1})
 
 
 def kinds_of(ids: Tensor, masked: Tensor, chosen: list[int]) -> set[str]:
-    return {"masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random" for i in chosen}
+    return {
+        "masked" if masked[i] == MASK else "kept" if masked[i] == ids[i] else "random"
+        for i in chosen
+    }
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
@@ -201,7 +260,9 @@ def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -
     for row in range(6):
         x, y = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
         ids = torch.cat([x, y[1:]])
-        noise = torch.cat([batch["source_noise"][row, : len(x)], batch["target_noise"][row, 1 : len(y)]])
+        noise = torch.cat(
+            [batch["source_noise"][row, : len(x)], batch["target_noise"][row, 1 : len(y)]]
+        )
         masked, chosen = masked_by_hand(ids, noise, {0, len(x) - 1, len(ids) - 1})
         kinds |= kinds_of(ids, masked, chosen)
         positions = torch.cat([torch.arange(len(x)), torch.arange(1, len(y))])
@@ -210,7 +271,9 @@ def test_tlm_is_the_mean_over_masked_tokens_of_unpadded_pairs(model_type: str) -
         states = encoder(masked[None], **given).last_hidden_state[0]
         losses += [token_loss(model, states[i], ids[i]) for i in chosen]
     assert len(kinds) == 3
-    assert model(**batch).tlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
+    assert model(**batch).tlm_loss.item() == pytest.approx(
+        torch.stack(losses).mean().item(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
@@ -227,10 +290,15 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     assert out.mlm_loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-9)
     assert torch.equal(out.loss, out.mlm_loss)
     assert (out.tr_loss, out.accuracy, out.negatives) == (None, None, None)
-    assert (out.source_embeds, out.target_embeds) == (None, None)  # nobody read the sentences as they are
+    assert (out.source_embeds, out.target_embeds) == (
+        None,
+        None,
+    )  # nobody read the sentences as they are
 
 
-@pytest.mark.parametrize(("model_type", "pooling"), [*zip(ENCODERS, itertools.cycle(["mean", "cls"]))])
+@pytest.mark.parametrize(
+    ("model_type", "pooling"), [*zip(ENCODERS, itertools.cycle(["mean", "cls"]))]
+)
 def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place_of_cls(
     model_type: str, pooling: str
 ) -> None:
@@ -251,14 +319,20 @@ def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place
     torch.testing.assert_close(torch.cat(found), by_hand)
 
 
-@pytest.mark.parametrize("options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow", "rtl_sampled_negatives": 9}])
+@pytest.mark.parametrize(
+    "options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow", "rtl_sampled_negatives": 9}]
+)
 def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
     options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
     model, batch = tiny_model(**options).double(), make_batch()
     vocabulary = [2, *range(60, 209)]
     model.set_target_vocabulary(vocabulary)
     head, losses = model.prediction_head, []
-    weight = model.get_input_embeddings().weight[vocabulary] if head.decoder is None else head.decoder.weight
+    weight = (
+        model.get_input_embeddings().weight[vocabulary]
+        if head.decoder is None
+        else head.decoder.weight
+    )
     before = head if model.bow_transform is None else model.bow_transform
     assert (before is head) == ("rtl" not in options["objective"])
     for side in ("source", "target"):
@@ -267,7 +341,11 @@ def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[s
             vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
             state = before.norm(before.activation(before.dense(vector / vector.norm() * 32**0.5)))
             surprise = -(weight @ state + head.bias).log_softmax(0)
-            words = [word for word in tokens_of(batch, "target", row)[1:-1].tolist() if word in vocabulary]
+            words = [
+                word
+                for word in tokens_of(batch, "target", row)[1:-1].tolist()
+                if word in vocabulary
+            ]
             losses[-1] += [surprise[vocabulary.index(word)] for word in words]
     expected = (torch.stack(losses[0]).mean() + torch.stack(losses[1]).mean()) / 2
     assert model(**batch).bow_loss.item() == pytest.approx(expected.item(), rel=1e-9)
@@ -276,16 +354,22 @@ def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[s
 def test_xum_needs_word_embeddings_as_wide_as_the_vectors() -> None:
     config = tiny_config("deberta-v2")
     config.embedding_size = 16
-    with pytest.raises(ValueError, match=r"sentence vector \(32 dimensions\).*embedding \(16\).*leave 'xum' out"):
+    with pytest.raises(
+        ValueError, match=r"sentence vector \(32 dimensions\).*embedding \(16\).*leave 'xum' out"
+    ):
         DAPForPreTraining.from_scratch(config, objective="tr+xum", mask_token_id=MASK)
 
 
-def test_mlm_masks_anew_in_each_step_and_never_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlm_masks_anew_in_each_step_and_never_special_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = tiny_model(objective="mlm", mlm_probability=0.5)
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
     ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
     look_up, shown = model._look_up, []
-    monkeypatch.setattr(model, "_look_up", lambda texts, *rest: shown.extend(texts) or look_up(texts, *rest))
+    monkeypatch.setattr(
+        model, "_look_up", lambda texts, *rest: shown.extend(texts) or look_up(texts, *rest)
+    )
     for _ in range(20):
         model(**batch)
     assert len({tuple(step.flatten().tolist()) for step in shown}) == 20
@@ -308,10 +392,14 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
         x, y = (tokens_of(batch, side, row) for side in sides)
         own, english = embeddings[ids[row] + 1], embeddings[0]
         states = model.dap.encoder(x[None]).last_hidden_state[:, 1:] + (english if reverse else own)
-        masks = model.dap.encoder.embeddings(torch.full_like(y, MASK)[None])[:, 1:] + (own if reverse else english)
+        masks = model.dap.encoder.embeddings(torch.full_like(y, MASK)[None])[:, 1:] + (
+            own if reverse else english
+        )
         out = model.rtl_head.blocks(inputs_embeds=torch.cat([states, masks], 1)).last_hidden_state
         predicted = out[0, states.shape[1] :]
-        losses[reverse] += [token_loss(model, state, label) for state, label in zip(predicted, y[1:])]
+        losses[reverse] += [
+            token_loss(model, state, label) for state, label in zip(predicted, y[1:])
+        ]
     means = [torch.stack(part).mean().item() for part in losses.values() if part]
     assert len(means) == (2 if direction == "both" else 1)
     assert loss.item() == pytest.approx(sum(means) / len(means), rel=1e-9)

@@ -16,7 +16,13 @@ from objectives_dap import OBJECTIVES
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "xum_weight": 0.4, "bow_weight": 0.6}
-OPTIONS = {"tlm_probability": 0.5, "mlm_probability": 0.5, "target_vocab_size": 140, "rtl_ratio": 0.8, **WEIGHTS}
+OPTIONS = {
+    "tlm_probability": 0.5,
+    "mlm_probability": 0.5,
+    "target_vocab_size": 140,
+    "rtl_ratio": 0.8,
+    **WEIGHTS,
+}
 
 
 def model_of(objective: str) -> DAPForPreTraining:
@@ -35,9 +41,16 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
         alone = model_of(name)
         own = {key: state[key] for key in alone.state_dict()}
         if name == "bow" and model.bow_transform is not None:
-            own |= {f"prediction_head.{key}": value for key, value in model.bow_transform.state_dict().items()}
-        if name in OF_TARGETS and len(own["prediction_head.bias"]) == 250:  # others predict ids that these do not
-            own["prediction_head.bias"] = own["prediction_head.bias"][own["prediction_head.token_ids"]]
+            own |= {
+                f"prediction_head.{key}": value
+                for key, value in model.bow_transform.state_dict().items()
+            }
+        if (
+            name in OF_TARGETS and len(own["prediction_head.bias"]) == 250
+        ):  # others predict ids that these do not
+            own["prediction_head.bias"] = own["prediction_head.bias"][
+                own["prediction_head.token_ids"]
+            ]
         alone.load_state_dict(own)
         expected = alone(**batch)
         for key, value in expected.measures.items():
@@ -61,7 +74,10 @@ def test_the_order_of_names_changes_nothing() -> None:
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
-    with pytest.raises(ValueError, match=r"='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, bow, or"):
+    with pytest.raises(
+        ValueError,
+        match=r"='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, xum, bow, or",
+    ):
         DAPForPreTraining(config)
 
 
@@ -69,7 +85,9 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
 def added() -> Iterator[str]:
     """The objective that the page adds, by its very code."""
     page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    code = re.search(r"```py\n(from heads_dap .*?)```", page.split("### An objective")[1], re.DOTALL)[1]
+    code = re.search(
+        r"```py\n(from heads_dap .*?)```", page.split("### An objective")[1], re.DOTALL
+    )[1]
     before = set(OBJECTIVES)
     exec(code, {"__name__": "page"})
     (name,) = set(OBJECTIVES) - before
@@ -77,7 +95,9 @@ def added() -> Iterator[str]:
     del OBJECTIVES[name]
 
 
-def step(model: DAPForPreTraining, batch: dict[str, Tensor], size: int | None = None) -> tuple[float, Tensor]:
+def step(
+    model: DAPForPreTraining, batch: dict[str, Tensor], size: int | None = None
+) -> tuple[float, Tensor]:
     """Loss and gradients of a plain step, or of one in chunks."""
     model.zero_grad()
     if size is None:
@@ -91,13 +111,19 @@ def step(model: DAPForPreTraining, batch: dict[str, Tensor], size: int | None = 
     return out.loss.item(), gradients(model)
 
 
-def test_the_objective_that_the_page_adds_trains_and_does_not_see_padding_or_chunks(added: str) -> None:
+def test_the_objective_that_the_page_adds_trains_and_does_not_see_padding_or_chunks(
+    added: str,
+) -> None:
     batch = make_batch()
     for objective in (added, f"tr+{added}", f"tr+rtl+{added}"):
         model = tiny_model(objective=objective, **{f"{added}_weight": 0.5})
         loss, expected = step(model, batch)
         order = torch.randperm(6)
-        for changed, size in ((widen(batch, 5), None), ({k: v[order] for k, v in batch.items()}, None), (batch, 4)):
+        for changed, size in (
+            (widen(batch, 5), None),
+            ({k: v[order] for k, v in batch.items()}, None),
+            (batch, 4),
+        ):
             again, found = step(model, changed, size)
             assert again == pytest.approx(loss, rel=1e-5)
             assert (found - expected).norm() < 1e-4 * expected.norm()
@@ -108,7 +134,11 @@ def test_the_objective_that_the_page_adds_trains_and_does_not_see_padding_or_chu
             out.loss.backward()
             optimizer.step()
         assert model(**batch).loss.item() < loss
-        rest = sum(own.weight * out.measures[f"{own.name}_loss"] for own in model.objectives if own.name != added)
+        rest = sum(
+            own.weight * out.measures[f"{own.name}_loss"]
+            for own in model.objectives
+            if own.name != added
+        )
         torch.testing.assert_close(out.loss, 0.5 * getattr(out, f"{added}_loss") + rest)
 
 

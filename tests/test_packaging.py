@@ -32,7 +32,13 @@ def place(module: str) -> str:
     root = module.split(".")[0]
     if root == "dap":
         return "dap"
-    return "beside" if root in BESIDE else "model" if root.endswith("_dap") and root != "train_dap" else "command"
+    return (
+        "beside"
+        if root in BESIDE
+        else "model"
+        if root.endswith("_dap") and root != "train_dap"
+        else "command"
+    )
 
 
 def folder(module: str) -> str:
@@ -73,7 +79,9 @@ def folders(files: Graph) -> Graph:
     """The same between folders of `dap`, and files elsewhere."""
     graph: Graph = {}
     for name, wanted in files.items():
-        graph.setdefault(folder(name), set()).update({folder(other) for other in wanted} - {folder(name)})
+        graph.setdefault(folder(name), set()).update(
+            {folder(other) for other in wanted} - {folder(name)}
+        )
     return graph
 
 
@@ -85,14 +93,20 @@ def test_every_place_imports_only_what_stands_before_it(files: Graph) -> None:
 
 
 def test_nothing_is_imported_in_a_circle(files: Graph, folders: Graph) -> None:
-    inside = {name: wanted - {folder(name)} for name, wanted in files.items()}  # but a folder's own `__init__.py`
+    inside = {
+        name: wanted - {folder(name)} for name, wanted in files.items()
+    }  # but a folder's own `__init__.py`
     for graph in (inside, folders):
         assert not [name for name in graph if name in reachable(graph, name)]
 
 
 def test_folders_import_each_other_by_their_public_names(files: Graph) -> None:
     for name, wanted in files.items():
-        hidden = {other for other in wanted if place(other) == "dap" and other != folder(other) != folder(name)}
+        hidden = {
+            other
+            for other in wanted
+            if place(other) == "dap" and other != folder(other) != folder(name)
+        }
         assert not hidden - BY_THEMSELVES, f"{name} reaches into a folder"
 
 
@@ -103,11 +117,28 @@ def test_text_and_arrays_know_no_model(name: str, folders: Graph) -> None:
 
 def test_the_wheel_holds_model_library_and_commands_alone(tmp_path: Path) -> None:
     tree = tmp_path / "tree"  # a copy, as setuptools adds what an earlier build left in build/
-    shutil.copytree(REPOSITORY, tree, ignore=shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info"))
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(tree)]
+    shutil.copytree(
+        REPOSITORY, tree, ignore=shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info")
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(tree),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    held = {name for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist() if ".dist-info/" not in name}
+    held = {
+        name
+        for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+        if ".dist-info/" not in name
+    }
     files = [path for name, path in own_modules().items() if place(name) != "beside"]
-    files += [path for path in (REPOSITORY / "dap").rglob("*.*") if not path.suffix.startswith(".py")]  # templates
+    files += [
+        path for path in (REPOSITORY / "dap").rglob("*.*") if not path.suffix.startswith(".py")
+    ]  # templates
     assert held == {str(path.relative_to(REPOSITORY)) for path in files}

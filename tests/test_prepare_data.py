@@ -27,7 +27,9 @@ SHARED = REPOSITORY.parent / "shared"
 
 
 def long_pairs(language: str, count: int) -> list[tuple[str, str]]:
-    return [pair for pair in synthetic_pairs(language, 2 * count) if len(pair[1].split()) > 3][:count]
+    return [pair for pair in synthetic_pairs(language, 2 * count) if len(pair[1].split()) > 3][
+        :count
+    ]
 
 
 @pytest.fixture
@@ -49,16 +51,23 @@ def test_the_output_is_what_the_trainer_and_datasets_read(
     raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    report = run(arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})))
+    report = run(
+        arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"}))
+    )
     assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json"}
     assert json.loads((out / "report.json").read_text()) == report
-    of_all, french = (load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in (None, "fr-en"))
+    of_all, french = (
+        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in (None, "fr-en")
+    )
     for split, name in (("train", "train"), ("dev", "validation")):  # as the card's YAML calls them
         loaded = load_bitext(out / split, cache_dir=tmp_path / "cache")
         sizes = {code: report["languages"][code][split] for code in ("de", "fr")}
         assert {code: len(part) for code, part in loaded.items()} == sizes
         assert (len(of_all[name]), len(french[name])) == (sum(sizes.values()), sizes["fr"])
-    assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {"de", "fr"}  # as `--train_data out`: out/train
+    assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {
+        "de",
+        "fr",
+    }  # as `--train_data out`: out/train
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
     assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
@@ -74,11 +83,15 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_the_vocabulary_is_the_trainers(raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_vocabulary_is_the_trainers(
+    raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     out = tmp_path / "out"
     same = {"target_vocabulary": tmp_path / "tokenizer", "tokenizer": tmp_path / "tokenizer"}
-    run(arguments(raw, out, **same, max_tokens=500, target_language="eng"))  # the names have its two letters
+    run(
+        arguments(raw, out, **same, max_tokens=500, target_language="eng")
+    )  # the names have its two letters
     assert "train/00000.de-en.parquet" in contents(out)
     found = json.loads((out / "target_vocabulary.json").read_text())
     train = load_bitext(out / "train", cache_dir=tmp_path / "cache")
@@ -97,24 +110,38 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
     leaks = [json.loads(line) for line in (tmp_path / "new/leaks.jsonl").read_text().splitlines()]
     assert report["evaluation_sentences"] == 3
     assert report["languages"]["de"]["leak"] == 1
-    listed = {(leak["side"], leak["equal"]) for leak in leaks if leak["line"] == 8 and leak["language"] == "de"}
+    listed = {
+        (leak["side"], leak["equal"])
+        for leak in leaks
+        if leak["line"] == 8 and leak["language"] == "de"
+    }
     assert listed == {("source", True), ("target", True)}
-    texts = {normalise(row["target"]) for row in load_bitext(out / "train", cache_dir=tmp_path / "cache")["de"]}
+    texts = {
+        normalise(row["target"])
+        for row in load_bitext(out / "train", cache_dir=tmp_path / "cache")["de"]
+    }
     assert normalise(target) not in texts
-    assert f"compared with the evaluation sets {tmp_path}/test.txt" in (out / "README.md").read_text()
+    assert (
+        f"compared with the evaluation sets {tmp_path}/test.txt" in (out / "README.md").read_text()
+    )
 
 
 def identify(texts: list[str]) -> list[str]:
     """What `--language_identifier test_prepare_data:identify` names."""
     ends = [text.split()[0][-2:] for text in texts]
-    return [end if end in ("de", "fr") or not text.isascii() else "en" for end, text in zip(ends, texts)]
+    return [
+        end if end in ("de", "fr") or not text.isascii() else "en" for end, text in zip(ends, texts)
+    ]
 
 
 def test_the_identifier_is_asked(raw: Path, tmp_path: Path) -> None:
     with (raw / "de-en.tsv").open("a") as file:
         file.writelines(f"{source}\t{target}\n" for source, target in long_pairs("fr", 90)[80:])
     report = run(arguments(raw, tmp_path / "out", language_identifier="test_prepare_data:identify"))
-    assert {code: found["language"] for code, found in report["languages"].items()} == {"de": 10, "fr": 0}
+    assert {code: found["language"] for code, found in report["languages"].items()} == {
+        "de": 10,
+        "fr": 0,
+    }
 
 
 def test_a_language_of_which_nothing_is_left_is_named(
@@ -131,27 +158,35 @@ def test_a_language_of_which_nothing_is_left_is_named(
 
 def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -> None:
     with (raw / "de-en.tsv").open("ab") as file:
-        file.write(b"no tab\n\xff\tx\n" + b"Der Zug steht noch da.\tThe train still stands there." + b"\n")
+        file.write(
+            b"no tab\n\xff\tx\n" + b"Der Zug steht noch da.\tThe train still stands there." + b"\n"
+        )
     report = run(arguments(raw, tmp_path / "out", languages="deu", max_bad_lines=0.1))
     assert list(report["languages"]) == ["de"]
     assert (report["languages"]["de"]["read"], report["languages"]["de"]["unreadable"]) == (81, 2)
 
 
-def test_the_same_command_does_nothing_and_another_one_is_refused(raw: Path, tmp_path: Path) -> None:
+def test_the_same_command_does_nothing_and_another_one_is_refused(
+    raw: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     (out / ".prepare_data").mkdir(parents=True)  # as of a run that was killed at its first write
     report = run(arguments(raw, out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run(arguments(raw, out, num_workers=2)) == report
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    with pytest.raises(ValueError, match="of a run with other arguments or other text: give another --output_dir"):
+    with pytest.raises(
+        ValueError, match="of a run with other arguments or other text: give another --output_dir"
+    ):
         run(arguments(raw, out, seed=1))
     os.utime(raw / "de-en.tsv", ns=(1, 1))
     with pytest.raises(ValueError, match="--overwrite"):
         run(arguments(raw, out))
     again = run([*arguments(raw, out, max_pairs=10, dev_pairs=0), "--overwrite"])
     assert again["languages"]["de"]["train"] == 10
-    assert sorted(path.name for path in out.iterdir() if path.name == "dev" or path.name == ".prepare_data") == ["dev"]
+    assert sorted(
+        path.name for path in out.iterdir() if path.name == "dev" or path.name == ".prepare_data"
+    ) == ["dev"]
     assert not list((out / "dev").iterdir())
 
 
@@ -185,7 +220,9 @@ def test_two_runs_at_once_are_kept_apart(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def beside(*_: Any) -> None:
-        with pytest.raises(ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end"):
+        with pytest.raises(
+            ValueError, match=r"out: another run \(process \d+\) is at work on it: wait for its end"
+        ):
             run(arguments(raw, out))
         stop()
 
@@ -209,7 +246,9 @@ def test_what_is_read_may_not_lie_in_the_output(name: str, raw: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("option", ["tokenizer", "evaluation_data", "language_identifier"])
-def test_after_a_wrong_name_the_corrected_command_runs(option: str, raw: Path, tmp_path: Path) -> None:
+def test_after_a_wrong_name_the_corrected_command_runs(
+    option: str, raw: Path, tmp_path: Path
+) -> None:
     with pytest.raises((ValueError, FileNotFoundError)):
         run(arguments(raw, tmp_path / "out", **{option: tmp_path / "absent"}))
     assert not (tmp_path / "out").exists()
@@ -217,7 +256,10 @@ def test_after_a_wrong_name_the_corrected_command_runs(option: str, raw: Path, t
 
 
 def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path) -> None:
-    out, good = tmp_path / "out", b"".join((raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)[:20])
+    out, good = (
+        tmp_path / "out",
+        b"".join((raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)[:20]),
+    )
     (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
     with pytest.raises(ValueError, match="lines are bad"):
         run(arguments(raw, out))
@@ -237,16 +279,22 @@ def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path) -> None:
     (out / "target_vocabulary.json").touch()  # of a run that asked for it
     command = [*arguments(raw, out, seed=1), "--overwrite"]
     run_to_its_end(command)
-    assert not any((out / name).exists() for name in ("report.json", "README.md", "target_vocabulary.json"))
+    assert not any(
+        (out / name).exists() for name in ("report.json", "README.md", "target_vocabulary.json")
+    )
     before = {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}
     run_to_its_end(command)
-    assert {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")
+    } == before
     run(command)
     run(arguments(raw, tmp_path / "other", seed=1))
     assert contents(out) == contents(tmp_path / "other")
 
 
-def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(raw: Path, tmp_path: Path) -> None:
+def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(
+    raw: Path, tmp_path: Path
+) -> None:
     (tmp_path / "test.txt").write_text("a sentence\n" * 50)
     given = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "leaks.jsonl"}
     run(arguments(raw, tmp_path / "clean", **given))
@@ -261,12 +309,18 @@ def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(raw: Path, 
     assert contents(tmp_path / "out") == before
 
 
-def test_a_finished_folder_takes_new_licences_and_misses_no_shard(raw: Path, tmp_path: Path) -> None:
+def test_a_finished_folder_takes_new_licences_and_misses_no_shard(
+    raw: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     (tmp_path / "test.txt").write_text("nothing of the kind\n")
     leaks = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "leaks.jsonl"}
     run(arguments(raw, out, **leaks))
-    report = run(arguments(raw, out, **leaks, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})))
+    report = run(
+        arguments(
+            raw, out, **leaks, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})
+        )
+    )
     assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
     assert json.loads((out / "report.json").read_text())["licences"] == report["licences"]
     with pytest.raises(ValueError, match="leaks were listed in .*/leaks.jsonl"):
@@ -292,7 +346,9 @@ def test_a_foreign_report_is_named(raw: Path, tmp_path: Path) -> None:
 
 def test_ids_beyond_the_vocabulary_are_refused(raw: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 7}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path / "tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(
+        tmp_path / "tokenizer"
+    )
     with pytest.raises(ValueError, match="has 4 tokens, but ids up to 7"):
         run(arguments(raw, tmp_path / "out", target_vocabulary=tmp_path / "tokenizer"))
 
@@ -320,7 +376,11 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_expected_errors_end_the_command_with_one_message(
-    raw: Path, tmp_path: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    raw: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prepare-data", *arguments(raw, tmp_path / "out", **options)])
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
@@ -336,15 +396,26 @@ def test_without_text_it_says_what_to_give(tmp_path: Path) -> None:
 def opus(tmp_path: Path) -> Iterator[str]:
     """A copy of OPUS' file store on loopback, with one small corpus."""
     sides = zip(("sw", "en"), zip(*long_pairs("sw", 40)))
-    files = {f"WikiMatrix.en-sw.{side}": "".join(f"{text}\n" for text in texts) for side, texts in sides}
+    files = {
+        f"WikiMatrix.en-sw.{side}": "".join(f"{text}\n" for text in texts) for side, texts in sides
+    }
     (tmp_path / "store/OPUS-WikiMatrix/v1/moses").mkdir(parents=True)
-    zip_of(tmp_path / "store/OPUS-WikiMatrix/v1/moses/en-sw.txt.zip", files | {"README": "about it"})
+    zip_of(
+        tmp_path / "store/OPUS-WikiMatrix/v1/moses/en-sw.txt.zip", files | {"README": "about it"}
+    )
     with serve_folder(tmp_path / "store") as address:
         yield address
 
 
-def test_opus_is_fetched_named_and_mixed_with_other_text(raw: Path, opus: str, tmp_path: Path) -> None:
-    options = {"opus": "WikiMatrix", "languages": ["sw", "de"], "mirror": opus, "download_dir": tmp_path / "fetched"}
+def test_opus_is_fetched_named_and_mixed_with_other_text(
+    raw: Path, opus: str, tmp_path: Path
+) -> None:
+    options = {
+        "opus": "WikiMatrix",
+        "languages": ["sw", "de"],
+        "mirror": opus,
+        "download_dir": tmp_path / "fetched",
+    }
     report = run(arguments(raw, tmp_path / "out", **options))
     assert {code: found["origins"] for code, found in report["languages"].items()} == {
         "de": {"de-en.tsv": 75},
@@ -357,26 +428,55 @@ def test_opus_is_fetched_named_and_mixed_with_other_text(raw: Path, opus: str, t
 
 
 def test_the_released_steps_are_one_argument(
-    raw: Path, opus: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+    raw: Path,
+    opus: str,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     options = {"opus": ["CCMatrix", "WikiMatrix"], "languages": ["sw", "de"], "mirror": opus}
-    options |= {"recipe": "release", "tokenizer": tmp_path / "tokenizer", "download_dir": tmp_path / "fetched"}
+    options |= {
+        "recipe": "release",
+        "tokenizer": tmp_path / "tokenizer",
+        "download_dir": tmp_path / "fetched",
+    }
     settings = run(arguments(raw, tmp_path / "out", **options | {"max_tokens": 500}))["settings"]
-    assert (settings["max_corpus_pairs"], settings["shared_beyond"], settings["dev_pairs"]) == (1_010_000, 5, 5)
-    assert settings["tokenizer"] == str(tmp_path / "tokenizer")  # what is given comes before the recipe
-    asked = [record.getMessage() for record in caplog.records if "OPUS has no CCMatrix" in record.getMessage()]
+    assert (settings["max_corpus_pairs"], settings["shared_beyond"], settings["dev_pairs"]) == (
+        1_010_000,
+        5,
+        5,
+    )
+    assert settings["tokenizer"] == str(
+        tmp_path / "tokenizer"
+    )  # what is given comes before the recipe
+    asked = [
+        record.getMessage()
+        for record in caplog.records
+        if "OPUS has no CCMatrix" in record.getMessage()
+    ]
     assert [message.rpartition("/")[2] for message in asked] == ["en-sw.txt.zip"]  # and no de-en
-    with pytest.raises(ValueError, match="--recipe 'ours' is unknown: give release, or leave it out"):
+    with pytest.raises(
+        ValueError, match="--recipe 'ours' is unknown: give release, or leave it out"
+    ):
         run(arguments(raw, tmp_path / "out", recipe="ours"))
 
 
-@pytest.mark.skipif(not (SHARED / "data/train").is_dir(), reason="../shared with real text is absent")
+@pytest.mark.skipif(
+    not (SHARED / "data/train").is_dir(), reason="../shared with real text is absent"
+)
 def test_real_text_comes_through(tmp_path: Path) -> None:
     data = [str(SHARED / f"data/train/{code}-en.tsv.xz") for code in ("jv", "af")]
     report = run(
-        ["--data", *data, "--output_dir", str(tmp_path / "out"), "--evaluation_data", str(SHARED / "data/tatoeba")]
+        [
+            "--data",
+            *data,
+            "--output_dir",
+            str(tmp_path / "out"),
+            "--evaluation_data",
+            str(SHARED / "data/tatoeba"),
+        ]
     )
     for found in report["languages"].values():
         assert found["train"] + found["dev"] > 0.75 * found["read"]

@@ -34,7 +34,10 @@ FAULTS = {
     "user/cut-once": (Fault("lfs", times=1), None),
     "user/cut": (Fault("lfs"), "(push again; what has arrived is not sent twice)"),
     "user/cut-commit": (Fault("commit"), "(push again; what has arrived is not sent twice)"),
-    "user/no-token": (Fault("create", 401, "Invalid credentials: {token}"), "401 Invalid credentials: Bearer ***"),
+    "user/no-token": (
+        Fault("create", 401, "Invalid credentials: {token}"),
+        "401 Invalid credentials: Bearer ***",
+    ),
     "user/not-mine": (
         Fault("create", 403, "You don't have the rights to create a model under this namespace"),
         "403 You don't have the rights to create a model under this namespace (the token may not",
@@ -61,7 +64,10 @@ FAULTS = {
         Fault("create", 401, "Access to user/quota-model is denied"),
         "(the token is missing, wrong or expired",
     ),
-    "user/hidden": (Fault("info", 403, "not with {token}"), "was not pushed: 403 not with Bearer ***"),
+    "user/hidden": (
+        Fault("info", 403, "not with {token}"),
+        "was not pushed: 403 not with Bearer ***",
+    ),
     "user/odd": (
         Fault("create", 200, "JSON without what belongs there"),
         "was not pushed: KeyError: 'url' (push again",
@@ -203,47 +209,70 @@ class Played:
 
     def run(self, *jobs: tuple[str, str, list[str]]) -> None:
         """Plays scripts, each in a new folder and with arguments."""
-        blank = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
+        blank = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "PYTHON"))
+        }
         own = {"HF_ENDPOINT": self.server.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
         own |= {"HF_HOME": str(self.folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         command = [sys.executable, "-I", "-c", PLAYER, json.dumps(jobs)]
-        done = subprocess.run(command, env=blank | own, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=blank | own, cwd=self.folder, capture_output=True, text=True
+        )
         self.printed += done.stdout + done.stderr
         assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Path:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     torch.manual_seed(0)
     save(folder / "dap", tiny_model(), tiny_tokenizer)
     (folder / "de-en.tsv").write_bytes(text_of(synthetic_pairs("de", 60)))
     languages = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}
     settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
-    write_json(report(str(folder / "dap"), "retrieval", languages, settings, 1.0), folder / "results.json")
+    write_json(
+        report(str(folder / "dap"), "retrieval", languages, settings, 1.0), folder / "results.json"
+    )
     return folder
 
 
 def test_the_hub(folder: Path) -> None:
     """One test for all the checks: a second worker would have to play everything again."""
     with serve(TOKEN) as server:
-        server.faults = {repo: fault for repo, (fault, _) in FAULTS.items()} | {"user/run-late": FAULT_OF_RUN}
+        server.faults = {repo: fault for repo, (fault, _) in FAULTS.items()} | {
+            "user/run-late": FAULT_OF_RUN
+        }
         server.repos["user/public"] = Repo()
         left = ("pretraining/model.safetensors", "special_tokens_map.json", "pytorch_model.bin")
         left = dict.fromkeys((*left, "model-00001-of-00002.safetensors"), b"old")
         server.repos["user/again"] = Repo(files=left | {"NOTES.md": b"mine"})
         played = Played(folder, folder / "dap", server)
         script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n" + PUSHER
-        arguments = [str(folder / "dap"), str(folder / "results.json"), json.dumps(SENTENCES), *FAULTS]
+        arguments = [
+            str(folder / "dap"),
+            str(folder / "results.json"),
+            json.dumps(SENTENCES),
+            *FAULTS,
+        ]
         strangers = [json.dumps(SENTENCES), str(folder / "stranger.npz")]
         played.run((script, "pusher", arguments), (STRANGER, "elsewhere", strangers))
         played.done = json.loads((folder / "pusher/done.json").read_text())
     check_vectors(played)
     check_snippets(played)
-    assert played.done["local code"] == ["modeling_dap", "modeling_dap"]  # with the project no remote code is needed
+    assert played.done["local code"] == [
+        "modeling_dap",
+        "modeling_dap",
+    ]  # with the project no remote code is needed
     check_existing_repository(played)
     check_connection_cut_once(played)
-    for repo, said in [("user/public", PUBLIC), *((repo, said) for repo, (_, said) in FAULTS.items() if said)]:
+    for repo, said in [
+        ("user/public", PUBLIC),
+        *((repo, said) for repo, (_, said) in FAULTS.items() if said),
+    ]:
         check_error(played, repo, said)
     check_private_and_copied(played)
     check_training(played)
@@ -255,7 +284,9 @@ def check_vectors(played: Played) -> None:
     for file in ("pusher/vectors.npz", "stranger.npz"):
         for name, vectors in np.load(played.folder / file).items():
             np.testing.assert_allclose(vectors, expected, atol=1e-5, err_msg=name)
-    assert sorted(played.server.repos["user/whole"].files) == sorted([*played.done["user/whole"]["files"]])
+    assert sorted(played.server.repos["user/whole"].files) == sorted(
+        [*played.done["user/whole"]["files"]]
+    )
     assert played.server.repos["user/whole"].commits == 1  # all or nothing
     assert played.done["revision"] == played.done["user/whole"]["commit"]
     assert "published as user/whole, commit" in played.printed
@@ -264,7 +295,9 @@ def check_vectors(played: Played) -> None:
 def check_snippets(played: Played) -> None:
     library, transformers, own, full = played.done["snippets"]
     np.testing.assert_allclose(library, own, atol=1e-5)
-    np.testing.assert_allclose(np.array(transformers) * 1024, own, atol=1e-3)  # pooler_output, after tanh
+    np.testing.assert_allclose(
+        np.array(transformers) * 1024, own, atol=1e-3
+    )  # pooler_output, after tanh
     assert "DAPForPreTraining" in full
     assert played.server.count("validate", "") >= 1
 
@@ -283,7 +316,9 @@ def check_existing_repository(played: Played) -> None:
 def check_connection_cut_once(played: Played) -> None:
     assert played.done["user/cut-once"] == played.server.repos["user/cut-once"].sha
     assert played.server.count("lfs", "user/cut-once") > played.server.count("lfs", "user/again")
-    assert set(played.server.repos["user/cut-once"].files) == set(played.done["user/again"]["files"])
+    assert set(played.server.repos["user/cut-once"].files) == set(
+        played.done["user/again"]["files"]
+    )
 
 
 def check_error(played: Played, repo: str, said: str) -> None:
@@ -295,7 +330,9 @@ def check_error(played: Played, repo: str, said: str) -> None:
     assert len(error) < 300
     held = played.server.repos.get(repo)
     if repo in ("user/lossy", "user/unchecked"):
-        assert ("lacks" if repo == "user/lossy" else f"was pushed as commit {held.sha[:8]}") in error
+        assert (
+            "lacks" if repo == "user/lossy" else f"was pushed as commit {held.sha[:8]}"
+        ) in error
         assert held.commits == 1
     else:
         assert held is None or (held.commits == 0 and not held.files)
@@ -319,15 +356,21 @@ def check_training(played: Played) -> None:
     assert played.server.repos["user/run"].commits == 1
     files = set(played.server.repos["user/run"].files)
     assert files == {*played.done["user/whole"]["files"]}
-    assert list((played.folder / "pusher/user/run").glob("checkpoint-*/training_args.bin"))  # no token in it
+    assert list(
+        (played.folder / "pusher/user/run").glob("checkpoint-*/training_args.bin")
+    )  # no token in it
     card = ModelCard(played.server.repos["user/run"].files["README.md"].decode())
     assert card.data.base_model == "user/whole"
     assert "| optimizer steps | 2 |" in card.text
     assert "user/run" not in played.done
     assert played.done["user/run-wrong"].startswith("error: user/run-wrong was not pushed: 401 ")
     late = played.done["user/run-late"]
-    assert late.startswith("error: the training is finished and saved, but user/run-late was not pushed: 503")
-    assert late.endswith("push it by python push_to_hub.py user/run-late --repo_id user/run-late --with_heads")
+    assert late.startswith(
+        "error: the training is finished and saved, but user/run-late was not pushed: 503"
+    )
+    assert late.endswith(
+        "push it by python push_to_hub.py user/run-late --repo_id user/run-late --with_heads"
+    )
     assert "not with Bearer ***" in played.done["fetch"]
 
 
@@ -341,14 +384,20 @@ def check_token(played: Played) -> None:
 
 
 def test_dry_run_writes_the_folder(
-    folder: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    capsys: pytest.CaptureFixture,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(push_to_hub, "upload", lambda *args: pytest.fail("something was sent"))
     arguments = [str(folder / "dap"), "--repo_id", "user/dry", "--dry_run", "--results"]
     written = push_to_hub.run([*arguments, str(folder / "results.json")])
     assert written["folder"] == f"{folder / 'dap'}-hub"
     assert "nothing was sent" in capsys.readouterr().out
-    files = {path.relative_to(written["folder"]).as_posix() for path in Path(written["folder"]).rglob("*.*")}
+    files = {
+        path.relative_to(written["folder"]).as_posix()
+        for path in Path(written["folder"]).rglob("*.*")
+    }
     assert files == set(written["files"])
     with pytest.raises(ValueError, match="is not empty"):
         push_to_hub.run(arguments[:-1])
@@ -359,20 +408,39 @@ def test_dry_run_writes_the_folder(
     assert "other.json is about some/other" in caplog.text
 
 
-def test_space_needs_nothing_beside_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = [str(folder / "dap"), "--repo_id", "user/dry", "--dry_run", "--space", "--output_dir"]
+def test_space_needs_nothing_beside_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [
+        str(folder / "dap"),
+        "--repo_id",
+        "user/dry",
+        "--dry_run",
+        "--space",
+        "--output_dir",
+    ]
     push_to_hub.run([*arguments, str(tmp_path / "out")])
     space = tmp_path / "out-space"
     card = SpaceCard.load(space / "README.md")
-    assert (card.data.sdk, card.data.app_file, card.data.models) == ("gradio", "app.py", ["user/dry"])
+    assert (card.data.sdk, card.data.app_file, card.data.models) == (
+        "gradio",
+        "app.py",
+        ["user/dry"],
+    )
     imported = {
         name.split(".")[0]
         for file in space.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        )
     }
     own = {path.stem for path in REPOSITORY.glob("*.py")} | {"dap", "search", "examples"}
-    assert {"search", "dap", "modeling_dap"} <= imported & own <= {path.stem for path in space.iterdir()}
+    assert (
+        {"search", "dap", "modeling_dap"}
+        <= imported & own
+        <= {path.stem for path in space.iterdir()}
+    )
     assert "matplotlib" in (space / "requirements.txt").read_text().splitlines()
     started = []
     monkeypatch.setitem(sys.modules, "search", SimpleNamespace(main=started.append))
@@ -388,27 +456,48 @@ def test_merged_results_and_a_folder_without_a_name(
     shutil.copytree(folder / "dap", folder / "named")
     made = json.loads((folder / "results.json").read_text())
     made["settings"]["recipe"] = "same"
-    seeds = [made | {"model": str(folder / name), "seed": seed} for seed, name in ((1, "named"), (2, "named-seed2"))]
+    seeds = [
+        made | {"model": str(folder / name), "seed": seed}
+        for seed, name in ((1, "named"), (2, "named-seed2"))
+    ]
     write_json(merge_seeds(dict(zip(("1.json", "2.json"), seeds))), folder / "merged.json")
     monkeypatch.chdir(folder / "named")
-    written = push_to_hub.run([".", "--repo_id", "user/dot", "--dry_run", "--results", str(folder / "merged.json")])
+    written = push_to_hub.run(
+        [".", "--repo_id", "user/dot", "--dry_run", "--results", str(folder / "merged.json")]
+    )
     assert written["folder"] == f"{folder / 'named'}-hub"
     assert not caplog.text
     assert "66.67 ± 0.00" in Path(written["folder"], "README.md").read_text()
 
 
-def test_onnx_is_asked_for_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_is_asked_for_before_anything_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as where it is not installed
     out = folder / "with-onnx"
     with pytest.raises(ValueError, match="--onnx: .*pip install 'dap-transformers"):
-        push_to_hub.run([str(folder / "dap"), "--repo_id", "user/a", "--dry_run", "--onnx", "--output_dir", str(out)])
+        push_to_hub.run(
+            [
+                str(folder / "dap"),
+                "--repo_id",
+                "user/a",
+                "--dry_run",
+                "--onnx",
+                "--output_dir",
+                str(out),
+            ]
+        )
     assert not out.exists()
 
 
 def test_without_network_the_reason_is_named(folder: Path) -> None:
-    with pytest.raises(ValueError, match="user/dap was not pushed: HF_HUB_OFFLINE is set; unset it"):
+    with pytest.raises(
+        ValueError, match="user/dap was not pushed: HF_HUB_OFFLINE is set; unset it"
+    ):
         push_to_hub.run([str(folder / "dap"), "--repo_id", "user/dap"])
-    with pytest.raises(ValueError, match="no/such-model is neither a folder nor to be had from the Hub"):
+    with pytest.raises(
+        ValueError, match="no/such-model is neither a folder nor to be had from the Hub"
+    ):
         push_to_hub.run(["no/such-model", "--repo_id", "user/dap", "--revision", "main"])
 
 

@@ -17,15 +17,23 @@ from modeling_dap import DAPForPreTraining
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PAGES = [
     REPOSITORY / "README.md",
-    *(page for folder in ("docs", "examples") for page in sorted((REPOSITORY / folder).glob("*.md"))),
+    *(
+        page
+        for folder in ("docs", "examples")
+        for page in sorted((REPOSITORY / folder).glob("*.md"))
+    ),
 ]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def readme_commands(program: str) -> list[list[str]]:
     """The arguments of each call of `program`, but of those in shell loops."""
-    lines = [line.split(" #")[0] for line in TEXT.replace("\\\n", " ").splitlines() if "$" not in line]
-    commands = [line for line in lines if program in line and line.startswith(("accelerate", "python"))]
+    lines = [
+        line.split(" #")[0] for line in TEXT.replace("\\\n", " ").splitlines() if "$" not in line
+    ]
+    commands = [
+        line for line in lines if program in line and line.startswith(("accelerate", "python"))
+    ]
     return [command.split(program, 1)[1].split() for command in commands]
 
 
@@ -34,7 +42,9 @@ def test_readme_training_commands_parse(tmp_path: Path, monkeypatch: pytest.Monk
     commands = readme_commands("train_dap.py ")
     assert len(commands) >= 2
     for argv in commands:
-        model, data, _ = parse_arguments([re.sub(r"^out\b", str(tmp_path), word) for word in argv] + ["--use_cpu"])
+        model, data, _ = parse_arguments(
+            [re.sub(r"^out\b", str(tmp_path), word) for word in argv] + ["--use_cpu"]
+        )
         assert model.model_name_or_path or model.config_name
         assert data.train_data
 
@@ -74,7 +84,9 @@ def test_programs_in_readme_exist() -> None:
     for name in sorted(modules):
         found = importlib.util.find_spec(name)
         assert found, name
-        assert not found.submodule_search_locations or importlib.util.find_spec(f"{name}.__main__"), name
+        assert not found.submodule_search_locations or importlib.util.find_spec(
+            f"{name}.__main__"
+        ), name
     scripts = set(re.findall(r"python ([\w/]+\.py)", TEXT))
     assert scripts >= {"prepare_data.py", "examples/app.py"}
     for name in scripts:
@@ -94,11 +106,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         linked = page.parent / path if path else page
         text = linked.read_bytes().decode("utf-8", "replace")  # raises where there is no such file
         headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE) if anchor else []
-        assert not anchor or anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+        assert not anchor or anchor in {
+            re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings
+        }
 
 
 def test_readme_python_runs_as_it_is_written(
-    tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
     model.save_pretrained(tmp_path / "out")
@@ -122,6 +139,13 @@ def test_readme_python_runs_as_it_is_written(
     assert in_code["out"].rtl_loss > 0
     learned = SentenceEncoder.from_pretrained("out-st")
     assert (learned.pooling, learned.max_seq_length) == ("mean", 32)
-    np.testing.assert_allclose(library["vectors"], learned.encode(["Guten Morgen!", "Good morning!"]), atol=1e-5)
-    states = {name: value for name, value in learned.model.state_dict().items() if "pooler" not in name}
-    assert any(not torch.equal(value, model.dap.encoder.state_dict()[name]) for name, value in states.items())
+    np.testing.assert_allclose(
+        library["vectors"], learned.encode(["Guten Morgen!", "Good morning!"]), atol=1e-5
+    )
+    states = {
+        name: value for name, value in learned.model.state_dict().items() if "pooler" not in name
+    }
+    assert any(
+        not torch.equal(value, model.dap.encoder.state_dict()[name])
+        for name, value in states.items()
+    )

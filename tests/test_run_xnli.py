@@ -11,7 +11,12 @@ import pytest
 import torch
 import transformers
 from conftest import save, tiny_config
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
@@ -31,7 +36,13 @@ def examples(name: str) -> list[tuple[str, str, str]]:
     for number in range(SIZES[name]):
         hypothesis = rng.choices(WORDS, k=rng.randint(0, 2))
         hypothesis.insert(rng.randint(0, len(hypothesis)), MARKS[number % 3])
-        rows.append((" ".join(rng.choices(WORDS, k=rng.randint(1, 4))), " ".join(hypothesis), LABEL.names[number % 3]))
+        rows.append(
+            (
+                " ".join(rng.choices(WORDS, k=rng.randint(1, 4))),
+                " ".join(hypothesis),
+                LABEL.names[number % 3],
+            )
+        )
     return rows
 
 
@@ -46,30 +57,62 @@ def nli_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dap_dir(
-    tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+    tiny_bert_dir: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     folder = tmp_path_factory.mktemp("dap")
-    return save(folder, DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean"), tiny_tokenizer)
+    return save(
+        folder, DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean"), tiny_tokenizer
+    )
 
 
 def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
-    given = ["--model_name_or_path", str(model), "--data_dir", str(data), "--output_dir", str(output)]
-    given += ["--max_seq_length", "64", "--total_train_batch_size", "12", "--per_device_train_batch_size", "12"]
+    given = [
+        "--model_name_or_path",
+        str(model),
+        "--data_dir",
+        str(data),
+        "--output_dir",
+        str(output),
+    ]
+    given += [
+        "--max_seq_length",
+        "64",
+        "--total_train_batch_size",
+        "12",
+        "--per_device_train_batch_size",
+        "12",
+    ]
     return [*given, "--learning_rate", "3e-3", "--disable_tqdm", "true", *more]
 
 
-SEARCH = ("--search", "--learning_rates", "1e-7", "5e-3", "--seeds", "0", "1", "--num_train_epochs", "5")
+SEARCH = (
+    "--search",
+    "--learning_rates",
+    "1e-7",
+    "5e-3",
+    "--seeds",
+    "0",
+    "1",
+    "--num_train_epochs",
+    "5",
+)
 
 
 @pytest.fixture(scope="module")
-def searched(dap_dir: Path, nli_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, dict]:
+def searched(
+    dap_dir: Path, nli_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], Path, dict]:
     """A search and two seeds on a DAP checkpoint: command line, output folder, report."""
     output = tmp_path_factory.mktemp("searched") / "new"
     argv = arguments(dap_dir, nli_dir, output, *SEARCH)
     return argv, output, run(argv)
 
 
-def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: tuple[list[str], Path, dict]) -> None:
+def test_the_search_chooses_by_english_dev_and_tests_every_language(
+    searched: tuple[list[str], Path, dict],
+) -> None:
     _, output, made = searched
     assert json.loads((output / "xnli.json").read_text()) == made
     assert (made["settings"]["learning_rate"], made["settings"]["selection"]) == (5e-3, "english")
@@ -77,7 +120,11 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: tu
     assert list(tried) == [1e-7, 5e-3]
     assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
     assert made["protocol"] == "XNLI, fine-tuned on English, zero-shot"
-    assert {code: each["pairs"] for code, each in made["languages"].items()} == {"en": 30, "de": 24, "sw": 24}
+    assert {code: each["pairs"] for code, each in made["languages"].items()} == {
+        "en": 30,
+        "de": 24,
+        "sw": 24,
+    }
     assert made["languages"]["de"]["accuracy"]["mean"] > 60
     assert len(made["settings"]["missing"]) == 12
     assert list(made["dev"]) == ["en"]
@@ -85,13 +132,18 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: tu
     assert splits == {("en", "validation"), *((code, None) for code in ("mean", "en", "de", "sw"))}
 
 
-def test_seeds_are_reported_apart_and_as_mean_and_deviation(searched: tuple[list[str], Path, dict]) -> None:
+def test_seeds_are_reported_apart_and_as_mean_and_deviation(
+    searched: tuple[list[str], Path, dict],
+) -> None:
     _, output, made = searched
     apart = [json.loads((output / f"xnli-seed-{seed}.json").read_text()) for seed in (0, 1)]
     assert [each["seed"] for each in apart] == made["seeds"] == [0, 1]
     for code, numbers in made["languages"].items():
         values = [each["languages"][code]["accuracy"] for each in apart]
-        assert numbers["accuracy"] == {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
+        assert numbers["accuracy"] == {
+            "mean": statistics.mean(values),
+            "sd": statistics.stdev(values),
+        }
     for each in apart:
         values = [numbers["accuracy"] for numbers in each["languages"].values()]
         assert each["mean"] == {"languages": 3, "accuracy": pytest.approx(statistics.mean(values))}
@@ -113,7 +165,9 @@ def test_the_saved_model_has_the_reported_accuracy_one_pair_at_a_time(
             logits = model(tokens["input_ids"], tokens["attention_mask"]).logits
             predicted.append(model.config.id2label[logits.argmax().item()])
             gold.append(label)
-        assert made["languages"][code]["accuracy"] == pytest.approx(100 * metrics.accuracy_score(gold, predicted))
+        assert made["languages"][code]["accuracy"] == pytest.approx(
+            100 * metrics.accuracy_score(gold, predicted)
+        )
     assert not list((output / "lr-1e-07-seed-0").glob("*.safetensors"))  # the one not chosen
     assert not list(output.glob("*/checkpoint-*"))
 
@@ -150,7 +204,9 @@ def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
     assert "not tested, as there is no test set or it was not asked for: fr es" in printed
 
 
-def test_all_languages_can_choose_the_learning_rate(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
+def test_all_languages_can_choose_the_learning_rate(
+    dap_dir: Path, nli_dir: Path, tmp_path: Path
+) -> None:
     more = "--search --selection all --languages de en --max_steps 1 --learning_rates 1e-5"
     made = run(arguments(dap_dir, nli_dir, tmp_path, *more.split()))
     assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
@@ -176,7 +232,16 @@ def test_another_run_in_the_same_folder_is_refused(
 def test_a_stopped_run_goes_on_and_ends_the_same(
     tiny_bert_dir: Path, nli_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = ("--pooling", "mean", "--languages", "sw", "--save_steps", "6", "--num_train_epochs", "2")
+    plain = (
+        "--pooling",
+        "mean",
+        "--languages",
+        "sw",
+        "--save_steps",
+        "6",
+        "--num_train_epochs",
+        "2",
+    )
     whole = run(arguments(tiny_bert_dir, nli_dir, tmp_path / "whole", *plain))
     argv = arguments(tiny_bert_dir, nli_dir, tmp_path / "stopped", *plain)
     step, save = XNLITrainer.training_step, XNLITrainer.save_model
@@ -186,7 +251,9 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
         return step(self, *args, **kwargs)
 
-    def stop_at_end(self: XNLITrainer, folder: str | None = None, _internal_call: bool = False) -> None:
+    def stop_at_end(
+        self: XNLITrainer, folder: str | None = None, _internal_call: bool = False
+    ) -> None:
         if not _internal_call:  # by the trainer, of a checkpoint
             raise KeyboardInterrupt
         save(self, folder, _internal_call)
@@ -202,9 +269,14 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
     assert run(argv)["languages"] == whole["languages"]
     result = json.loads((folders[1] / "result.json").read_text())
     assert (result["resumed_from"], result["steps"]) == ("checkpoint-20", 20)
-    one, other = ({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in folders)
+    one, other = (
+        {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in folders
+    )
     assert one.keys() == other.keys() > {"model.safetensors", "tokenizer.json", "config.json"}
-    assert [name for name in one if one[name] != other[name]] == ["result.json"]  # which has the times
+    assert [name for name in one if one[name] != other[name]] == [
+        "result.json"
+    ]  # which has the times
 
 
 def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
@@ -216,14 +288,18 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
     results = []
     for name, more in (("one", ()), ("other", small)):
         made = run(arguments(dap_dir, nli_dir, tmp_path / name, *base, *uneven, *more))
-        weights = AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "lr-0.003-seed-42").state_dict()
+        weights = AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / name / "lr-0.003-seed-42"
+        ).state_dict()
         results.append((made["languages"], weights))
     assert results[0][0] == results[1][0]
     for name, value in results[0][1].items():
         torch.testing.assert_close(value, results[1][1][name], atol=2e-4, rtol=0)
 
 
-def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(dap_dir: Path, tiny_bert_dir: Path) -> None:
+def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
+    dap_dir: Path, tiny_bert_dir: Path
+) -> None:
     logits = []
     for folder in (dap_dir, tiny_bert_dir):
         encoder = SentenceEncoder.from_pretrained(str(folder), "mean")
@@ -234,13 +310,17 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(dap_dir: Pat
         torch.manual_seed(1)
         for layer in (model.classifier[1], model.classifier[4]):
             torch.nn.init.normal_(layer.weight)
-        tokens = encoder.tokenizer(["kaban loder", "mira"], ["loder", "kaban"], padding=True, return_tensors="pt")
+        tokens = encoder.tokenizer(
+            ["kaban loder", "mira"], ["loder", "kaban"], padding=True, return_tensors="pt"
+        )
         logits.append(model(tokens["input_ids"], tokens["attention_mask"]).logits)
     assert logits[0].shape == (2, 3)
     torch.testing.assert_close(*logits)
 
 
-def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_token_types_go_to_the_encoders_that_have_them(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
         model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
         assert has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
@@ -261,7 +341,10 @@ def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTraine
         (["--seeds", "0", str(2**32)], r"seeds=\[0, 4294967296\]: give seeds below 2"),
         (["--seeds", "1" * 30], "--seeds 1+: give a finite number"),
         (["--warmup_steps", "nan"], "--warmup_steps nan: give a finite number"),
-        (["--metric_for_best_model", "nope"], "metric_for_best_model='nope': give accuracy or loss"),
+        (
+            ["--metric_for_best_model", "nope"],
+            "metric_for_best_model='nope': give accuracy or loss",
+        ),
         (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x"),
         (["--languages", "fr"], "--languages fr: .* has test sets of en de sw only"),
         (["--languages", "fi"], "--languages fi: XNLI has en fr es"),
@@ -270,11 +353,19 @@ def test_token_types_go_to_the_encoders_that_have_them(tiny_tokenizer: PreTraine
         (["--max_train_pairs", "0"], "--max_train_pairs 0: at least 1"),
         (["--max_test_pairs", "-1"], "--max_test_pairs -1: at least 1"),
         (["--max_seq_length", "500"], "max_seq_length=500 is above the model's 80 positions"),
-        (["--model_name_or_path", "no-such-model"], "the configuration of no-such-model cannot be loaded "),
+        (
+            ["--model_name_or_path", "no-such-model"],
+            "the configuration of no-such-model cannot be loaded ",
+        ),
     ],
 )
 def test_expected_errors_end_the_command_with_one_message(
-    more: list[str], message: str, dap_dir: Path, nli_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: list[str],
+    message: str,
+    dap_dir: Path,
+    nli_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run_xnli.py", *arguments(dap_dir, nli_dir, tmp_path, *more)])
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
@@ -282,9 +373,23 @@ def test_expected_errors_end_the_command_with_one_message(
     assert not list(tmp_path.glob("lr-*"))
 
 
-def test_a_loss_that_is_not_finite_is_an_error(dap_dir: Path, nli_dir: Path, tmp_path: Path) -> None:
-    argv = arguments(dap_dir, nli_dir, tmp_path, "--max_steps", "3", "--learning_rate", "1e30", "--logging_steps", "1")
-    with pytest.raises(FloatingPointError, match="learning_rate=1e[+]30, seed=42: give a lower learning rate"):
+def test_a_loss_that_is_not_finite_is_an_error(
+    dap_dir: Path, nli_dir: Path, tmp_path: Path
+) -> None:
+    argv = arguments(
+        dap_dir,
+        nli_dir,
+        tmp_path,
+        "--max_steps",
+        "3",
+        "--learning_rate",
+        "1e30",
+        "--logging_steps",
+        "1",
+    )
+    with pytest.raises(
+        FloatingPointError, match="learning_rate=1e[+]30, seed=42: give a lower learning rate"
+    ):
         run(argv)
     assert not list(tmp_path.glob("*/result.json"))
 
@@ -292,8 +397,25 @@ def test_a_loss_that_is_not_finite_is_an_error(dap_dir: Path, nli_dir: Path, tmp
 def test_a_rate_that_diverges_is_left_out_of_the_search_and_evaluation_in_training_does_no_harm(
     dap_dir: Path, nli_dir: Path, tmp_path: Path
 ) -> None:
-    rates = ["--search", "--learning_rates", "1e30", "1e-4", "--max_steps", "2", "--logging_steps", "1"]
-    during = ["--eval_strategy", "steps", "--eval_steps", "1", "--save_steps", "1", "--load_best_model_at_end"]
+    rates = [
+        "--search",
+        "--learning_rates",
+        "1e30",
+        "1e-4",
+        "--max_steps",
+        "2",
+        "--logging_steps",
+        "1",
+    ]
+    during = [
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        "1",
+        "--save_steps",
+        "1",
+        "--load_best_model_at_end",
+    ]
     made = run(arguments(dap_dir, nli_dir, tmp_path, *rates, *during))
     tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
     assert tried[1e30] is None
@@ -302,14 +424,27 @@ def test_a_rate_that_diverges_is_left_out_of_the_search_and_evaluation_in_traini
     assert not list(tmp_path.glob("*/training_args.bin"))  # a pickle
 
 
-def test_an_encoder_decoder_is_refused(tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path) -> None:
-    shape = {"vocab_size": len(tiny_tokenizer), "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    save(tmp_path / "t5", transformers.T5EncoderModel(transformers.T5Config(**shape)), tiny_tokenizer)
+def test_an_encoder_decoder_is_refused(
+    tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path
+) -> None:
+    shape = {
+        "vocab_size": len(tiny_tokenizer),
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
+    save(
+        tmp_path / "t5", transformers.T5EncoderModel(transformers.T5Config(**shape)), tiny_tokenizer
+    )
     with pytest.raises(ValueError, match="t5 lacks 15 weights of its encoder"):
         run(arguments(tmp_path / "t5", nli_dir, tmp_path / "out", "--pooling", "mean"))
 
 
-def test_a_pooler_of_the_checkpoint_is_left_out(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_pooler_of_the_checkpoint_is_left_out(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
     save(tmp_path, transformers.BertModel(tiny_config("bert", len(tiny_tokenizer))), tiny_tokenizer)
     encoder = SentenceEncoder.from_pretrained(str(tmp_path), "cls")
     model = build_classifier(encoder)

@@ -7,7 +7,11 @@ import pytest
 import torch
 from conftest import synthetic_pairs, tiny_config
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
 from dap.sentence_transformers import DAPLoss
@@ -16,13 +20,22 @@ from modeling_dap import DAPForPreTraining
 PAIRS = synthetic_pairs("de", 6)
 
 
-def library_model(folder: Path, pooling: str = "mean", *more: torch.nn.Module) -> SentenceTransformer:
-    return SentenceTransformer(modules=[Transformer(str(folder)), Pooling(32, pooling), *more], device="cpu")
+def library_model(
+    folder: Path, pooling: str = "mean", *more: torch.nn.Module
+) -> SentenceTransformer:
+    return SentenceTransformer(
+        modules=[Transformer(str(folder)), Pooling(32, pooling), *more], device="cpu"
+    )
 
 
 @pytest.mark.parametrize(
     ("objective", "pooling", "bf16"),
-    [("tr", "cls", False), ("tr+rtl", "mean", False), ("tr+rtl", "mean", True), ("tr+rtl+tlm+xum", "cls", False)],
+    [
+        ("tr", "cls", False),
+        ("tr+rtl", "mean", False),
+        ("tr+rtl", "mean", True),
+        ("tr+rtl+tlm+xum", "cls", False),
+    ],
 )
 def test_gradients_are_those_of_the_model_by_itself(
     objective: str, pooling: str, bf16: bool, tiny_bert_dir: Path, tmp_path: Path
@@ -43,39 +56,70 @@ def test_gradients_are_those_of_the_model_by_itself(
     torch.manual_seed(3)  # of the masks
     total = trainer.compute_loss(model.train(), dict(batch))
     total.backward()
-    names = [(f"{own}_", f"{column}_") for own, column in zip(("source", "target", "negative"), columns)]
-    tokens = {own + key: batch[column + key] for own, column in names for key in ("input_ids", "attention_mask")}
+    names = [
+        (f"{own}_", f"{column}_") for own, column in zip(("source", "target", "negative"), columns)
+    ]
+    tokens = {
+        own + key: batch[column + key]
+        for own, column in names
+        for key in ("input_ids", "attention_mask")
+    }
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         expected = alone(**tokens).loss
     expected.backward()
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
-    found = {name: parameter.grad for name, parameter in loss.dap.named_parameters() if parameter.grad is not None}
-    wanted = {name: parameter.grad for name, parameter in alone.named_parameters() if parameter.grad is not None}
+    found = {
+        name: parameter.grad
+        for name, parameter in loss.dap.named_parameters()
+        if parameter.grad is not None
+    }
+    wanted = {
+        name: parameter.grad
+        for name, parameter in alone.named_parameters()
+        if parameter.grad is not None
+    }
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-    learned = {id(parameter) for group in trainer.create_optimizer().param_groups for parameter in group["params"]}
+    learned = {
+        id(parameter)
+        for group in trainer.create_optimizer().param_groups
+        for parameter in group["params"]
+    }
     assert {id(parameter) for parameter in loss.dap.parameters()} <= learned
-    assert loss.dap.config.encoder_config is model[0].auto_model.config  # which is saved with these weights
+    assert (
+        loss.dap.config.encoder_config is model[0].auto_model.config
+    )  # which is saved with these weights
 
 
 def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
     model, features = library_model(tiny_bert_dir), {"input_ids": torch.ones(2, 3).long()}
-    dense, last = library_model(tiny_bert_dir, "mean", Dense(32, 8)), library_model(tiny_bert_dir, "lasttoken")
+    dense, last = (
+        library_model(tiny_bert_dir, "mean", Dense(32, 8)),
+        library_model(tiny_bert_dir, "lasttoken"),
+    )
     with pytest.raises(ValueError, match="the model consists of Transformer, Pooling, Dense: give"):
         DAPLoss(dense, heads)
-    with pytest.raises(ValueError, match="pooling='lasttoken' is not allowed; give one of 'cls', 'mean'"):
+    with pytest.raises(
+        ValueError, match="pooling='lasttoken' is not allowed; give one of 'cls', 'mean'"
+    ):
         DAPLoss(last, heads)
     smaller = DAPForPreTraining.from_scratch(tiny_config("bert", 99), objective="tr")
-    with pytest.raises(ValueError, match=r"are for an encoder of \['bert', 3, 32, 99\] \(model_type, .*247\]"):
+    with pytest.raises(
+        ValueError, match=r"are for an encoder of \['bert', 3, 32, 99\] \(model_type, .*247\]"
+    ):
         DAPLoss(model, smaller)
     with pytest.raises(ValueError, match="sentence-transformers has packed the text: set model"):
         DAPLoss(model, heads)([features, features], None)
-    with pytest.raises(ValueError, match="1 columns of text: give source, target and at most one hard negative"):
+    with pytest.raises(
+        ValueError, match="1 columns of text: give source, target and at most one hard negative"
+    ):
         DAPLoss(model, heads)([features | {"attention_mask": features["input_ids"]}], None)
     fields = {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr"]}
     loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), **fields))
-    with pytest.raises(ValueError, match=r"from 0 to 2: a label is a language_id, 0 to 1 \(rtl_languages=\['de'"):
+    with pytest.raises(
+        ValueError, match=r"from 0 to 2: a label is a language_id, 0 to 1 \(rtl_languages=\['de'"
+    ):
         loss([features | {"attention_mask": features["input_ids"]}] * 2, torch.tensor([0, 2]))

@@ -27,7 +27,9 @@ def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
     options = {"mask_token_id": MASK, "objective": "tr+rtl", **config}
     model = DAPForPreTraining(DAPConfig(tiny_config(model_type), **options))
     for parameter in model.parameters():  # biases and norms too: zeros and ones would hide mistakes
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(0.1)
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(
+            0.1
+        )
     return model.train()
 
 
@@ -55,13 +57,19 @@ def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     ids[:, 1] = 255 - ids[:, 1]
     ids[1], mask[1] = batch["target_input_ids"][0], batch["target_attention_mask"][0]
     mask[2::3] = 0
-    return batch | {"negative_input_ids": ids.masked_fill(mask == 0, PAD), "negative_attention_mask": mask}
+    return batch | {
+        "negative_input_ids": ids.masked_fill(mask == 0, PAD),
+        "negative_attention_mask": mask,
+    }
 
 
 def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
     """The same batch with more padding."""
     fill = {"input_ids": PAD, "attention_mask": 0, "noise": 0.01}
-    return {key: F.pad(value, (0, extra), value=fill[key.split("_", 1)[1]]) for key, value in batch.items()}
+    return {
+        key: F.pad(value, (0, extra), value=fill[key.split("_", 1)[1]])
+        for key, value in batch.items()
+    }
 
 
 def tokens_of(batch: dict[str, Tensor], side: str, row: int) -> Tensor:
@@ -77,9 +85,17 @@ class NoFloat64(TorchDispatchMode):
     """A device without float64, such as Apple's: what makes such a tensor fails."""
 
     def __torch_dispatch__(
-        self, function: Callable, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Callable,
+        types: Any,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        doubles = [each for each in tree_leaves(out) if isinstance(each, Tensor) and each.dtype == torch.float64]
+        doubles = [
+            each
+            for each in tree_leaves(out)
+            if isinstance(each, Tensor) and each.dtype == torch.float64
+        ]
         assert not doubles, f"{function} gives float64"
         return out

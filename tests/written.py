@@ -75,12 +75,19 @@ def text_of(pairs: list[tuple[str, ...]], end: str = "\n") -> bytes:
 
 def json_of(pairs: Pairs) -> bytes:
     """One object a line, every other one with escapes."""
-    records = [{"origin": [1, {"a": None}], "target": target, "source": source} for source, target in pairs]
-    lines = [json.dumps(record, ensure_ascii=number % 2 == 0) + "\n" for number, record in enumerate(records)]
+    records = [
+        {"origin": [1, {"a": None}], "target": target, "source": source} for source, target in pairs
+    ]
+    lines = [
+        json.dumps(record, ensure_ascii=number % 2 == 0) + "\n"
+        for number, record in enumerate(records)
+    ]
     return "".join(lines).encode()
 
 
-def write_format(folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")) -> BitextFile:
+def write_format(
+    folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")
+) -> BitextFile:
     """The pairs in the format that the name tells; `XX` stands for either side of Moses pairs."""
     texts = ["".join(f"{text}\n" for text in side).encode() for side in zip(*pairs)]
     path = folder / name
@@ -92,7 +99,10 @@ def write_format(folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] =
             path = write(folder / name.replace("XX", side), text)
     elif "parquet" in name:
         source, target = zip(*pairs)
-        columns = {"target": pa.array(target, pa.large_string()), "source": pa.array(source).dictionary_encode()}
+        columns = {
+            "target": pa.array(target, pa.large_string()),
+            "source": pa.array(source).dictionary_encode(),
+        }
         pq.write_table(pa.table({"origin": range(len(pairs)), **columns}), path)
     else:
         write(path, json_of(pairs) if "json" in name else text_of(pairs))

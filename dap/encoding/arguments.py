@@ -35,8 +35,12 @@ class ModelArguments:
 class EncoderArguments(ModelArguments):
     """Which model, and how it makes a sentence vector."""
 
-    prefix: str | None = arg(None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's.")
-    max_seq_length: int | None = arg(None, "Tokens a sentence. Default: the sentence-transformers folder's, else 128.")
+    prefix: str | None = arg(
+        None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."
+    )
+    max_seq_length: int | None = arg(
+        None, "Tokens a sentence. Default: the sentence-transformers folder's, else 128."
+    )
     bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
     layer: int | None = arg(None, "Hidden layer to pool, from 0 (embeddings). Default: the last.")
 
@@ -51,14 +55,23 @@ class EncoderArguments(ModelArguments):
         if not name.endswith(".onnx"):
             return load_encoder(name, **options)
         if self.pooling or self.bf16 or self.layer is not None:
-            raise UserError("pooling, layer and number format are fixed in the file: leave pooling, bf16, layer out")
+            raise UserError(
+                "pooling, layer and number format are fixed in the file: leave pooling, bf16, layer out"
+            )
         return OnnxEncoder(name, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
     def report(
-        self, encoder: Encoder, protocol: str, numbers: Mapping[str, Any], settings: Mapping[str, Any], seconds: float
+        self,
+        encoder: Encoder,
+        protocol: str,
+        numbers: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        seconds: float,
     ) -> dict[str, Any]:
         """What `dap.reports.report` says of the loaded encoder: its own settings, seed and recipe are put in."""
-        own = {name: getattr(encoder, name) for name in ("pooling", "prefix", "max_seq_length", "bf16")}
+        own = {
+            name: getattr(encoder, name) for name in ("pooling", "prefix", "max_seq_length", "bf16")
+        }
         own |= settings
         if encoder.layer is not None:
             own["layer"] = encoder.layer

@@ -20,7 +20,9 @@ SAMPLE = 128
 LOSSES = 3
 #: Seconds without news before it is asked whether there is a node yet that could bring some.
 WAIT = 10
-Jobs = dict[Any, tuple[Any, int | None]]  # what an actor does -> the actor, and the piece's number; None: it begins
+Jobs = dict[
+    Any, tuple[Any, int | None]
+]  # what an actor does -> the actor, and the piece's number; None: it begins
 
 
 def load_on(cluster: ClusterArguments, arguments: EncoderArguments) -> "Encoder | ClusterEncoder":
@@ -55,11 +57,16 @@ class ClusterEncoder:
         ValueError: the cluster has no room for an actor.
     """
 
-    def __init__(self, encoder: Encoder, arguments: EncoderArguments, cluster: ClusterArguments) -> None:
+    def __init__(
+        self, encoder: Encoder, arguments: EncoderArguments, cluster: ClusterArguments
+    ) -> None:
         import ray
 
         self.encoder, self.fingerprint = encoder, model_fingerprint(encoder)
-        self.needs = {"CPU": cluster.ray_cpus_per_actor, "GPU": int(ray.cluster_resources().get("GPU", 0) > 0)}
+        self.needs = {
+            "CPU": cluster.ray_cpus_per_actor,
+            "GPU": int(ray.cluster_resources().get("GPU", 0) > 0),
+        }
         fit, most = self._room()
         count = cluster.ray_actors or max(fit, 1)
         if count > fit:
@@ -67,13 +74,17 @@ class ClusterEncoder:
                 f"--ray_actors {count} with --ray_cpus_per_actor {cluster.ray_cpus_per_actor}: the cluster has room "
                 f"for {fit}, a node at most {most}; ask for fewer, or add nodes"
             )
-        actor = ray.remote(num_cpus=self.needs["CPU"], num_gpus=self.needs["GPU"], max_restarts=0)(EncoderActor)
+        actor = ray.remote(num_cpus=self.needs["CPU"], num_gpus=self.needs["GPU"], max_restarts=0)(
+            EncoderActor
+        )
         self._begin = partial(actor.remote, arguments)
         self.actors = [self._begin() for _ in range(count)]
 
     def plan(self, texts: Sequence[Sequence[str]], token_budget: int) -> tuple[str, float]:
         """What it takes to encode the texts, at the rate that an encoder shows now: in words, and in seconds."""
-        sample = [text[row] for text in texts for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)]
+        sample = [
+            text[row] for text in texts for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)
+        ]
         self.encode(sample[:1], token_budget)  # an encoder has begun
         started = time.perf_counter()
         self.encode(sample, token_budget)
@@ -88,8 +99,13 @@ class ClusterEncoder:
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         needs = {kind: amount for kind, amount in self.needs.items() if amount}
-        fit = sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
-        return fit, " and ".join(f"{max(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in needs)
+        fit = sum(
+            min(int(node.get(kind, 0) // amount) for kind, amount in needs.items())
+            for node in nodes
+        )
+        return fit, " and ".join(
+            f"{max(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in needs
+        )
 
     def end(self) -> None:
         """End the actors: their CPUs and GPUs are free for other tasks, which would wait for them for ever."""
@@ -101,7 +117,9 @@ class ClusterEncoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
 
-    def encode_each(self, pieces: Sequence[Sequence[str]], token_budget: int) -> Iterator[np.ndarray]:
+    def encode_each(
+        self, pieces: Sequence[Sequence[str]], token_budget: int
+    ) -> Iterator[np.ndarray]:
         """The vectors (n, D) of each piece, in order.
 
         The piece of a lost actor goes to another one, and a new actor takes part once there is room for it.
@@ -124,7 +142,9 @@ class ClusterEncoder:
                 _require_few(losses[number], outcome, None if number is None else pieces[number])
                 todo.extendleft([] if number is None else [number])
                 ray.kill(actor)  # it may be no more than out of reach
-                self.actors[self.actors.index(actor)] = new = self._begin()  # once there is room for it
+                self.actors[self.actors.index(actor)] = new = (
+                    self._begin()
+                )  # once there is room for it
                 jobs |= _beginning([*idle, new])  # the idle ones may be lost with it
                 idle.clear()
                 continue
@@ -144,7 +164,9 @@ class ClusterEncoder:
 
         while not (ended := ray.wait([*jobs], timeout=WAIT)[0]):
             if all(number is None for _, number in jobs.values()) and not self._room()[0]:
-                raise UserError("no node is left with room for an encoder: add nodes, then run again to go on")
+                raise UserError(
+                    "no node is left with room for an encoder: add nodes, then run again to go on"
+                )
         actor, number = jobs.pop(ended[0])
         try:
             return actor, number, ray.get(ended[0])
@@ -165,11 +187,15 @@ class ClusterEncoder:
                 f"{self.fingerprint[:12]}): give all nodes the same files, and the same version of Transformers"
             )
 
-    def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
+    def encode(
+        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+    ) -> np.ndarray:
         """The sentences' vectors, (N, D), as the encoder's own `encode`."""
         if not len(sentences):
             return self.encoder.encode([])
-        with tqdm(total=len(sentences), desc="encoding", unit=" sentences", disable=not progress) as bar:
+        with tqdm(
+            total=len(sentences), desc="encoding", unit=" sentences", disable=not progress
+        ) as bar:
             return encode_pieces(self, sentences, token_budget, bar)
 
 

@@ -139,7 +139,9 @@ def embed_to_disk(
             try:
                 vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
                 first = number * shard_size
-                require_finite(vectors, text, lambda row, first=first: where(first + row), " in its shard")
+                require_finite(
+                    vectors, text, lambda row, first=first: where(first + row), " in its shard"
+                )
             except SentenceError as error:
                 failed.append(error)
                 if len(failed) == SHOWN:
@@ -181,22 +183,32 @@ def _is_whole(shard: Path, rows: int) -> bool:
         return False
 
 
-def encode_pieces(encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm) -> np.ndarray:
+def encode_pieces(
+    encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
+) -> np.ndarray:
     """The vectors (n, D) of some text, encoded in pieces of like length, so that the bar moves.
 
     A cluster encodes the pieces at the same time.
     """
     order = sorted(range(len(text)), key=lambda i: -len(text[i]))
-    pieces = [[text[i] for i in order[start : start + PIECE]] for start in range(0, len(order), PIECE)]
+    pieces = [
+        [text[i] for i in order[start : start + PIECE]] for start in range(0, len(order), PIECE)
+    ]
     each = getattr(encoder, "encode_each", None)
     found = []
-    for vectors in each(pieces, token_budget) if each else (encoder.encode(piece, token_budget) for piece in pieces):
+    for vectors in (
+        each(pieces, token_budget)
+        if each
+        else (encoder.encode(piece, token_budget) for piece in pieces)
+    ):
         found.append(vectors)  # (PIECE, D)
         bar.update(len(vectors))
     return np.concatenate(found)[np.argsort(order)].astype(np.float32, copy=False)
 
 
-def require_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str], among: str = "") -> None:
+def require_finite(
+    vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str], among: str = ""
+) -> None:
     """Raises `SentenceError` for NaN or infinity; `where` names the sentence of a row, `among` what all rows are."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
@@ -209,7 +221,9 @@ def require_finite(vectors: np.ndarray, text: Sequence[str], where: Callable[[in
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
     """Writes a .npy file as `whole_file` does, whose errors it raises."""
     with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
+        np.lib.format.write_array_header_1_0(
+            file, np.lib.format.header_data_from_array_1_0(vectors)
+        )
         file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
 
 

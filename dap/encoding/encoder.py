@@ -78,16 +78,22 @@ class SentenceEncoder:
         if max_seq_length is None:
             max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, limit or DEFAULT_MAX_SEQ_LENGTH)
         if limit is not None and max_seq_length > limit:
-            raise UserError(f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it")
+            raise UserError(
+                f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it"
+            )
         require_room(tokenizer, max_seq_length, prefix)
-        self.model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+        self.model = (
+            model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+        )
         if device is not None:
             self.model.to(device)
         self.tokenizer, self.pooling, self.prefix = tokenizer, pooling, prefix
         self.max_seq_length, self.bf16, self.layer = max_seq_length, bf16, layer
         if layer is not None and not 0 <= layer <= self.backbone.config.num_hidden_layers:
             last = self.backbone.config.num_hidden_layers
-            raise UserError(f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)")
+            raise UserError(
+                f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)"
+            )
         is_known = type(self.backbone).__module__.startswith("transformers.")
         self._computes_some = is_known and computes_some(self.backbone)
         if self._computes_some:
@@ -120,7 +126,11 @@ class SentenceEncoder:
         with loading("sentence-transformers files", name_or_path):
             found = library_settings(name_or_path, revision)
         settings = found or LibrarySettings()
-        hub = {"revision": revision, "trust_remote_code": trust_remote_code, "subfolder": settings.subfolder}
+        hub = {
+            "revision": revision,
+            "trust_remote_code": trust_remote_code,
+            "subfolder": settings.subfolder,
+        }
         config = load_config(name_or_path, **hub)
         tokenizer = load_tokenizer(name_or_path, **hub)
         require_embeddings(tokenizer, config, name_or_path)
@@ -128,7 +138,9 @@ class SentenceEncoder:
         pooling = pooling or getattr(model.config, "pooling", None) or settings.pooling
         if pooling is None:
             pooling = "cls"
-            logger.warning("%s does not say how it pools: using 'cls', as in the paper", name_or_path)
+            logger.warning(
+                "%s does not say how it pools: using 'cls', as in the paper", name_or_path
+            )
         if max_seq_length is None and found:
             max_seq_length = library_length(settings.max_seq_length, model, tokenizer)
         prefix = settings.prefix if prefix is None else prefix
@@ -137,7 +149,9 @@ class SentenceEncoder:
         encoder.revision = hub_commit(name_or_path, revision)
         return encoder
 
-    def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
+    def encode(
+        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+    ) -> np.ndarray:
         """The sentences' vectors, (N, D) float32 in input order, not normalised.
 
         Equal sentences are encoded once. The result does not depend on `token_budget`, the most tokens a batch may
@@ -148,7 +162,9 @@ class SentenceEncoder:
         sentences = listed(sentences)
         index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
         unique, parts = list(index), [np.empty((0, self.hidden_size), np.float32)]
-        with tqdm(total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress) as bar:
+        with tqdm(
+            total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress
+        ) as bar:
             for start in range(0, len(unique), CHUNK):
                 parts.append(self._encode_chunk(unique[start : start + CHUNK], token_budget, bar))
         return np.concatenate(parts)[[index[sentence] for sentence in sentences]]
@@ -170,18 +186,35 @@ class SentenceEncoder:
         """The characters, first and one after the last, of each sentence's tokens in `encode_tokens`; raises as it."""
         return [list(spans.values()) for spans in self._own_tokens(sentences)[1]]
 
-    def _own_tokens(self, sentences: Sequence[str]) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
+    def _own_tokens(
+        self, sentences: Sequence[str]
+    ) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
         """Token ids of each sentence, and the spans of its own tokens, neither special nor the prefix's, by number."""
         if not self.tokenizer.is_fast:
-            raise UserError(f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one")
+            raise UserError(
+                f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one"
+            )
         sentences = listed(sentences)
         if not sentences:
             return [], []
-        tokens = self._tokenize(sentences, return_special_tokens_mask=True, return_offsets_mapping=True)
+        tokens = self._tokenize(
+            sentences, return_special_tokens_mask=True, return_offsets_mapping=True
+        )
         first, found = len(self.prefix), []
-        for special, spans in zip(tokens["special_tokens_mask"], tokens["offset_mapping"], strict=True):
-            own = [number for number, (_, end) in enumerate(spans) if not special[number] and end > first]
-            found.append({number: (max(spans[number][0] - first, 0), spans[number][1] - first) for number in own})
+        for special, spans in zip(
+            tokens["special_tokens_mask"], tokens["offset_mapping"], strict=True
+        ):
+            own = [
+                number
+                for number, (_, end) in enumerate(spans)
+                if not special[number] and end > first
+            ]
+            found.append(
+                {
+                    number: (max(spans[number][0] - first, 0), spans[number][1] - first)
+                    for number in own
+                }
+            )
         return tokens["input_ids"], found
 
     @property
@@ -219,20 +252,33 @@ class SentenceEncoder:
             return packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float()
         every = {} if self.layer is None else {"output_hidden_states": True}
         out = self.backbone(input_ids=ids, attention_mask=mask, **every)
-        return (out.last_hidden_state if self.layer is None else out.hidden_states[self.layer]).float()
+        return (
+            out.last_hidden_state if self.layer is None else out.hidden_states[self.layer]
+        ).float()
 
     def _tokenize(self, sentences: Sequence[str], **wanted: bool) -> dict[str, list]:
         text = [self.prefix + sentence for sentence in sentences]
-        limit = min(self.max_seq_length, sys.maxsize)  # tokenizers call "no limit" 1e30, and cannot take it
+        limit = min(
+            self.max_seq_length, sys.maxsize
+        )  # tokenizers call "no limit" 1e30, and cannot take it
         return self.tokenizer(
-            text, truncation=True, max_length=limit, return_attention_mask=False, verbose=False, **wanted
+            text,
+            truncation=True,
+            max_length=limit,
+            return_attention_mask=False,
+            verbose=False,
+            **wanted,
         )
 
-    def _batches(self, input_ids: list[list[int]], token_budget: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    def _batches(
+        self, input_ids: list[list[int]], token_budget: int
+    ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Yields each batch, longest first, for the model that is ready: row numbers, token ids and mask (B, S)."""
         device = self.model.device
         full = token_budget if self._packs or device.type != "cpu" else FULL_CPU_BATCH
-        half = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)  # keeps its copies of the weights
+        half = torch.autocast(
+            device.type, torch.bfloat16, enabled=self.bf16
+        )  # keeps its copies of the weights
         products = nullcontext() if self.bf16 else fast_linear(device)
         with torch.inference_mode(), _eval_mode(self.model), half, products:
             for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
@@ -243,7 +289,9 @@ class SentenceEncoder:
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])  # (B, S)
         lengths = torch.tensor([len(row) for row in rows])
         mask = (torch.arange(width) < lengths[:, None]).long()  # (B, S)
-        return ids.to(self.model.device, non_blocking=True), mask.to(self.model.device, non_blocking=True)
+        return ids.to(self.model.device, non_blocking=True), mask.to(
+            self.model.device, non_blocking=True
+        )
 
 
 class LibraryEncoder:
@@ -254,15 +302,21 @@ class LibraryEncoder:
 
     def __init__(self, model: Any, prefix: str | None = None) -> None:
         self.model, self._prompt = model, prefix
-        default = model.prompts.get(model.default_prompt_name, "") if model.default_prompt_name else ""
+        default = (
+            model.prompts.get(model.default_prompt_name, "") if model.default_prompt_name else ""
+        )
         self.prefix: str = default if prefix is None else prefix
         self.max_seq_length: int | None = model.max_seq_length
         self.revision: str | None = None
 
-    def encode(self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False) -> np.ndarray:
+    def encode(
+        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+    ) -> np.ndarray:
         """The sentences' vectors, (N, D) float32 in input order; batches of about `token_budget` tokens."""
         rows = max(1, token_budget // 64)
-        return self.model.encode(listed(sentences), prompt=self._prompt, batch_size=rows, show_progress_bar=progress)
+        return self.model.encode(
+            listed(sentences), prompt=self._prompt, batch_size=rows, show_progress_bar=progress
+        )
 
 
 def load_encoder(
@@ -283,17 +337,30 @@ def load_encoder(
     """
     try:
         return SentenceEncoder.from_pretrained(
-            name_or_path, pooling, prefix, max_seq_length, trust_remote_code, revision, bf16=bf16, layer=layer
+            name_or_path,
+            pooling,
+            prefix,
+            max_seq_length,
+            trust_remote_code,
+            revision,
+            bf16=bf16,
+            layer=layer,
         )
     except NeedsSentenceTransformers as reason:
         if pooling or bf16 or layer is not None:
-            raise UserError(f"{reason}; pooling, layer and bf16 cannot be set for it: leave them out") from reason
+            raise UserError(
+                f"{reason}; pooling, layer and bf16 cannot be set for it: leave them out"
+            ) from reason
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise UserError(f"{reason}: pip install 'dap-transformers[st]' to evaluate it") from reason
+            raise UserError(
+                f"{reason}: pip install 'dap-transformers[st]' to evaluate it"
+            ) from reason
     with loading("modules", name_or_path):
-        model = SentenceTransformer(name_or_path, trust_remote_code=trust_remote_code, revision=revision)
+        model = SentenceTransformer(
+            name_or_path, trust_remote_code=trust_remote_code, revision=revision
+        )
     model.max_seq_length = max_seq_length or model.max_seq_length
     return LibraryEncoder(model, prefix)
 
@@ -305,7 +372,9 @@ def listed(sentences: Iterable[str]) -> list[str]:
     sentences = list(sentences)
     for number, sentence in enumerate(sentences):
         if not isinstance(sentence, str):
-            raise UserError(f"sentences[{number}] is {sentence!r:.40}, no text: leave it out, or give a string")
+            raise UserError(
+                f"sentences[{number}] is {sentence!r:.40}, no text: leave it out, or give a string"
+            )
     return sentences
 
 
@@ -321,7 +390,9 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
     [[1, 3], [5], [0, 2]]
     """
     batches: list[list[int]] = []
-    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
+    for row in sorted(
+        (row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]
+    ):
         width = lengths[batches[-1][0]] if batches else 0
         size = width * len(batches[-1]) if batches else 0  # tokens, padding included
         if size and size + width <= token_budget and (size < full or lengths[row] == width):

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from configuration_dap import CHOICES
 from dap.errors import UserError, loading, refusals
@@ -24,11 +30,15 @@ def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
     with loading("configuration", name_or_path):
         config = AutoConfig.from_pretrained(name_or_path, **hub)
         own = getattr(config, "encoder_config", config)
-        counts = {name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")}
+        counts = {
+            name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")
+        }
         for name, value in (own.to_dict() | counts).items():
             no_count = name in counts and isinstance(value, int) and not 0 < value <= MOST_LAYERS
             if no_count or value != value:
-                raise UserError(f"{name_or_path} has {name}={value} in its configuration: no encoder is so")
+                raise UserError(
+                    f"{name_or_path} has {name}={value} in its configuration: no encoder is so"
+                )
     return config
 
 
@@ -41,10 +51,14 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
     with refusals():
         model, names = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
         if isinstance(model, DAPForPreTraining) and model.config.target_vocab_size:
-            model.set_target_vocabulary(model.prediction_head.token_ids.tolist())  # refuses ids that are out of range
+            model.set_target_vocabulary(
+                model.prediction_head.token_ids.tolist()
+            )  # refuses ids that are out of range
     if missing := sorted(name for name in names if "pooler" not in name):
         part = "encoder" if kind is AutoModel else "heads"
-        raise UserError(f"{name_or_path} lacks {len(missing)} weights of its {part}, such as {missing[0]!r}")
+        raise UserError(
+            f"{name_or_path} lacks {len(missing)} weights of its {part}, such as {missing[0]!r}"
+        )
     return model
 
 
@@ -63,7 +77,9 @@ def longest_input(model: PreTrainedModel) -> int | None:
     """
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+            return module.num_embeddings - (
+                0 if module.padding_idx is None else module.padding_idx + 1
+            )
     return None
 
 
@@ -91,19 +107,29 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
         return None
     kinds = [_module_kind(module["type"]) for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise NeedsSentenceTransformers(f"{name_or_path} consists of the modules {', '.join(kinds)}")
+        raise NeedsSentenceTransformers(
+            f"{name_or_path} consists of the modules {', '.join(kinds)}"
+        )
     folders = [module["path"] for module in modules]
-    transformer = _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
+    transformer = (
+        _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
+    )
     pooling = _read_json(name_or_path, f"{folders[1]}/config.json", revision) or {}
     library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
     mode, prompts = pooling_mode(pooling), library.get("prompts") or {}
     prefix = prompts.get(library.get("default_prompt_name"), "")
-    changes_text = transformer.get("do_lower_case") or prefix and not pooling.get("include_prompt", True)
+    changes_text = (
+        transformer.get("do_lower_case") or prefix and not pooling.get("include_prompt", True)
+    )
     if mode not in POOLINGS or changes_text:
-        raise NeedsSentenceTransformers(f"{name_or_path} pools by {mode!r} or changes its text in a way of its own")
+        raise NeedsSentenceTransformers(
+            f"{name_or_path} pools by {mode!r} or changes its text in a way of its own"
+        )
     length = transformer.get("max_seq_length")
     if not isinstance(prefix, str) or not isinstance(length, int | None):
-        raise UserError(f"{name_or_path} has max_seq_length={length!r} and the prompt {prefix!r}: no number, no text")
+        raise UserError(
+            f"{name_or_path} has max_seq_length={length!r} and the prompt {prefix!r}: no number, no text"
+        )
     similarity = library.get("similarity_fn_name")
     return LibrarySettings(folders[0], mode, prefix, length, len(kinds) == 3, prompts, similarity)
 
@@ -118,7 +144,9 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
     except EntryNotFoundError:
         return None
     except HFValidationError as error:
-        raise UserError(f"{name_or_path}: no such folder, and not the id of a Hub repository") from error
+        raise UserError(
+            f"{name_or_path}: no such folder, and not the id of a Hub repository"
+        ) from error
 
 
 def _module_kind(dotted: str) -> str:
@@ -138,11 +166,15 @@ def pooling_mode(config: dict[str, Any]) -> str:
         modes = config["pooling_mode"]
         return modes if isinstance(modes, str) else "+".join(modes)
     legacy = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-    active = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    active = [
+        key for key, value in config.items() if key.startswith("pooling_mode_") and value is True
+    ]
     return "+".join(legacy.get(key, key.removeprefix("pooling_mode_")) for key in active)
 
 
-def library_length(named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def library_length(
+    named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> int:
     """The tokens that the sentence-transformers library keeps, as far as the model has positions for them.
 
     That is the length that the folder names, else the lower of what its tokenizer and the model's config say. Folders

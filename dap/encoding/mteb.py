@@ -66,13 +66,19 @@ class MTEBEncoder:
             ValueError: batches without text, or another precision than float32.
         """
         if settings.get("precision") not in (None, "float32"):
-            raise UserError(f"precision={settings['precision']!r}: vectors are float32; leave it out")
+            raise UserError(
+                f"precision={settings['precision']!r}: vectors are float32; leave it out"
+            )
         sentences: list[str] = []
         for batch in inputs:
             if "text" not in batch:
-                raise UserError(f"a batch holds {' '.join(batch)}, no text: this model encodes text only")
+                raise UserError(
+                    f"a batch holds {' '.join(batch)}, no text: this model encodes text only"
+                )
             sentences += batch["text"]
-        return self.encoder.encode(sentences, self.token_budget, bool(settings.get("show_progress_bar")))
+        return self.encoder.encode(
+            sentences, self.token_budget, bool(settings.get("show_progress_bar"))
+        )
 
     def similarity(self, embeddings1: Array, embeddings2: Array) -> Tensor:
         """Cosine of each row of one, (N, D) or (D,), with each of the other: (N, M) float32."""
@@ -80,7 +86,9 @@ class MTEBEncoder:
 
     def similarity_pairwise(self, embeddings1: Array, embeddings2: Array) -> Tensor:
         """Cosine of row i of one with row i of the other: (N,) float32."""
-        return (_rows(embeddings1, "embeddings1") * _rows(embeddings2, "embeddings2")).sum(1)  # (N,)
+        return (_rows(embeddings1, "embeddings1") * _rows(embeddings2, "embeddings2")).sum(
+            1
+        )  # (N,)
 
     @cached_property
     def mteb_model_meta(self) -> Any:
@@ -97,7 +105,9 @@ class MTEBEncoder:
         local, weights = Path(self._name).is_dir(), self.encoder.model.parameters()
         about = {
             "name": f"local/{Path(self._name).resolve().name}" if local else self._name,
-            "revision": self.encoder.revision or self._revision or model_fingerprint(self.encoder)[:16],
+            "revision": self.encoder.revision
+            or self._revision
+            or model_fingerprint(self.encoder)[:16],
             "max_tokens": self.encoder.max_seq_length,
             "n_parameters": sum(parameter.numel() for parameter in weights),
             "framework": ["PyTorch", "Transformers"],

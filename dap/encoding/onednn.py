@@ -27,10 +27,19 @@ class OneDNNLinear(TorchFunctionMode):
     """Lets oneDNN do `linear` of plain float32 tensors on CPU, for this thread; it gives no gradient."""
 
     def __torch_function__(
-        self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function is not linear or kwargs or torch.compiler.is_compiling() or not all(map(_is_plain, args)):
+        if (
+            function is not linear
+            or kwargs
+            or torch.compiler.is_compiling()
+            or not all(map(_is_plain, args))
+        ):
             return function(*args, **kwargs)
         return onednn_linear(*args)
 
@@ -42,4 +51,6 @@ def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 def _is_plain(value: Tensor | None) -> bool:
     kind = type(value) in (Tensor, nn.Parameter)  # none of those that bring a `linear` of their own
-    return value is None or (kind and value.dtype == torch.float32 and value.is_cpu and value.layout == torch.strided)
+    return value is None or (
+        kind and value.dtype == torch.float32 and value.is_cpu and value.layout == torch.strided
+    )

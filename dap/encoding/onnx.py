@@ -39,14 +39,22 @@ class _Session(nn.Module):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()  # it does not look at OMP_NUM_THREADS
+        options.intra_op_num_threads = (
+            torch.get_num_threads()
+        )  # it does not look at OMP_NUM_THREADS
         with loading("graph", path):
-            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
         self.settings: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
         if not {"pooling", "hidden_size"} <= set(self.settings):
-            raise UserError(f"{path} was not written by dap.publishing.onnx_export: it does not say how it pools")
+            raise UserError(
+                f"{path} was not written by dap.publishing.onnx_export: it does not say how it pools"
+            )
         self.config = PreTrainedConfig(hidden_size=int(self.settings["hidden_size"]))
-        self.register_buffer("sha256", torch.tensor(list(_digest(path)), dtype=torch.uint8))  # (32,)
+        self.register_buffer(
+            "sha256", torch.tensor(list(_digest(path)), dtype=torch.uint8)
+        )  # (32,)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutputWithPooling:
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()}
@@ -91,11 +99,15 @@ class OnnxEncoder(SentenceEncoder):
         own, positions = model.settings, int(model.settings["positions"] or sys.maxsize)
         length = max_seq_length or int(own["max_seq_length"])
         if length > positions:
-            raise UserError(f"max_seq_length={length} is above the model's {positions} positions: lower it")
+            raise UserError(
+                f"max_seq_length={length} is above the model's {positions} positions: lower it"
+            )
         if tokenizer is None:
             folder = path.parent.parent if path.parent.name == "onnx" else path.parent
             tokenizer = load_tokenizer(folder)
-        super().__init__(model, tokenizer, own["pooling"], own["prefix"] if prefix is None else prefix, length)
+        super().__init__(
+            model, tokenizer, own["pooling"], own["prefix"] if prefix is None else prefix, length
+        )
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.model(ids, mask).pooler_output  # the graph has pooled and divided by the length

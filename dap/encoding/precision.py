@@ -22,14 +22,20 @@ def require_reducible(dimensions: int, dim: int | None, precision: str) -> None:
             every precision but float32 needs, is not installed.
     """
     if dim is not None and not 1 <= dim <= dimensions:
-        raise UserError(f"truncate_dim={dim}, but the vectors have {dimensions} dimensions: give 1 to {dimensions}")
+        raise UserError(
+            f"truncate_dim={dim}, but the vectors have {dimensions} dimensions: give 1 to {dimensions}"
+        )
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
     if precision != "float32" and find_spec("sentence_transformers") is None:
-        raise UserError(f"precision={precision!r} needs sentence-transformers: pip install 'dap-transformers[st]'")
+        raise UserError(
+            f"precision={precision!r} needs sentence-transformers: pip install 'dap-transformers[st]'"
+        )
 
 
-def reduced(embeddings: np.ndarray, dim: int | None = None, precision: str = "float32") -> np.ndarray:
+def reduced(
+    embeddings: np.ndarray, dim: int | None = None, precision: str = "float32"
+) -> np.ndarray:
     """Vectors (N, D) as retrieval by cosine sees them once they are cut, normalised and quantised: (N, dim) float32.
 
     A byte stands for the middle of its step, of 255 steps between the smallest and the largest value that a dimension

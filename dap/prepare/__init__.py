@@ -3,7 +3,9 @@
 try:
     import polars  # noqa: F401
 except ImportError as error:
-    raise ImportError("preparing data needs polars: pip install 'dap-transformers[data]'") from error
+    raise ImportError(
+        "preparing data needs polars: pip install 'dap-transformers[data]'"
+    ) from error
 
 from dap.prepare.card import counts_table, describe
 from dap.prepare.evaluation_sets import read_evaluation

@@ -13,7 +13,10 @@ from dap.prepare.filters import REASONS, REPAIRS
 from dap.prepare.run_folder import CARD, REPORT
 from dap.reports import markdown_table, text_table
 
-SPLITS = {"train": "train", "dev": "validation"}  # folder and name in the counts -> split of `datasets`
+SPLITS = {
+    "train": "train",
+    "dev": "validation",
+}  # folder and name in the counts -> split of `datasets`
 SHOWN = ("read", *SPLITS, "target_repeated")  # counts of each language in the card
 #: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
 LOSSES = REASONS | {
@@ -55,13 +58,19 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
     configs, pairs = [], []
     for code, counts in ("*", sums), *languages.items():
         own = f"*.{code}-{target}.parquet"
-        files = [{"split": split, "path": f"{name}/{own}"} for name, split in SPLITS.items() if counts[name]]
+        files = [
+            {"split": split, "path": f"{name}/{own}"}
+            for name, split in SPLITS.items()
+            if counts[name]
+        ]
         name = "default" if code == "*" else f"{code}-{target}"
         configs += [{"config_name": name, "data_files": files}] if files else []
     for code, counts in languages.items():
         pairs.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in SHOWN)])
         origins.update(counts["origins"])
-    named = [[name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()]
+    named = [
+        [name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()
+    ]
     losses = [[name, f"{sums[name]:,}", reason] for name, reason in LOSSES.items()]
     tasks = ["translation", "sentence-similarity"]
     card = DatasetCard.from_template(
@@ -74,7 +83,9 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
         origins=markdown_table(["origin", "training pairs", "licence"], named),
         pairs=markdown_table(["", "language", *SHOWN], pairs),
         dropped=markdown_table(["reason", "pairs", ""], losses),
-        settings=markdown_table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
+        settings=markdown_table(
+            ["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]
+        ),
     )
     (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
     write_json(report, folder / REPORT)

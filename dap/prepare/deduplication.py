@@ -29,7 +29,9 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     """
     codes = code_points("\n".join(text.replace("\n", " ") for text in texts).casefold())
     letters = codes[_letters()[codes]].tobytes().decode("utf-32-le").split("\n")
-    return letters if all(letters) else [found or text.strip() for found, text in zip(letters, texts)]
+    return (
+        letters if all(letters) else [found or text.strip() for found, text in zip(letters, texts)]
+    )
 
 
 def code_points(text: str) -> np.ndarray:
@@ -46,7 +48,9 @@ def _letters() -> np.ndarray:
 def text_keys(letters: Sequence[str]) -> np.ndarray:
     """A key for each normalised text: uint64 (N,)."""
     digest = xxhash.xxh3_64_intdigest
-    return np.fromiter((digest(text.encode("utf-32-le")) for text in letters), np.uint64, len(letters))
+    return np.fromiter(
+        (digest(text.encode("utf-32-le")) for text in letters), np.uint64, len(letters)
+    )
 
 
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -117,7 +121,11 @@ def sample(rows: pl.LazyFrame, key: str, size: int | None, part: int = PART) -> 
         left = None if size is None else size - sum(map(len, chosen))
         if left == 0:
             break
-        first = within.collect(engine="streaming").sort(key, "row").unique(key, keep="first", maintain_order=True)
+        first = (
+            within.collect(engine="streaming")
+            .sort(key, "row")
+            .unique(key, keep="first", maintain_order=True)
+        )
         chosen.append(first if left is None else first.head(left))
     return pl.concat(chosen)
 

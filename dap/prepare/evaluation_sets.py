@@ -28,7 +28,11 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
         ValueError, FileNotFoundError: as `find_bitext`, `read_pairs` and `read_sentences`; a file that is neither
             parallel text nor lines; broken JSON; no sentence at all.
     """
-    files = [file for path in map(Path, paths) for file in (list_folder(path) if path.is_dir() else [path])]
+    files = [
+        file
+        for path in map(Path, paths)
+        for file in (list_folder(path) if path.is_dir() else [path])
+    ]
     texts = [text for file in files for text in _sentences(file)]
     repaired = repair_texts(pl.Series(texts, dtype=pl.String))
     sentences = repaired.filter(repaired != "").unique(maintain_order=True).to_list()
@@ -59,7 +63,9 @@ def _sentences(path: Path) -> Iterator[str]:
             try:
                 yield from _strings(json.loads(line))
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number}: no JSON ({error}); repair the line") from error
+                raise UserError(
+                    f"{path}, line {number}: no JSON ({error}); repair the line"
+                ) from error
 
 
 def _strings(value: Any) -> Iterator[str]:

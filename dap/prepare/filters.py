@@ -46,7 +46,9 @@ _WIDE_PUNCTUATION = r"\x{3000}-\x{303F}\x{FF00}-\x{FF0F}\x{FF1A}-\x{FF20}"
 _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
 
 
-def clean(pairs: pl.DataFrame, language: str, options: PrepareOptions) -> tuple[pl.DataFrame, dict[str, int]]:
+def clean(
+    pairs: pl.DataFrame, language: str, options: PrepareOptions
+) -> tuple[pl.DataFrame, dict[str, int]]:
     """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
 
     Args:
@@ -81,7 +83,11 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
         tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
         count = tokens.list.len()
     foreign = wrong_script(texts, scripts, options.min_script)
-    return {f"{texts.name}_tokens": tokens, f"{texts.name}_count": count, f"{texts.name}_foreign": foreign}
+    return {
+        f"{texts.name}_tokens": tokens,
+        f"{texts.name}_count": count,
+        f"{texts.name}_foreign": foreign,
+    }
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
@@ -99,10 +105,14 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
         "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
         "long": shortest > options.max_tokens,
         "identical": source == target,
-        "shared": (shortest > options.shared_beyond) & (common > 0) & (common >= options.max_shared * fewest),
+        "shared": (shortest > options.shared_beyond)
+        & (common > 0)
+        & (common >= options.max_shared * fewest),
         "script": pl.col("source_foreign") | pl.col("target_foreign"),
     }
-    reasons = pl.coalesce(*(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None)
+    reasons = pl.coalesce(
+        *(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None
+    )
     return measured.select(reason=reasons.cast(pl.String)).to_series()
 
 
@@ -141,7 +151,9 @@ def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Serie
     [[['他', '们', '在', 'Windows', '10', '上', '工', '作']], [6]]
     """
     if not CHARACTERS_PER_WORD.keys() & set(scripts):
-        return texts.str.split(" "), texts.str.count_matches(" ", literal=True) + (texts != "").cast(pl.UInt32)
+        return texts.str.split(" "), texts.str.count_matches(" ", literal=True) + (
+            texts != ""
+        ).cast(pl.UInt32)
     count = texts.str.count_matches(_RUN).cast(pl.Float64)
     for script, characters in CHARACTERS_PER_WORD.items():
         count = count + texts.str.count_matches(rf"\p{{{script}}}") / characters
@@ -156,7 +168,9 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
     if not scripts or not least:
         return pl.Series([False] * len(texts), dtype=pl.Boolean)
     own = "".join(rf"\p{{{script}}}" for script in scripts)
-    doubtful = texts.str.contains(rf"[\p{{L}}--[{own}]]") | ~texts.str.contains(rf"[\p{{L}}&&[{own}]]")
+    doubtful = texts.str.contains(rf"[\p{{L}}--[{own}]]") | ~texts.str.contains(
+        rf"[\p{{L}}&&[{own}]]"
+    )
     letters = texts.filter(doubtful).str.replace_all(r"\P{L}+", "")
     native = letters.str.replace_all(f"[^{own}]+", "").str.len_chars()
     wrong = (letters == "") | (native < least * letters.str.len_chars())
@@ -175,7 +189,9 @@ def load_tokenizer(name: str) -> Any:
 
     tokenizer = load(name)
     if not tokenizer.is_fast:
-        raise UserError(f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one")
+        raise UserError(
+            f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one"
+        )
     forget_calls(tokenizer)
     return tokenizer
 
@@ -196,5 +212,7 @@ def identified(name: str, texts: list[str]) -> list[str]:
     if len(codes) != len(texts):
         raise UserError(f"{named} gave {len(codes)} codes for {len(texts)} texts; give one each")
     if odd := [code for code in codes if not isinstance(code, str)]:
-        raise UserError(f"{named} gave {odd[0]!r} for a text; give a language code such as 'de', a str")
+        raise UserError(
+            f"{named} gave {odd[0]!r} for a text; give a language code such as 'de', a str"
+        )
     return codes

@@ -45,7 +45,9 @@ BANDS = (
     Band(True, 2, 0, 23),
     Band(True, 3, 24, 2**31),
 )
-COMMON = 4  # k, or all that must be shared: more n-grams to look up, but far fewer sentences to compare
+COMMON = (
+    4  # k, or all that must be shared: more n-grams to look up, but far fewer sentences to compare
+)
 _WIDE = r"[\x{2E80}-\x{10FFFF}]"  # from the CJK blocks on; hangul and kana are above it, too
 _SPARSITY = 4  # places in the table for each n-gram of a sentence, at least
 _ROUNDING = 1e-9
@@ -61,9 +63,15 @@ class LeakIndex:
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
         letters = normalise_all(sentences)
-        measured = _measured(letters, text_keys(letters)).with_columns(pl.Series("evaluation", sentences, pl.String))
+        measured = _measured(letters, text_keys(letters)).with_columns(
+            pl.Series("evaluation", sentences, pl.String)
+        )
         self._sentences = measured.unique("key", keep="first", maintain_order=True)
-        self._bands = [] if threshold is None else [BandIndex(self._sentences, band, threshold) for band in BANDS]
+        self._bands = (
+            []
+            if threshold is None
+            else [BandIndex(self._sentences, band, threshold) for band in BANDS]
+        )
 
     def __call__(self, letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
         """The normalised texts, given with their `text_keys`, that are equal or near to a sentence, in their order.
@@ -89,9 +97,13 @@ def load_index(path: Path, changed: int) -> LeakIndex:
 
 def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
     """Normalised texts with their number, key, length, and whether most of their letters are wide."""
-    texts = pl.DataFrame({"letters": letters, "key": keys}, schema={"letters": pl.String, "key": pl.UInt64})
+    texts = pl.DataFrame(
+        {"letters": letters, "key": keys}, schema={"letters": pl.String, "key": pl.UInt64}
+    )
     length, wide = pl.col("letters").str.len_chars(), pl.col("letters").str.count_matches(_WIDE)
-    return texts.with_row_index("row").with_columns(length=length.cast(pl.Int64), wide=2 * wide > length)
+    return texts.with_row_index("row").with_columns(
+        length=length.cast(pl.Int64), wide=2 * wide > length
+    )
 
 
 class BandIndex:
@@ -99,21 +111,27 @@ class BandIndex:
 
     def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:
         self.band, self.threshold = band, threshold
-        self._sentences = sentences.filter(pl.col("length").is_between(band.shortest, band.longest), wide=band.wide)
+        self._sentences = sentences.filter(
+            pl.col("length").is_between(band.shortest, band.longest), wide=band.wide
+        )
         owners, grams = _grams(self._sentences["letters"], band.n)  # (G,), (G,)
         holders = pl.DataFrame({"sentence": owners, "gram": grams})
         self._holders = holders.with_columns(other_size=pl.len().over("sentence")).unique()
         bits = max((len(self._holders) * _SPARSITY).bit_length(), 10)
         self._shift = np.uint64(64 - bits)
         held = np.bincount(self._holders["gram"].to_numpy() >> self._shift, minlength=1 << bits)
-        self._spread = np.minimum(held, 2**16 - 1).astype(np.uint16)  # sentences with an n-gram, or a few more
+        self._spread = np.minimum(held, 2**16 - 1).astype(
+            np.uint16
+        )  # sentences with an n-gram, or a few more
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
         """What `LeakIndex` returns, with a row for each sentence that a text is near to."""
         n = self.band.n
         least, most = (max(length - n + 1, 1) for length in (self.band.shortest, self.band.longest))
         size = pl.col("length") - n + 1
-        alike = size.is_between(least * self.threshold - _ROUNDING, most / self.threshold + _ROUNDING)
+        alike = size.is_between(
+            least * self.threshold - _ROUNDING, most / self.threshold + _ROUNDING
+        )
         texts = texts.filter(alike, wide=self.band.wide).with_columns(size=size)
         pairs = self._candidates(texts)
         text, sentence = texts[pairs["text"]], self._sentences[pairs["sentence"]]
@@ -128,15 +146,24 @@ class BandIndex:
         spread = self._spread[grams >> self._shift]
         known = np.bincount(owners[spread > 0], minlength=len(texts))  # (N,)
         hopeful = known >= self._needed(texts["size"]).to_numpy()
-        asked = pl.DataFrame({"text": owners, "gram": grams, "spread": spread}).filter(hopeful[owners])
+        asked = pl.DataFrame({"text": owners, "gram": grams, "spread": spread}).filter(
+            hopeful[owners]
+        )
         size, other_size = pl.col("size"), pl.col("other_size")
         common = pl.min_horizontal(self._needed(size), COMMON)
         ordered = asked.sort("text", "spread").with_columns(
             size=pl.len().over("text"), place=pl.int_range(pl.len()).over("text")
         )
         rarest = ordered.filter(pl.col("place") < size - self._needed(size) + common)
-        alike = pl.min_horizontal(size, other_size) >= self._needed(pl.max_horizontal(size, other_size))
-        shared = rarest.join(self._holders, on="gram").filter(alike).group_by("text", "sentence", "size").len()
+        alike = pl.min_horizontal(size, other_size) >= self._needed(
+            pl.max_horizontal(size, other_size)
+        )
+        shared = (
+            rarest.join(self._holders, on="gram")
+            .filter(alike)
+            .group_by("text", "sentence", "size")
+            .len()
+        )
         return shared.filter(pl.col("len") >= common).sort("text", "sentence")
 
     def _needed(self, size: Any) -> Any:
@@ -159,5 +186,8 @@ def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 def containment(text: str, sentence: str, n: int) -> float:
     """The least share of their n-grams that two texts have of each other."""
-    one, other = (Counter(side[first : first + n] for first in range(len(side) - n + 1)) for side in (text, sentence))
+    one, other = (
+        Counter(side[first : first + n] for first in range(len(side) - n + 1))
+        for side in (text, sentence)
+    )
     return (one & other).total() / max(one.total(), other.total())

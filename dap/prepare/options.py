@@ -32,11 +32,17 @@ class PrepareOptions:
     max_ratio: float = arg(2.0, "Drop pairs with more tokens on one side for each of the other ...")
     ratio_beyond: int = arg(32, "... where the longer side has more tokens than this.")
     max_tokens: int = arg(64, "Drop pairs with more tokens on both sides.")
-    max_shared: float = arg(0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep.")
+    max_shared: float = arg(
+        0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep."
+    )
     shared_beyond: int = arg(0, "... where both sides have more tokens than this.")
     strip_quotes: bool = arg(False, "Take out straight double quotation marks.")
-    min_script: float = arg(0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep.")
-    tokenizer: str | None = arg(None, "Count its tokens in the filters, as the paper does. Default: words.")
+    min_script: float = arg(
+        0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep."
+    )
+    tokenizer: str | None = arg(
+        None, "Count its tokens in the filters, as the paper does. Default: words."
+    )
     language_identifier: str | None = arg(
         None,
         "module:function that tells the language codes of a list of texts; for languages beyond the 36, as the file "
@@ -48,10 +54,14 @@ class PrepareOptions:
         "of 10 of Tatoeba's English sentences, and 4 of 10 of the shorter Russian and Hindi ones.",
     )
     max_pairs: int = arg(1_000_000, "Most pairs a language, drawn at random; 0: all.")
-    max_corpus_pairs: int = arg(0, "Most pairs of each corpus of a language, drawn beforehand; 0: all.")
+    max_corpus_pairs: int = arg(
+        0, "Most pairs of each corpus of a language, drawn beforehand; 0: all."
+    )
     dev_pairs: int = arg(10_000, "Dev pairs a language, at most a tenth; 0: none.")
     seed: int = arg(0, "Of the sample and the dev sets.")
-    target_vocabulary: str | None = arg(None, "Tokenizer whose ids of the English training side to write as JSON.")
+    target_vocabulary: str | None = arg(
+        None, "Tokenizer whose ids of the English training side to write as JSON."
+    )
     shard_size: int = arg(1_000_000, "Most pairs of a parquet file.")
 
     def __post_init__(self) -> None:
@@ -59,7 +69,9 @@ class PrepareOptions:
         try:
             pl.Series([""]).str.contains(self.url_pattern)
         except pl.exceptions.PolarsError as error:
-            raise UserError(f"--url_pattern {self.url_pattern!r} is no regular expression: {error}") from error
+            raise UserError(
+                f"--url_pattern {self.url_pattern!r} is no regular expression: {error}"
+            ) from error
         for name in ("min_script", "leak_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UserError(f"--{name} {getattr(self, name)} is a share, 0 to 1 (0: no check)")

@@ -52,7 +52,9 @@ _TABLE = (
 )  # fmt: skip
 CORPORA = {row[0]: OpusCorpus(*row) for row in _TABLE}
 #: What the paper's released code leaves out, as these languages have text enough.
-NOT_IN_RELEASE = {("CCMatrix", code) for code in ("ar", "de", "es", "fr", "it", "nl", "pt", "ru", "zh")}
+NOT_IN_RELEASE = {
+    ("CCMatrix", code) for code in ("ar", "de", "es", "fr", "it", "nl", "pt", "ru", "zh")
+}
 #: (Corpus, language) -> its codes there, where they are not the language's own.
 CODES = {("OpenSubtitles", "pt"): ("pt", "pt_br"), ("OpenSubtitles", "zh"): ("zh_cn", "zh_tw")}
 
@@ -82,13 +84,17 @@ def fetch(
     if "en" in languages:
         raise UserError("languages holds 'en', which is the other side of every pair; leave it out")
     asked = [(name, each) for name in names for each in languages if (name, each) not in without]
-    wanted = [(CORPORA[name], code) for name, each in asked for code in CODES.get((name, each), (each,))]
+    wanted = [
+        (CORPORA[name], code) for name, each in asked for code in CODES.get((name, each), (each,))
+    ]
     found = {}
     for corpus, code in wanted:
         pair = "-".join(sorted((code, "en")))
         url = f"{(mirror or STORE).rstrip('/')}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
         try:
-            found[download(url, Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip")] = corpus
+            found[
+                download(url, Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip")
+            ] = corpus
         except FileNotFoundError:
             logger.info("OPUS has no %s %s: %s", corpus, pair, url)
     if not found:
@@ -109,10 +115,21 @@ def download(url: str, path: Path, wait: float = 1.0) -> Path:
     if path.exists():
         return path
     part = Path(f"{path}.part")
-    command = ["curl", "--fail", "--location", "--speed-time", "60", "--continue-at", "-", "--create-dirs"]
+    command = [
+        "curl",
+        "--fail",
+        "--location",
+        "--speed-time",
+        "60",
+        "--continue-at",
+        "-",
+        "--create-dirs",
+    ]
     command += ["--write-out", "%{http_code}", "--output", str(part), url]
     if not shutil.which("curl"):
-        raise UserError(f"{url}: files are fetched by curl, which is absent; install it, or put the file in {path}")
+        raise UserError(
+            f"{url}: files are fetched by curl, which is absent; install it, or put the file in {path}"
+        )
     for number in range(TRIES):
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.stdout in ("404", "410"):
@@ -123,7 +140,9 @@ def download(url: str, path: Path, wait: float = 1.0) -> Path:
             part.unlink()
         time.sleep(wait * 2**number)
     else:
-        raise UserError(f"{url}: {TRIES} tries failed, see above; run again to go on with what is in {part}")
+        raise UserError(
+            f"{url}: {TRIES} tries failed, see above; run again to go on with what is in {part}"
+        )
     try:
         damaged = zipfile.ZipFile(part).testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -56,7 +56,12 @@ logger = logging.getLogger(__name__)
 ROW_GROUP = 65_536  # pairs
 #: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
 #: training pairs, of any language, have too.
-_TEXT = {"source": pa.string(), "target": pa.string(), "origin": pa.string(), "text_hash": pa.uint64()}
+_TEXT = {
+    "source": pa.string(),
+    "target": pa.string(),
+    "origin": pa.string(),
+    "text_hash": pa.uint64(),
+}
 SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
 #: Of `keys.parquet`: the random place of each pair that passes, and what is the same for exactly equal ones.
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
@@ -86,8 +91,17 @@ def prepare(
     with workers(num_workers, on_cluster) as run:
         largest = sorted(files, key=lambda raw: -raw.bytes)
         size = f"{sum(raw.bytes for raw in files) / 2**20:,.0f} MiB"
-        logger.info("clean: %d files of %s; then select and write: %d languages", len(files), size, len(languages))
-        run("clean", clean_file, {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest})
+        logger.info(
+            "clean: %d files of %s; then select and write: %d languages",
+            len(files),
+            size,
+            len(languages),
+        )
+        run(
+            "clean",
+            clean_file,
+            {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest},
+        )
         selected = run("select", select_language, calls)
         find_shared(plan, list(languages))
         written = run("write", write_language, calls)
@@ -103,7 +117,9 @@ def check_names(options: PrepareOptions) -> None:
     if name := options.target_vocabulary:
         ids = set(load_tokenizer(name).get_vocab().values())
         if max(ids) >= len(ids):
-            raise UserError(f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them 0, 1, …")
+            raise UserError(
+                f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them 0, 1, …"
+            )
     if options.language_identifier:
         identified(options.language_identifier, ["One sentence."])
 
@@ -119,16 +135,25 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     Raises:
         ValueError: as `read_tables`, a file without pairs, or no space left on the device.
     """
-    if plan.cleaned(raw).exists():  # by a run that was stopped, or a worker that was lost right behind it
+    if plan.cleaned(
+        raw
+    ).exists():  # by a run that was stopped, or a worker that was lost right behind it
         return
     options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
     index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.leaks.exists() else None
     rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
-    admit, counts = Admission(options.max_corpus_pairs or options.max_pairs or None), Counter(read=0)
+    admit, counts = (
+        Admission(options.max_corpus_pairs or options.max_pairs or None),
+        Counter(read=0),
+    )
     with (
         new_folder(plan.cleaned(raw)) as folder,
-        pq.ParquetWriter(folder / "keys.parquet", _KEYS, compression="none", use_dictionary=False) as keys,
-        pq.ParquetWriter(folder / "rows.parquet", _ROWS, compression="zstd", use_dictionary=["origin"]) as rows,
+        pq.ParquetWriter(
+            folder / "keys.parquet", _KEYS, compression="none", use_dictionary=False
+        ) as keys,
+        pq.ParquetWriter(
+            folder / "rows.parquet", _ROWS, compression="zstd", use_dictionary=["origin"]
+        ) as rows,
         (folder / "leaks.jsonl").open("wb") as listed,
     ):
         for table in read_tables(raw.file, audit):
@@ -138,7 +163,10 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             text_hash = pair_keys(source, target)
             order = {"rank": ranks(text_hash, options.seed), "english": ranks(target, options.seed)}
             pairs = pairs.with_row_index("row").with_columns(
-                origin=pl.lit(raw.origin), text_hash=text_hash, exact=pl.struct(*SIDES).hash(), **order
+                origin=pl.lit(raw.origin),
+                text_hash=text_hash,
+                exact=pl.struct(*SIDES).hash(),
+                **order,
             )
             passed = pairs
             if index is not None:
@@ -177,12 +205,16 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     Counts what `clean_file` does, and `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
     """
     keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
-    rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row")
+    rows = pl.scan_parquet(
+        [plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row"
+    )
     drawn = rows.select("row", "rank", "english")
     if most := plan.options.max_corpus_pairs:
         corpora = [rows.filter(origin=name) for name in sorted({raw.origin for raw in files})]
         columns = [corpus.select("row", "rank", "english", CORPUS_RANK) for corpus in corpora]
-        drawn = pl.concat(sample(each, "corpus_rank", most).lazy() for each in columns).drop("corpus_rank")
+        drawn = pl.concat(sample(each, "corpus_rank", most).lazy() for each in columns).drop(
+            "corpus_rank"
+        )
     kept = sample(drawn, "rank", plan.options.max_pairs or None)
     dev = sample(kept.lazy(), "english", min(plan.options.dev_pairs, len(kept) // 10))
     kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
@@ -219,7 +251,9 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[
     `target_repeated`, and `origins`: training pairs of each.
     """
     rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files])
-    held, again = (pl.read_parquet(plan.work_dir / f"{name}.parquet") for name in ("held", "repeated"))
+    held, again = (
+        pl.read_parquet(plan.work_dir / f"{name}.parquet") for name in ("held", "repeated")
+    )
     kept = pl.read_parquet(plan.selected(language)).with_columns(
         held_out=pl.col("english").is_in(held["english"].implode()),
         target_repeated=pl.col("english").is_in(again["english"].implode()),
@@ -234,7 +268,11 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[
         (plan.output_dir / split).mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
             _write_shard(plan.shard(split, language, number), rows, shard)
-    origins = rows.select("origin").with_row_index("row").join(chosen["train"].lazy(), on="row", how="semi")
+    origins = (
+        rows.select("origin")
+        .with_row_index("row")
+        .join(chosen["train"].lazy(), on="row", how="semi")
+    )
     found = origins.group_by("origin").len().sort("origin").collect(engine="streaming")
     return counts | {"origins": dict(found.iter_rows())}
 
@@ -246,12 +284,17 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
         rows: those of all files together.
         pairs: number `row` among them, ascending, and whether `target_repeated`.
     """
-    with whole_file(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd", compression_level=3) as writer:
+    with (
+        whole_file(path) as file,
+        pq.ParquetWriter(file, SCHEMA, compression="zstd", compression_level=3) as writer,
+    ):
         for group in pairs.iter_slices(ROW_GROUP):
             first, last = group["row"][0], group["row"][-1]
             text = rows.slice(first, last + 1 - first).with_row_index("row", first)
             table = text.join(group.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
-            whole = table.collect(engine="streaming").rechunk()  # its chunks, and so the bytes, depend on the threads
+            whole = table.collect(
+                engine="streaming"
+            ).rechunk()  # its chunks, and so the bytes, depend on the threads
             writer.write_table(whole.to_arrow().cast(SCHEMA))
 
 
@@ -281,7 +324,9 @@ Outcomes = Iterator[tuple[str, Any]]  # what each call is about and what it retu
 
 
 @contextmanager
-def workers(count: int, on_cluster: bool = False) -> Iterator[Callable[[str, Callable[..., Any], Calls], list[Any]]]:
+def workers(
+    count: int, on_cluster: bool = False
+) -> Iterator[Callable[[str, Callable[..., Any], Calls], list[Any]]]:
     """What makes calls of a function here, in `count` processes or by the connected cluster, and logs what is done.
 
     It returns what the function does, in the order of the calls. A call that fails keeps no other from being made.
@@ -294,7 +339,9 @@ def workers(count: int, on_cluster: bool = False) -> Iterator[Callable[[str, Cal
         yield partial(_run, each_on_cluster if on_cluster else _each_here)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(count,))
+    pool = ProcessPoolExecutor(
+        count, mp_context=context, initializer=_start_worker, initargs=(count,)
+    )
 
     def each(function: Callable[..., Any], calls: Calls) -> Outcomes:
         jobs = {pool.submit(function, *call): name for name, call in calls.items()}
@@ -316,12 +363,17 @@ def _each_here(function: Callable[..., Any], calls: Calls) -> Outcomes:
 
 
 def _run(
-    each: Callable[[Callable[..., Any], Calls], Outcomes], step: str, function: Callable[..., Any], calls: Calls
+    each: Callable[[Callable[..., Any], Calls], Outcomes],
+    step: str,
+    function: Callable[..., Any],
+    calls: Calls,
 ) -> list[Any]:
     started, found = time.perf_counter(), {}
     for name, outcome in each(partial(_attempt, function), calls):
         found[name] = outcome
-        logger.info("%s: %d of %d done, %.0f s", step, len(found), len(calls), time.perf_counter() - started)
+        logger.info(
+            "%s: %d of %d done, %.0f s", step, len(found), len(calls), time.perf_counter() - started
+        )
     failed = [found[name] for name in calls if isinstance(found[name], Exception)]
     if failed:
         raise joined(failed)

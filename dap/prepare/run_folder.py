@@ -14,7 +14,12 @@ from dap.files import disk_full, read_object
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
 
-REPORT, CARD, VOCABULARY, WORK = "report.json", "README.md", "target_vocabulary.json", ".prepare_data"
+REPORT, CARD, VOCABULARY, WORK = (
+    "report.json",
+    "README.md",
+    "target_vocabulary.json",
+    ".prepare_data",
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,11 @@ class Plan:
         return self.work_dir / f"select-{language}.parquet"
 
     def shard(self, split: str, language: str, number: int) -> Path:
-        return self.output_dir / split / f"{number:05d}.{language}-{self.options.target_language}.parquet"
+        return (
+            self.output_dir
+            / split
+            / f"{number:05d}.{language}-{self.options.target_language}.parquet"
+        )
 
 
 @contextmanager
@@ -73,7 +82,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ValueError: no space left on the device.
     """
-    beside = {"suffix": ".tmp", "prefix": f"{folder.name}.", "dir": folder.parent, "ignore_cleanup_errors": True}
+    beside = {
+        "suffix": ".tmp",
+        "prefix": f"{folder.name}.",
+        "dir": folder.parent,
+        "ignore_cleanup_errors": True,
+    }
     with disk_full(folder), tempfile.TemporaryDirectory(**beside) as new:
         yield Path(new)
         try:
@@ -103,9 +117,13 @@ def finished(plan: Plan, mark: str, overwrite: bool) -> dict[str, Any] | None:
     written = [Path(report["leaks"])] if report["leaks"] else []
     for code, counts in report["languages"].items():
         for split in ("train", "dev"):
-            written += [plan.shard(split, code, number) for number in range(counts[f"{split}_shards"])]
+            written += [
+                plan.shard(split, code, number) for number in range(counts[f"{split}_shards"])
+            ]
     if absent := [path for path in written if not path.is_file()]:
-        raise UserError(f"{absent[0]} is absent, though {REPORT} tells of it: --overwrite makes all again")
+        raise UserError(
+            f"{absent[0]} is absent, though {REPORT} tells of it: --overwrite makes all again"
+        )
     return report
 
 
@@ -119,8 +137,12 @@ def begin(plan: Plan, files: Sequence[RawFile]) -> None:
     held = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
     if held and REPORT not in held and WORK not in held:
         names = ", ".join(held[:SHOWN])
-        raise UserError(f"{output} holds {names}, but nothing of this command, and is left alone: give another one")
-    plan.work_dir.mkdir(parents=True, exist_ok=True)  # first, so that a kill leaves what is known for this command's
+        raise UserError(
+            f"{output} holds {names}, but nothing of this command, and is left alone: give another one"
+        )
+    plan.work_dir.mkdir(
+        parents=True, exist_ok=True
+    )  # first, so that a kill leaves what is known for this command's
     made = [output / name for name in (REPORT, VOCABULARY, CARD, "train", "dev")]
     kept = {plan.cleaned(raw) for raw in files}
     for path in (*made, *plan.work_dir.iterdir()):

@@ -37,8 +37,12 @@ def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], di
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     """A report as entries of a `model-index`, percent as in the report; numbers that are no metrics are left out."""
     settings, name = report.get("settings", {}), dataset_name(report)
-    short = [key for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")]
-    cut = f" ({', '.join(f'{key} {settings[key]}' for key in short)})" if short else ""  # not of the whole vectors
+    short = [
+        key for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")
+    ]
+    cut = (
+        f" ({', '.join(f'{key} {settings[key]}' for key in short)})" if short else ""
+    )  # not of the whole vectors
     results = []
     for place, numbers in _averages_first(report):
         task = next((task for key, task in TASKS.items() if key in numbers), None)
@@ -74,10 +78,15 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ValueError` where two reports give one metric of one data set: a card can say only one of them."""
     seen: set[tuple[str | None, ...]] = set()
     for report in reports:
-        found = {(r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name) for r in eval_results(report)}
+        found = {
+            (r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name)
+            for r in eval_results(report)
+        }
         if twice := found & seen:
             name = ", ".join(part for part in min(twice, key=str) if part)
-            raise UserError(f"two reports give {name}: give one of them, or merge those of several seeds.")
+            raise UserError(
+                f"two reports give {name}: give one of them, or merge those of several seeds."
+            )
         seen |= found
 
 
@@ -85,14 +94,24 @@ def report_text(report: Mapping[str, Any]) -> str:
     """Every number of a report, in percent where the report is, below its protocol and settings."""
     rows = _averages_first(report)
     found = dict.fromkeys(name for _, numbers in rows for name in numbers)
-    columns = [name for name in METRICS if name in found] + [name for name in found if name not in METRICS]
+    columns = [name for name in METRICS if name in found] + [
+        name for name in found if name not in METRICS
+    ]
     header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
-    cells = [[_place(place), *(_cell(numbers.get(name)) for name in columns)] for place, numbers in rows]
-    settings = {**report.get("settings", {}), "seed": report.get("seed"), "seeds": report.get("seeds")}
+    cells = [
+        [_place(place), *(_cell(numbers.get(name)) for name in columns)] for place, numbers in rows
+    ]
+    settings = {
+        **report.get("settings", {}),
+        "seed": report.get("seed"),
+        "seeds": report.get("seeds"),
+    }
     said = [
         f"{name} {value!r}"
         for name, value in settings.items()
-        if name not in NOT_SHOWN and isinstance(value, (str, int, float)) and "/" not in str(value)  # no path
+        if name not in NOT_SHOWN
+        and isinstance(value, (str, int, float))
+        and "/" not in str(value)  # no path
     ]
     text = f"{report['protocol'].strip().rstrip('.')}. {'; '.join(said)}.".strip()
     if time := str(report.get("time", ""))[:10]:

@@ -36,16 +36,36 @@ from dap.errors import UserError, loading
 from dap.files import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
-from dap.publishing.model_card import HEADS_FOLDER, POOLER_SCALE, Published, Sources, model_card, read_sources
+from dap.publishing.model_card import (
+    HEADS_FOLDER,
+    POOLER_SCALE,
+    Published,
+    Sources,
+    model_card,
+    read_sources,
+)
 from dap.tokenizers import forget_calls, require_padding
 from modeling_dap import DAPForPreTraining, save_modules
 
 LAYOUTS = ("plain", "dap")
 UNFINISHED = ".unfinished"  # folder of what is being written
 #: The probe covers scripts, a single letter, and more tokens than any maximum length that is usual.
-PROBE = ("Guten Morgen!", "Доброе утро, мир.", "我喜欢喝茶。", "a", "one two three four five six seven " * 100)
+PROBE = (
+    "Guten Morgen!",
+    "Доброе утро, мир.",
+    "我喜欢喝茶。",
+    "a",
+    "one two three four five six seven " * 100,
+)
 #: What loading and encoding leave in a tokenizer_config.json: paths, and the lengths of training.
-LEFT_BY_USE = ("is_local", "local_files_only", "name_or_path", "max_length", "stride", "truncation_strategy")
+LEFT_BY_USE = (
+    "is_local",
+    "local_files_only",
+    "name_or_path",
+    "max_length",
+    "stride",
+    "truncation_strategy",
+)
 TOLERANCE = 1e-5  # of the largest value of a vector
 POOLER_TOLERANCE = 1e-6  # of the cosine to it
 
@@ -54,9 +74,13 @@ POOLER_TOLERANCE = 1e-6  # of the cosine to it
 class Options:
     """How a checkpoint is published."""
 
-    layout: str = arg("plain", "plain, or dap: the whole DAP checkpoint at the root.", choices=LAYOUTS)
+    layout: str = arg(
+        "plain", "plain, or dap: the whole DAP checkpoint at the root.", choices=LAYOUTS
+    )
     with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
-    pooling: str | None = arg(None, "How a plain encoder pools. Default: as it says.", choices=CHOICES["pooling"])
+    pooling: str | None = arg(
+        None, "How a plain encoder pools. Default: as it says.", choices=CHOICES["pooling"]
+    )
     prefix: str | None = arg(None, "Text before every sentence. Default: as it says.")
     max_seq_length: int | None = arg(None, "Tokens a sentence. Default: 128, or its own.")
     normalize: bool = arg(False, "sentence-transformers gives vectors of length 1.")
@@ -67,12 +91,18 @@ def require_safetensors(folder: Path) -> None:
     """Raise `ValueError` unless the folder has weights as safetensors: pickles can run code, and are not read."""
     with loading("modules.json", folder):
         modules = _read(folder / "modules.json") or [{"path": ""}]
-        place = folder / modules[0]["path"]  # sentence-transformers may keep the encoder in a subfolder
+        place = (
+            folder / modules[0]["path"]
+        )  # sentence-transformers may keep the encoder in a subfolder
     if any(place.glob("model*.safetensors")):
         return
-    pickles = sorted(path.name for path in place.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    pickles = sorted(
+        path.name for path in place.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
+    )
     if not pickles:
-        raise UserError(f"{place} holds no weights as safetensors (model*.safetensors); others are not read.")
+        raise UserError(
+            f"{place} holds no weights as safetensors (model*.safetensors); others are not read."
+        )
     raise UserError(
         f"{place} has its weights only as {pickles[0]}, a pickle, which is not read. Where you trust it, convert it: "
         f"python -c \"from transformers import AutoModel, AutoTokenizer; a, b = '{place}', '{place}-safe'; "
@@ -101,8 +131,12 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
             if published.heads:
                 model = write_pretraining(checkpoint, new / HEADS_FOLDER)
                 own = encoder.tokenizer.model_max_length
-                save_tokenizer(encoder.tokenizer, min(own, longest_input(model) or own), new / HEADS_FOLDER)
-                custom_object_save(model, new)  # Transformers looks for code at the root, whatever the subfolder
+                save_tokenizer(
+                    encoder.tokenizer, min(own, longest_input(model) or own), new / HEADS_FOLDER
+                )
+                custom_object_save(
+                    model, new
+                )  # Transformers looks for code at the root, whatever the subfolder
         save_tokenizer(encoder.tokenizer, published.max_seq_length, new)
         write_modules(encoder, new, published.normalize, published.similarity, published.prompts)
         _require_same_vectors(encoder, published, new)
@@ -130,7 +164,9 @@ def _whole_or_nothing(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def write(checkpoint: Path, folder: Path, repo_id: str, options: Options, sources: Sources) -> Published:
+def write(
+    checkpoint: Path, folder: Path, repo_id: str, options: Options, sources: Sources
+) -> Published:
     """`build`, and the model card as README.md."""
     require_different(sources.reports)
     with _whole_or_nothing(folder) as new:
@@ -151,7 +187,9 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
 def _require_same_making(report: dict[str, Any], published: Published) -> None:
     """Raise `ValueError` where numbers belong to vectors that are made in another way than the published ones."""
     settings = report.get("settings", {})
-    names = ["pooling", "prefix"] + ["max_seq_length"] * ("prefix" in settings)  # else that of a fine-tuned pair
+    names = ["pooling", "prefix"] + ["max_seq_length"] * (
+        "prefix" in settings
+    )  # else that of a fine-tuned pair
     for name in names:
         ours = getattr(published, name)
         if name in settings and settings[name] != ours:
@@ -165,15 +203,23 @@ def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
     with loading("configuration", checkpoint):
         _require_publishable(checkpoint, _read(checkpoint / "config.json"), options)
     encoder = load_encoder(
-        str(checkpoint), options.pooling, options.prefix, options.max_seq_length, options.trust_remote_code
+        str(checkpoint),
+        options.pooling,
+        options.prefix,
+        options.max_seq_length,
+        options.trust_remote_code,
     )
     if isinstance(encoder, LibraryEncoder):
-        raise UserError(f"{checkpoint} has sentence-transformers modules of its own: push it with that library.")
+        raise UserError(
+            f"{checkpoint} has sentence-transformers modules of its own: push it with that library."
+        )
     require_padding(encoder.tokenizer, checkpoint)  # other libraries need it
     encoder.model.to("cpu")
     own = getattr(encoder.model.config, "pooling", None)
     if options.layout == "dap" and encoder.pooling != own:
-        raise UserError(f"pooling={encoder.pooling!r}, but {checkpoint} was trained with {own!r}: leave it out.")
+        raise UserError(
+            f"pooling={encoder.pooling!r}, but {checkpoint} was trained with {own!r}: leave it out."
+        )
     return encoder
 
 
@@ -191,7 +237,9 @@ def _require_publishable(checkpoint: Path, config: dict[str, Any], options: Opti
             "--layout dap out."
         )
     if options.pooling is None and not (checkpoint / "modules.json").exists():
-        raise UserError(f"{checkpoint} does not say how it pools: give --pooling cls or --pooling mean.")
+        raise UserError(
+            f"{checkpoint} does not say how it pools: give --pooling cls or --pooling mean."
+        )
 
 
 def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
@@ -223,7 +271,9 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
     for "mean" both are 0, as is then `pooler_output`, which nobody takes for a vector.
     """
     if not type(backbone).__module__.startswith("transformers."):
-        raise UserError(f"{type(backbone).__name__} needs code of its own to be loaded: no plain layout is possible.")
+        raise UserError(
+            f"{type(backbone).__name__} needs code of its own to be loaded: no plain layout is possible."
+        )
     if hasattr(backbone, "pooler"):
         with torch.device("meta"):  # for its shape alone
             plain = AutoModel.from_config(backbone.config)
@@ -233,7 +283,9 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
             if pooling == "cls" and parameter.dim() == 2:
                 parameter.data.fill_diagonal_(POOLER_SCALE)
     if longest_input(backbone) is not None:
-        backbone.config.position_embedding_type = "absolute"  # Transformers 5 leaves it out, vLLM asks XLM-R for it
+        backbone.config.position_embedding_type = (
+            "absolute"  # Transformers 5 leaves it out, vLLM asks XLM-R for it
+        )
     backbone.save_pretrained(folder)
     _scrub(folder / "config.json")
 
@@ -254,9 +306,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: 
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = {key: value for key, value in _read(path).items() if key not in LEFT_BY_USE}
-    if isinstance(config.get("extra_special_tokens"), list):  # of which Transformers 4 expects a mapping
+    if isinstance(
+        config.get("extra_special_tokens"), list
+    ):  # of which Transformers 4 expects a mapping
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    if config.get("tokenizer_class") == "TokenizersBackend":  # a name that only Transformers 5 knows
+    if (
+        config.get("tokenizer_class") == "TokenizersBackend"
+    ):  # a name that only Transformers 5 knows
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     write_json(config, path)
 
@@ -289,7 +345,9 @@ def write_modules(
         ValueError: the encoder pools another layer than the last.
     """
     if encoder.layer is not None:
-        raise UserError(f"layer={encoder.layer}: sentence-transformers pools the last layer; leave layer out")
+        raise UserError(
+            f"layer={encoder.layer}: sentence-transformers pools the last layer; leave layer out"
+        )
     save_modules(folder, encoder.pooling, encoder.hidden_size, normalize)
     cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
     write_json(cut, folder / "sentence_bert_config.json")
@@ -299,7 +357,9 @@ def write_modules(
         prompts = {default: prefix, "query": prefix, "document": prefix} | prompts
     library = {"prompts": prompts, "default_prompt_name": default if prefix else None}
     similarity = similarity or getattr(encoder.model.config, "tr_similarity", "cosine")
-    write_json(library | {"similarity_fn_name": similarity}, folder / "config_sentence_transformers.json")
+    write_json(
+        library | {"similarity_fn_name": similarity}, folder / "config_sentence_transformers.json"
+    )
 
 
 def _require_same_vectors(encoder: SentenceEncoder, published: Published, folder: Path) -> None:
@@ -307,15 +367,23 @@ def _require_same_vectors(encoder: SentenceEncoder, published: Published, folder
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     difference = float(np.abs(before - again.encode(PROBE)).max() / np.abs(before).max())
     if not difference <= TOLERANCE:
-        raise UserError(f"what is published gives other vectors than the checkpoint, by {difference:.1e}: not pushed.")
+        raise UserError(
+            f"what is published gives other vectors than the checkpoint, by {difference:.1e}: not pushed."
+        )
     if published.pools_itself:
         texts = [again.prefix + text for text in PROBE]
-        batch = again.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")  # cut by model_max_length
+        batch = again.tokenizer(
+            texts, padding=True, truncation=True, return_tensors="pt"
+        )  # cut by model_max_length
         with torch.no_grad():
             pooled = again.model(**batch).pooler_output  # (N, D)
-        away = 1 - float(cosine_similarity(torch.from_numpy(before).double(), pooled.double()).min())
+        away = 1 - float(
+            cosine_similarity(torch.from_numpy(before).double(), pooled.double()).min()
+        )
         if not away <= POOLER_TOLERANCE:
-            raise UserError(f"pooler_output is not the sentence vector, by {away:.1e} in cosine: not pushed.")
+            raise UserError(
+                f"pooler_output is not the sentence vector, by {away:.1e} in cosine: not pushed."
+            )
 
 
 def _read(path: Path) -> Any:

@@ -15,7 +15,18 @@ from dap.errors import UserError, one_line
 from dap.publishing.model_card import HEADS_FOLDER
 
 #: What is never fetched from the Hub: pickles, and weights of other frameworks.
-OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
+OTHER_WEIGHTS = (
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.pkl",
+    "*.pickle",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.gguf",
+)
 #: What an earlier push may have left that would contradict the present one; its own files are never deleted.
 STALE = (
     "model*.safetensors", "model.safetensors.index.json", "training_args.bin", f"{HEADS_FOLDER}/*",
@@ -47,15 +58,27 @@ def fetch(checkpoint: str, revision: str | None = None) -> Path:
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", checkpoint):
-        raise FileNotFoundError(f"{checkpoint}: no such folder, and not the id of a Hub repository.")
+        raise FileNotFoundError(
+            f"{checkpoint}: no such folder, and not the id of a Hub repository."
+        )
     try:
-        return Path(snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS)))
+        return Path(
+            snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS))
+        )
     except Exception as error:  # of answers that no Hub gives the client raises anything
         reason = without_token(one_line(error))
-        raise UserError(f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}") from None
+        raise UserError(
+            f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}"
+        ) from None
 
 
-def upload(folder: Path, repo_id: str, private: bool = False, revision: str | None = None, space: bool = False) -> str:
+def upload(
+    folder: Path,
+    repo_id: str,
+    private: bool = False,
+    revision: str | None = None,
+    space: bool = False,
+) -> str:
     """Push a folder as one commit, so that a repository has all of it or nothing; gives the commit's id.
 
     The client sends a file again after a cut connection. Afterwards the repository's files are compared with the
@@ -69,10 +92,14 @@ def upload(folder: Path, repo_id: str, private: bool = False, revision: str | No
     api, kind = HfApi(), "space" if space else "model"
     with explained(repo_id):
         sdk = "gradio" if space else None
-        api.create_repo(repo_id, private=private or None, repo_type=kind, exist_ok=True, space_sdk=sdk)
+        api.create_repo(
+            repo_id, private=private or None, repo_type=kind, exist_ok=True, space_sdk=sdk
+        )
         found = api.repo_info(repo_id, repo_type=kind)
     if private and not found.private:
-        raise UserError(f"{repo_id} is there and is public: make it private first, or leave --private out.")
+        raise UserError(
+            f"{repo_id} is there and is public: make it private first, or leave --private out."
+        )
     with explained(repo_id):
         commit = api.upload_folder(
             repo_id=repo_id,
@@ -83,10 +110,16 @@ def upload(folder: Path, repo_id: str, private: bool = False, revision: str | No
             delete_patterns=list(STALE),
         )
     oid = one_line(commit.oid)
-    with explained(repo_id, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"):
+    with explained(
+        repo_id, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"
+    ):
         tree = api.list_repo_tree(repo_id, recursive=True, revision=oid, repo_type=kind)
         there = {item.path: getattr(item, "size", None) for item in tree}
-    here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    here = {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     if lacking := sorted(name for name, size in here.items() if there.get(name) != size):
         raise UserError(f"{repo_id} lacks {', '.join(lacking)} after commit {oid[:8]}: push again.")
     return oid
@@ -96,7 +129,9 @@ def upload(folder: Path, repo_id: str, private: bool = False, revision: str | No
 def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
     """Turns what the Hub's client raises into a `ValueError` that says what to do; see `explain`."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # the client warns in the server's words, as they come
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # the client warns in the server's words, as they come
             yield
     except Exception as error:  # of answers that no Hub gives the client raises anything
         raise UserError(explain(error, repo_id, outcome)) from None

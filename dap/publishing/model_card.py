@@ -128,7 +128,9 @@ def _read(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
     if path.suffix == ".json":
         return read_object(path)
-    return re.sub(r"\A---\n.*?\n---\n", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).strip()
+    return re.sub(
+        r"\A---\n.*?\n---\n", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
+    ).strip()
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
@@ -138,13 +140,21 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         language=languages(sources) or None,
         license=sources.licence,
         library_name="transformers" if published.layout == "dap" else "sentence-transformers",
-        tags=["sentence-transformers", "feature-extraction", "cross-lingual", "bitext-mining", "dap"],
+        tags=[
+            "sentence-transformers",
+            "feature-extraction",
+            "cross-lingual",
+            "bitext-mining",
+            "dap",
+        ],
         base_model=base_model(sources.run),
         pipeline_tag="sentence-similarity",
         model_name=repo_id.split("/")[-1] if results else None,
         eval_results=results or None,
     )
-    pairs = {code: int(words.split()[0]) for code, words in sources.run.get("training text", {}).items()}
+    pairs = {
+        code: int(words.split()[0]) for code, words in sources.run.get("training text", {}).items()
+    }
     rows = [[NAMES.get(code, code), code, f"{count:,}"] for code, count in pairs.items()]
     return ModelCard.from_template(
         data,
@@ -169,7 +179,9 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
 
 def languages(sources: Sources) -> list[str]:
     """Codes of the languages that the model was trained on, English last; [] where that was not recorded."""
-    found = sorted(sources.run.get("training text", {})) or sorted(sources.config.get("rtl_languages") or [])
+    found = sorted(sources.run.get("training text", {})) or sorted(
+        sources.config.get("rtl_languages") or []
+    )
     return [*found, sources.run.get("target_language", "en")] if found else []
 
 
@@ -200,14 +212,21 @@ def _dataset(info: Mapping[str, Any] | str | None) -> str:
         return info
     lines = [str(info[name]).strip() for name in ("description", "homepage") if info.get(name)]
     licences, origins = info.get("licences") or {}, Counter()
-    languages = info.get("languages")  # those of `prepare_data.py`; others list codes under this name
+    languages = info.get(
+        "languages"
+    )  # those of `prepare_data.py`; others list codes under this name
     for each in languages.values() if isinstance(languages, Mapping) else ():
         origins.update(each.get("origins", {}))
     if origins:
-        rows = [[name, f"{count:,}", licences.get(name) or NOT_STATED] for name, count in origins.most_common()]
+        rows = [
+            [name, f"{count:,}", licences.get(name) or NOT_STATED]
+            for name, count in origins.most_common()
+        ]
         return "\n\n".join([*lines, markdown_table(["origin", "training pairs", "licence"], rows)])
     stated = info.get("license") or NOT_STATED
-    return "\n\n".join([*lines, f"Licence: {', '.join(stated) if isinstance(stated, list) else stated}."])
+    return "\n\n".join(
+        [*lines, f"Licence: {', '.join(stated) if isinstance(stated, list) else stated}."]
+    )
 
 
 def _recipe(sources: Sources) -> str:
@@ -224,8 +243,12 @@ def _recipe(sources: Sources) -> str:
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
     for name in RECIPE:
-        needed = next((part for start, part in OF_OBJECTIVE.items() if name.startswith(start)), None)
-        if known.get(name) is not None and (needed is None or needed in known.get("objective", "").split("+")):
+        needed = next(
+            (part for start, part in OF_OBJECTIVE.items() if name.startswith(start)), None
+        )
+        if known.get(name) is not None and (
+            needed is None or needed in known.get("objective", "").split("+")
+        ):
             rows.append([name.replace("_", " "), known[name]])
     return markdown_table(["", ""], rows)
 
@@ -243,6 +266,9 @@ def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
     kept = {numbers[round(i * (len(numbers) - 1) / (CURVE_ROWS - 1))] for i in range(CURVE_ROWS)}
     if len(evaluated) <= CURVE_ROWS:
         kept |= evaluated
-    rows = [[step, *(f"{steps[step][c]:.3f}" if c in steps[step] else "" for c in columns)] for step in sorted(kept)]
+    rows = [
+        [step, *(f"{steps[step][c]:.3f}" if c in steps[step] else "" for c in columns)]
+        for step in sorted(kept)
+    ]
     header = ["step", *(name.removeprefix("eval_").replace("_", " ") for name in columns)]
     return markdown_table(header, rows)

@@ -26,7 +26,14 @@ from torch import Tensor, nn
 from configuration_dap import CHOICES
 from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
-from dap.encoding import FLOAT32, INT8, OnnxEncoder, SentenceEncoder, longest_input, require_packages
+from dap.encoding import (
+    FLOAT32,
+    INT8,
+    OnnxEncoder,
+    SentenceEncoder,
+    longest_input,
+    require_packages,
+)
 from dap.errors import UserError
 from dap.publishing.folder import save_tokenizer
 from dap.search import unit_rows
@@ -50,12 +57,17 @@ class _SentenceModel(nn.Module):
         self.model, self.pooling = model, pooling
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state  # (B, S, D)
+        states = self.model(
+            input_ids=input_ids, attention_mask=attention_mask
+        ).last_hidden_state  # (B, S, D)
         return states, F.normalize(pool(states, attention_mask, self.pooling), dim=1)
 
 
 def export(
-    model: str | Path | SentenceEncoder, output: Path | None = None, int8: bool = False, **options: Any
+    model: str | Path | SentenceEncoder,
+    output: Path | None = None,
+    int8: bool = False,
+    **options: Any,
 ) -> Path:
     """Write `onnx/model.onnx` and, with `int8`, `onnx/model_quantized.onnx`; gives the path of the former.
 
@@ -82,7 +94,9 @@ def export(
     if encoder.bf16:
         raise UserError("bf16=True: export an encoder in float32, and use int8 for a smaller one")
     if encoder.layer is not None:
-        raise UserError(f"layer={encoder.layer}: a graph gives the last layer's vectors; leave layer out")
+        raise UserError(
+            f"layer={encoder.layer}: a graph gives the last layer's vectors; leave layer out"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as temporary:
         path = Path(temporary, FLOAT32)
@@ -91,8 +105,12 @@ def export(
         if int8:
             quantized = path.with_name(INT8)
             quantize(path, quantized)
-            vectors = [OnnxEncoder(file, encoder.tokenizer).encode(PROBE) for file in (path, quantized)]  # 2 of (N, D)
-            print(f"{INT8}: smallest cosine with those vectors {np.prod(vectors, axis=0).sum(1).min():.3f}")
+            vectors = [
+                OnnxEncoder(file, encoder.tokenizer).encode(PROBE) for file in (path, quantized)
+            ]  # 2 of (N, D)
+            print(
+                f"{INT8}: smallest cosine with those vectors {np.prod(vectors, axis=0).sum(1).min():.3f}"
+            )
         (folder / "onnx").mkdir(exist_ok=True)
         for stale in (folder / "onnx").glob("model*.onnx*"):  # of an earlier export
             stale.unlink()
@@ -114,7 +132,9 @@ def _folder(model: str | Path | SentenceEncoder, output: Path | None) -> Path:
 
 def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
     device, training = encoder.model.device, encoder.model.training
-    ids = torch.arange(14, device=device).view(2, 7)  # any ids: sizes of 0 and 1 would be taken for constants
+    ids = torch.arange(14, device=device).view(
+        2, 7
+    )  # any ids: sizes of 0 and 1 would be taken for constants
     mask = (ids < 12).long()
     shapes = dict.fromkeys(INPUTS, {0: "batch", 1: "sequence"})
     if takes_packed(encoder.backbone):  # by an attention that no graph has
@@ -129,7 +149,10 @@ def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
     finally:
         encoder.model.train(training)
     settings = {name: getattr(encoder, name) for name in ("pooling", "prefix", "max_seq_length")}
-    settings |= {"positions": longest_input(encoder.model) or "", "hidden_size": encoder.hidden_size}
+    settings |= {
+        "positions": longest_input(encoder.model) or "",
+        "hidden_size": encoder.hidden_size,
+    }
     program.model.metadata_props.update({name: str(value) for name, value in settings.items()})
     _save(program.model, path, sum(tensor.nbytes for tensor in encoder.model.state_dict().values()))
 
@@ -162,7 +185,9 @@ def _require_same_vectors(encoder: SentenceEncoder, path: Path) -> None:
     found = difference(encoder, path)
     print(f"{path.name}: largest difference from the model's vectors {found:.1e}")
     if not found <= TOLERANCE:
-        raise UserError(f"the graph's vectors differ from the model's by {found:.1e}, above {TOLERANCE}: not written")
+        raise UserError(
+            f"the graph's vectors differ from the model's by {found:.1e}, above {TOLERANCE}: not written"
+        )
 
 
 def difference(encoder: SentenceEncoder, path: Path) -> float:
@@ -171,7 +196,9 @@ def difference(encoder: SentenceEncoder, path: Path) -> float:
     The longest sentence fills all the positions that the model has, or 512.
     """
     longest = longest_input(encoder.model) or 512
-    ours = SentenceEncoder(encoder.model, encoder.tokenizer, encoder.pooling, encoder.prefix, longest)
+    ours = SentenceEncoder(
+        encoder.model, encoder.tokenizer, encoder.pooling, encoder.prefix, longest
+    )
     graph, worst = OnnxEncoder(path, encoder.tokenizer, max_seq_length=longest), 0.0
     for token_budget in (1, 64, 4096):
         expected = unit_rows(ours.encode(PROBE, token_budget), "vectors").numpy()  # (N, D)
@@ -210,12 +237,19 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = ArgumentParser(ExportArguments, allow_abbrev=False)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id.")
-    parser.add_argument("out", metavar="OUT", help="Folder to write: empty, not there, or CHECKPOINT itself.")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id."
+    )
+    parser.add_argument(
+        "out", metavar="OUT", help="Folder to write: empty, not there, or CHECKPOINT itself."
+    )
     args, rest = parser.parse_args_into_dataclasses(args=argv)
     with guarded(folders={"OUT": rest.out}):
         export(rest.checkpoint, Path(rest.out), **vars(args))
-    files = {path.relative_to(rest.out).as_posix(): path.stat().st_size for path in Path(rest.out, "onnx").iterdir()}
+    files = {
+        path.relative_to(rest.out).as_posix(): path.stat().st_size
+        for path in Path(rest.out, "onnx").iterdir()
+    }
     for name, size in sorted(files.items()):
         print(f"{size:>13,}  {name}")
     return files

@@ -12,6 +12,12 @@ from dap.reports.paper import (
     TATOEBA_GROUPS,
     tatoeba_tables,
 )
-from dap.reports.plots import CURVES, drawable_languages, plot_accuracies, plot_curves, require_drawable
+from dap.reports.plots import (
+    CURVES,
+    drawable_languages,
+    plot_accuracies,
+    plot_curves,
+    require_drawable,
+)
 from dap.reports.records import RECORD, machine, read_report, report, training_record, versions
 from dap.reports.rendering import markdown_table, text_table

@@ -57,7 +57,10 @@ def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for file, other in others:
         _same_question(first, one, file, other)
     _different_runs(reports)
-    bodies = {file: {key: value for key, value in each.items() if key not in HEAD} for file, each in reports.items()}
+    bodies = {
+        file: {key: value for key, value in each.items() if key not in HEAD}
+        for file, each in reports.items()
+    }
     head = {"protocol": one.get("protocol"), "settings": one.get("settings"), "model": _family(one)}
     head |= {"models": [each["model"] for each in reports.values()], "n": len(reports)}
     head |= {"seeds": [each.get("seed") for each in reports.values()]}
@@ -79,21 +82,30 @@ def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if len(by_pair) < 2:
         return merge_seeds(reports)
     merged = [merge_seeds(group) for group in by_pair.values()]
-    (first, one), *others = ((next(iter(group)), part) for group, part in zip(by_pair.values(), merged))
+    (first, one), *others = (
+        (next(iter(group)), part) for group, part in zip(by_pair.values(), merged)
+    )
     for file, other in others:
         _same_question(first, _of_any_pair(one), file, _of_any_pair(other))
         if set(one["seeds"]) != set(other["seeds"]):
             raise UserError(
                 f"{first} is of the seeds {one['seeds']}, {file} of {other['seeds']}: give all pairs of each"
             )
-    head = {key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")}
+    head = {
+        key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")
+    }
     pairs = {pair: numbers for part in merged for pair, numbers in part["pairs"].items()}
     of_pairs = {key: [part["settings"].get(key) for part in merged] for key in OF_A_PAIR}
     return head | {"settings": one["settings"] | of_pairs, "pairs": pairs}
 
 
 def _of_any_pair(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {**report, "settings": {key: value for key, value in report["settings"].items() if key not in OF_A_PAIR}}
+    return {
+        **report,
+        "settings": {
+            key: value for key, value in report["settings"].items() if key not in OF_A_PAIR
+        },
+    }
 
 
 def _family(one: Mapping[str, Any]) -> str:
@@ -123,7 +135,10 @@ def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `ValueError` where two reports are of one model and seed, or of one recipe and seed: the same model."""
     seen: dict[str, str] = {}
     for file, each in reports.items():
-        model = each.get("settings", {}).get("recipe") or f"{each['model']} {each.get('revision') or ''}".rstrip()
+        model = (
+            each.get("settings", {}).get("recipe")
+            or f"{each['model']} {each.get('revision') or ''}".rstrip()
+        )
         run = f"model {model} and seed {each.get('seed')}"
         if run in seen:
             raise UserError(f"{seen[run]} and {file} are of the same {run}; give each run once")
@@ -137,15 +152,25 @@ def _merged(values: Mapping[str, Any], place: Place = ()) -> Any:
         for file, other in others:
             if differing := one.keys() ^ other.keys():
                 name = " ".join([*place, min(differing)])
-                raise UserError(f"only one of {first} and {file} has {name!r}: evaluate both on the same")
-        return {name: _merged({file: value[name] for file, value in values.items()}, (*place, name)) for name in one}
+                raise UserError(
+                    f"only one of {first} and {file} has {name!r}: evaluate both on the same"
+                )
+        return {
+            name: _merged({file: value[name] for file, value in values.items()}, (*place, name))
+            for name in one
+        }
     differing = [(file, other) for file, other in others if other != one]
     if all(is_number(value) for value in values.values()) and place[-1] not in COUNTS:
         if isinstance(one, int) and not differing:
             return one
-        return {"mean": statistics.fmean(values.values()), "sd": statistics.stdev(values.values()) if others else None}
+        return {
+            "mean": statistics.fmean(values.values()),
+            "sd": statistics.stdev(values.values()) if others else None,
+        }
     for file, other in differing:
-        raise UserError(f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation")
+        raise UserError(
+            f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation"
+        )
     return one
 
 
@@ -161,17 +186,27 @@ def merged_table(merged: Mapping[str, Any]) -> str:
         for place, numbers in numbers_of(merged)
     ]
     columns = list(dict.fromkeys(name for _, spreads in rows for name in spreads))
-    cells = [[" ".join(place) or "all", *map(spreads.get, columns)] for place, spreads in rows if spreads]
+    cells = [
+        [" ".join(place) or "all", *map(spreads.get, columns)] for place, spreads in rows if spreads
+    ]
     return text_table(["", *columns], cells)
 
 
-def numbers_of(report: Mapping[str, Any], place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+def numbers_of(
+    report: Mapping[str, Any], place: Place = ()
+) -> Iterator[tuple[Place, dict[str, Any]]]:
     """The numbers of a report by their place in it: ("languages", "de") and {"xx-en": 97.8, "pairs": 1000}.
 
     A number of several seeds is {"mean": ..., "sd": ...}.
     """
-    body = {name: value for name, value in report.items() if place or name not in (*HEAD, "models", "seeds", "n")}
-    if numbers := {name: value for name, value in body.items() if is_number(value) or is_spread(value)}:
+    body = {
+        name: value
+        for name, value in report.items()
+        if place or name not in (*HEAD, "models", "seeds", "n")
+    }
+    if numbers := {
+        name: value for name, value in body.items() if is_number(value) or is_spread(value)
+    }:
         yield place, numbers
     for name, value in body.items():
         if isinstance(value, Mapping) and name not in numbers:
@@ -195,24 +230,37 @@ def _spread(value: Mapping[str, float | None]) -> str:
 
 def paper_beside(report: Mapping[str, Any]) -> str | None:
     """The numbers, or means, of a report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
-    means, name = _means(report), Path(report["model"]).name + (f" (n={report['n']})" if "n" in report else "")
+    means, name = (
+        _means(report),
+        Path(report["model"]).name + (f" (n={report['n']})" if "n" in report else ""),
+    )
     languages = means.get("languages", {})
-    is_whole = report["settings"].get("max_pairs") is None  # with fewer pairs there are fewer candidates
+    is_whole = (
+        report["settings"].get("max_pairs") is None
+    )  # with fewer pairs there are fewer candidates
     if is_whole and any(group in means.get("averages", {}) for group in TATOEBA_GROUPS):
         return tatoeba_tables(means, name)
     if languages and all("accuracy" in numbers for numbers in languages.values()):
         return xnli_table({code: numbers["accuracy"] for code, numbers in languages.items()}, name)
     split = BUCC_PROTOCOLS.get(report["protocol"].removeprefix("BUCC ").split(":")[0])
-    pairs = {pair: numbers for pair, numbers in means.get("pairs", {}).items() if pair in BUCC_PAIRS}
+    pairs = {
+        pair: numbers for pair, numbers in means.get("pairs", {}).items() if pair in BUCC_PAIRS
+    }
     if split and pairs:
-        return bucc_table({pair: [numbers[key] for key in MEASURES] for pair, numbers in pairs.items()}, name, split)
+        return bucc_table(
+            {pair: [numbers[key] for key in MEASURES] for pair, numbers in pairs.items()},
+            name,
+            split,
+        )
     return None
 
 
 def _means(node: Any) -> Any:
     if is_spread(node):
         return node["mean"]
-    return {name: _means(value) for name, value in node.items()} if isinstance(node, Mapping) else node
+    return (
+        {name: _means(value) for name, value in node.items()} if isinstance(node, Mapping) else node
+    )
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -222,7 +270,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ValueError: reports that do not belong together, or a file that is none.
         FileNotFoundError: no such file.
     """
-    parser = argparse.ArgumentParser(prog="python -m dap.reports", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dap.reports", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, a seed each")
     parser.add_argument("--output", help="JSON file for the merged report")
     arguments = parser.parse_args(argv)
@@ -233,7 +283,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         merged = merge_pairs({path: read_report(path) for path in arguments.reports})
         for path in outputs.values():
             write_json(merged, path)
-    print(f"{merged['model']}: {merged['protocol']}\nmean ± sample standard deviation, n={merged['n']}\n")
+    print(
+        f"{merged['model']}: {merged['protocol']}\nmean ± sample standard deviation, n={merged['n']}\n"
+    )
     print("\n\n".join(table for table in (merged_table(merged), paper_beside(merged)) if table))
     if arguments.output:
         print(f"written to {arguments.output}")

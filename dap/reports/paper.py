@@ -28,7 +28,10 @@ def _xnli(row: str) -> dict[str, float]:
 
 def _bucc(row: str) -> dict[str, Triple]:
     numbers = [None if cell == "-" else float(cell) for cell in row.split()]
-    pairs = {pair: (numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]) for i, pair in enumerate(BUCC_PAIRS)}
+    pairs = {
+        pair: (numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2])
+        for i, pair in enumerate(BUCC_PAIRS)
+    }
     return pairs | {"average": (None, None, numbers[-1])}
 
 
@@ -38,7 +41,10 @@ def _tatoeba(table: str) -> dict[str, dict[str, dict[str, float]]]:
         model, direction, *numbers = line.split()
         rows.setdefault(model, {}).setdefault(direction, []).extend(map(float, numbers))
     return {
-        model: {direction: dict(zip(TATOEBA_36, numbers, strict=True)) for direction, numbers in ways.items()}
+        model: {
+            direction: dict(zip(TATOEBA_36, numbers, strict=True))
+            for direction, numbers in ways.items()
+        }
         for model, ways in rows.items()
     }
 
@@ -89,16 +95,36 @@ PAPER_TATOEBA_LANGUAGES = _tatoeba(_APPENDIX)
 #: Table "Accuracy for XNLI cross-lingual natural language inference": model -> language -> accuracy in percent, and
 #: the printed "average".
 PAPER_XNLI: dict[str, dict[str, float]] = {
-    "InfoXLM": _xnli("86.4 80.3 80.9 79.3 77.8 79.3 77.6 75.6 74.2 77.1 74.6 77.0 72.2 67.5 67.3 76.5"),
-    "LaBSE": _xnli("85.4 80.2 80.5 78.8 78.6 80.1 77.5 75.1 75.0 76.5 69.0 75.8 71.9 71.5 68.1 76.3"),
-    "mBERT": _xnli("82.1 74.4 74.9 71.2 67.9 69.5 69.6 62.8 66.2 70.6 54.6 69.7 60.4 50.9 58.0 66.8"),
-    "mBERT+TR": _xnli("82.0 74.3 75.1 72.9 69.9 73.1 70.6 68.6 67.4 73.6 61.3 70.8 65.0 62.6 61.0 69.9"),
-    "mBERT+TR+TLM": _xnli("82.8 75.2 74.4 72.0 69.3 70.6 69.4 66.1 66.1 70.6 58.9 67.3 63.7 60.6 59.5 68.4"),
-    "mBERT+DAP": _xnli("81.8 75.6 76.2 74.4 72.6 74.9 72.0 71.3 69.7 74.4 63.6 72.3 67.3 67.3 63.2 71.8"),
-    "XLM-R": _xnli("83.8 77.6 78.2 75.4 75.0 77.0 74.8 72.7 72.0 74.5 72.1 72.9 69.6 64.2 66.0 73.7"),
-    "XLM-R+TR": _xnli("83.5 76.4 76.8 75.7 74.2 76.2 74.6 71.8 71.1 74.2 69.1 72.9 68.8 66.8 65.2 73.1"),
-    "XLM-R+TR+TLM": _xnli("84.6 77.4 76.9 74.9 68.1 69.8 69.4 68.1 61.7 68.9 62.6 66.9 61.4 61.7 57.5 68.7"),
-    "XLM-R+DAP": _xnli("82.9 77.0 77.7 75.7 75.2 76.0 74.7 73.1 72.5 74.2 71.9 73.0 69.8 70.5 66.0 74.0"),
+    "InfoXLM": _xnli(
+        "86.4 80.3 80.9 79.3 77.8 79.3 77.6 75.6 74.2 77.1 74.6 77.0 72.2 67.5 67.3 76.5"
+    ),
+    "LaBSE": _xnli(
+        "85.4 80.2 80.5 78.8 78.6 80.1 77.5 75.1 75.0 76.5 69.0 75.8 71.9 71.5 68.1 76.3"
+    ),
+    "mBERT": _xnli(
+        "82.1 74.4 74.9 71.2 67.9 69.5 69.6 62.8 66.2 70.6 54.6 69.7 60.4 50.9 58.0 66.8"
+    ),
+    "mBERT+TR": _xnli(
+        "82.0 74.3 75.1 72.9 69.9 73.1 70.6 68.6 67.4 73.6 61.3 70.8 65.0 62.6 61.0 69.9"
+    ),
+    "mBERT+TR+TLM": _xnli(
+        "82.8 75.2 74.4 72.0 69.3 70.6 69.4 66.1 66.1 70.6 58.9 67.3 63.7 60.6 59.5 68.4"
+    ),
+    "mBERT+DAP": _xnli(
+        "81.8 75.6 76.2 74.4 72.6 74.9 72.0 71.3 69.7 74.4 63.6 72.3 67.3 67.3 63.2 71.8"
+    ),
+    "XLM-R": _xnli(
+        "83.8 77.6 78.2 75.4 75.0 77.0 74.8 72.7 72.0 74.5 72.1 72.9 69.6 64.2 66.0 73.7"
+    ),
+    "XLM-R+TR": _xnli(
+        "83.5 76.4 76.8 75.7 74.2 76.2 74.6 71.8 71.1 74.2 69.1 72.9 68.8 66.8 65.2 73.1"
+    ),
+    "XLM-R+TR+TLM": _xnli(
+        "84.6 77.4 76.9 74.9 68.1 69.8 69.4 68.1 61.7 68.9 62.6 66.9 61.4 61.7 57.5 68.7"
+    ),
+    "XLM-R+DAP": _xnli(
+        "82.9 77.0 77.7 75.7 75.2 76.0 74.7 73.1 72.5 74.2 71.9 73.0 69.8 70.5 66.0 74.0"
+    ),
 }
 #: Tables "Evaluation on BUCC training set" and "... test set": split -> model -> pair -> (P, R, F1) in percent, and
 #: the printed "average", of F1 only.
@@ -107,11 +133,15 @@ PAPER_BUCC: dict[str, dict[str, dict[str, Triple]]] = {
         "LaBSE": _bucc("96.3 93.6 95.0  99.4 95.4 97.3  99.3 93.1 96.1  90.4 88.3 89.4  94.5"),
         "mBERT": _bucc("75.1 68.2 71.5  77.8 69.0 73.1  70.1 52.9 60.3  63.1 50.6 56.2  65.3"),
         "mBERT+TR": _bucc("96.1 90.9 93.4  98.8 94.0 96.3  98.4 89.8 93.9  96.0 93.8 94.9  94.6"),
-        "mBERT+TR+TLM": _bucc("95.6 90.9 93.2  98.3 94.0 96.1  97.0 89.7 93.2  93.9 95.7 94.8  94.3"),
+        "mBERT+TR+TLM": _bucc(
+            "95.6 90.9 93.2  98.3 94.0 96.1  97.0 89.7 93.2  93.9 95.7 94.8  94.3"
+        ),
         "mBERT+DAP": _bucc("95.1 94.1 94.6  98.1 94.7 96.4  98.6 91.4 94.9  95.7 94.2 94.9  95.2"),
         "XLM-R": _bucc("81.3 68.2 74.2  86.6 77.0 81.5  87.6 74.0 80.2  77.0 54.9 64.1  75.0"),
         "XLM-R+TR": _bucc("92.6 92.1 92.4  96.3 94.6 95.4  97.3 91.0 94.0  96.6 87.5 91.8  93.4"),
-        "XLM-R+TR+TLM": _bucc("91.4 91.6 91.5  94.0 95.5 94.7  94.4 90.9 92.7  92.8 90.3 91.5  92.6"),
+        "XLM-R+TR+TLM": _bucc(
+            "91.4 91.6 91.5  94.0 95.5 94.7  94.4 90.9 92.7  92.8 90.3 91.5  92.6"
+        ),
         "XLM-R+DAP": _bucc("95.3 93.1 94.2  99.0 95.2 97.1  98.1 93.3 95.6  96.7 92.6 94.6  95.4"),
     },
     "test": {
@@ -119,21 +149,31 @@ PAPER_BUCC: dict[str, dict[str, dict[str, Triple]]] = {
         "mBERT (Hu et al.)": _bucc("- - 62.6  - - 62.5  - - 51.8  - - 50.0  56.7"),
         "mBERT": _bucc("80.1 42.1 55.2  83.7 38.2 52.5  69.1 28.9 40.8  65.8 20.2 30.9  44.8"),
         "mBERT+TR": _bucc("93.6 75.2 83.4  97.3 77.1 86.0  91.3 77.2 83.6  93.0 69.7 79.7  83.2"),
-        "mBERT+TR+TLM": _bucc("92.4 75.0 82.8  96.2 78.2 86.3  90.1 77.2 83.1  90.9 75.8 82.6  83.7"),
+        "mBERT+TR+TLM": _bucc(
+            "92.4 75.0 82.8  96.2 78.2 86.3  90.1 77.2 83.1  90.9 75.8 82.6  83.7"
+        ),
         "mBERT+DAP": _bucc("92.1 83.4 87.6  96.2 83.6 89.5  90.1 82.4 86.1  92.5 75.7 83.3  86.6"),
         "XLM-R (Hu et al.)": _bucc("- - 67.5  - - 66.5  - - 73.5  - - 56.7  66.0"),
         "XLM-R": _bucc("85.9 47.3 61.0  88.6 48.3 62.5  85.8 54.3 66.5  77.7 27.3 40.4  57.6"),
         "XLM-R+TR": _bucc("89.7 79.1 84.1  94.2 80.3 86.7  89.6 80.2 84.7  92.2 66.1 77.0  83.1"),
-        "XLM-R+TR+TLM": _bucc("88.1 75.8 81.5  91.2 79.8 85.1  86.3 80.6 83.4  89.6 72.6 80.2  82.5"),
+        "XLM-R+TR+TLM": _bucc(
+            "88.1 75.8 81.5  91.2 79.8 85.1  86.3 80.6 83.4  89.6 72.6 80.2  82.5"
+        ),
         "XLM-R+DAP": _bucc("92.1 82.1 86.8  96.6 81.1 88.2  89.5 88.1 88.8  93.7 75.0 83.3  86.8"),
     },
 }
 
 #: Table 6: objective -> forward GFLOPs of a pair of 32 tokens a sentence, and milliseconds a pair on 8 V100.
-PAPER_COST: dict[str, tuple[float, float]] = {"TR": (11.0, 0.51), "TLM": (33.7, 1.34), "DAP": (16.5, 0.88)}
+PAPER_COST: dict[str, tuple[float, float]] = {
+    "TR": (11.0, 0.51),
+    "TLM": (33.7, 1.34),
+    "DAP": (16.5, 0.88),
+}
 
 
-def tatoeba_tables(numbers: Mapping[str, Any], name: str = "this model", models: Sequence[str] = PAPER_MODELS) -> str:
+def tatoeba_tables(
+    numbers: Mapping[str, Any], name: str = "this model", models: Sequence[str] = PAPER_MODELS
+) -> str:
     """A row a language and a row an average, in both directions, with the paper's numbers of `models` beside ours.
 
     Where a group of the paper's languages is whole, its table of their averages follows, with our row on top.
@@ -144,16 +184,29 @@ def tatoeba_tables(numbers: Mapping[str, Any], name: str = "this model", models:
         models: rows of the appendix's tables; none for other text than Tatoeba, of which the paper says nothing.
     """
     languages, averages = numbers["languages"], numbers["averages"]
-    header = [column for way in DIRECTIONS.values() for column in (way, *(f"paper: {model}" for model in models))]
-    rows = [
-        [code, NAMES.get(code, ""), own["pairs"], *_both_ways(code, own, models)] for code, own in languages.items()
+    header = [
+        column
+        for way in DIRECTIONS.values()
+        for column in (way, *(f"paper: {model}" for model in models))
     ]
-    rows += [["mean", group, "", *_both_ways(group, mean, models)] for group, mean in averages.items()]
+    rows = [
+        [code, NAMES.get(code, ""), own["pairs"], *_both_ways(code, own, models)]
+        for code, own in languages.items()
+    ]
+    rows += [
+        ["mean", group, "", *_both_ways(group, mean, models)] for group, mean in averages.items()
+    ]
     table = text_table(["", "language", "pairs", *header], rows)
     if not models or averages.keys().isdisjoint(TATOEBA_GROUPS):
         return table
-    header = [f"{way} {group.split()[0]}" for way in DIRECTIONS.values() for group in TATOEBA_GROUPS]
-    ours = [averages.get(group, {}).get(direction) for direction in DIRECTIONS for group in TATOEBA_GROUPS]
+    header = [
+        f"{way} {group.split()[0]}" for way in DIRECTIONS.values() for group in TATOEBA_GROUPS
+    ]
+    ours = [
+        averages.get(group, {}).get(direction)
+        for direction in DIRECTIONS
+        for group in TATOEBA_GROUPS
+    ]
     paper = {model: [*ways["xx-en"], *ways["en-xx"]] for model, ways in PAPER_TATOEBA.items()}
     return f"{table}\n\n{_beside_the_paper(header, name, ours, paper)}"
 
@@ -208,7 +261,10 @@ def bucc_table(
 
 
 def _beside_the_paper(
-    header: Sequence[str], name: str, ours: Sequence[float | None], paper: Mapping[str, Sequence[float | None]]
+    header: Sequence[str],
+    name: str,
+    ours: Sequence[float | None],
+    paper: Mapping[str, Sequence[float | None]],
 ) -> str:
     rows = [[f"paper: {model}", *numbers] for model, numbers in paper.items()]
     return text_table(["model", *header], [[name, *ours], *rows])

@@ -17,26 +17,37 @@ EVALUATED = {
 def require_drawable(argument: str, path: str | Path) -> None:
     """Raise `UserError` unless the library that draws is installed, and draws such a file."""
     if Path(path).suffix not in (".svg", ".png", ".pdf"):
-        raise UserError(f"{argument} {path}: give the picture a name that ends in .svg, .png or .pdf")
+        raise UserError(
+            f"{argument} {path}: give the picture a name that ends in .svg, .png or .pdf"
+        )
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise UserError(f"{argument}: {error}: pip install 'dap-transformers[eval]'") from error
 
 
-def curves(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def curves(
+    history: Sequence[Mapping[str, float]],
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Panel -> measure -> points (step, value) of a Trainer's `log_history`; one of fewer than 3 points is left out.
 
     >>> curves([{"step": step, "loss": 9 - step} for step in (1, 2, 3)] + [{"step": 3, "train_loss": 7}])
     {'training loss, nats': {'loss': [(1, 8), (2, 7), (3, 6)]}}
     """
-    names = dict.fromkeys(name for line in history if "loss" in line for name in line if name.endswith("loss"))
+    names = dict.fromkeys(
+        name for line in history if "loss" in line for name in line if name.endswith("loss")
+    )
     panels = {"training loss, nats": list(names), **EVALUATED}
     found = {
-        title: {name: [(line["step"], line[name]) for line in history if name in line] for name in names}
+        title: {
+            name: [(line["step"], line[name]) for line in history if name in line] for name in names
+        }
         for title, names in panels.items()
     }
-    found = {title: {name: line for name, line in lines.items() if len(line) > 2} for title, lines in found.items()}
+    found = {
+        title: {name: line for name, line in lines.items() if len(line) > 2}
+        for title, lines in found.items()
+    }
     return {title: lines for title, lines in found.items() if lines}
 
 
@@ -47,7 +58,9 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axes, (title, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
         for name, points in lines.items():
             axes.plot(*zip(*points, strict=True), label=name.removeprefix("eval_"))
         axes.set(title=title, xlabel="step")
@@ -59,7 +72,9 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
 def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The languages of a report with their numbers, as far as these are accuracies of both directions."""
     languages = report.get("languages", {})
-    return {code: numbers for code, numbers in languages.items() if DIRECTIONS.keys() <= numbers.keys()}
+    return {
+        code: numbers for code, numbers in languages.items() if DIRECTIONS.keys() <= numbers.keys()
+    }
 
 
 def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
@@ -77,9 +92,13 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
     first = next(iter(found.values()))
     codes = [code for code in first if all(code in languages for languages in found.values())]
     if not codes:
-        raise UserError(f"no language is in all reports to draw ({', '.join(found)}): evaluate on the same text")
+        raise UserError(
+            f"no language is in all reports to draw ({', '.join(found)}): evaluate on the same text"
+        )
     figure = Figure(figsize=(3 + 0.3 * len(codes), 5.4), layout="constrained")
-    for axes, (direction, title) in zip(figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True):
+    for axes, (direction, title) in zip(
+        figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True
+    ):
         for (label, languages), marker in zip(found.items(), "os^D", strict=False):
             axes.plot(codes, [languages[code][direction] for code in codes], marker, label=label)
         axes.set(title=title, ylabel="accuracy, %")

@@ -48,8 +48,19 @@ def report(
         revision: commit of the checkpoint on the Hub.
         seed: of training or sampling, where there was one.
     """
-    head = {"model": model, "revision": revision, "protocol": protocol, "seed": seed, "settings": dict(settings)}
-    tail = {"seconds": round(seconds, 2), "time": timestamp(), "machine": machine(), "versions": versions()}
+    head = {
+        "model": model,
+        "revision": revision,
+        "protocol": protocol,
+        "seed": seed,
+        "settings": dict(settings),
+    }
+    tail = {
+        "seconds": round(seconds, 2),
+        "time": timestamp(),
+        "machine": machine(),
+        "versions": versions(),
+    }
     return head | dict(results) | tail
 
 
@@ -72,13 +83,20 @@ def machine() -> dict[str, Any]:
     import torch  # takes seconds, which those who only write tables need not wait
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": _cpu_name(), "gpu": gpu, "threads": torch.get_num_threads(), "system": platform.platform()}
+    return {
+        "cpu": _cpu_name(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+    }
 
 
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -96,11 +114,15 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     if path is None:
         return None, None
     run = read_json(path)
-    by_seed = {"seed", "data_seed"} | ({"target_vocab_size"} if run.get("target_vocabulary_file") is None else set())
+    by_seed = {"seed", "data_seed"} | (
+        {"target_vocab_size"} if run.get("target_vocabulary_file") is None else set()
+    )
     recipe = {name: value for name, value in run.items() if name not in by_seed}
     recipe |= {name: sorted(recipe.get(name, {})) for name in ("training text", "dev text")}
     recipe |= {"checkpoint": folder.name if len(places) > 1 else None}
-    return run.get("seed"), hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    return run.get("seed"), hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[
+        :12
+    ]
 
 
 def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
@@ -111,7 +133,10 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
         ValueError: not JSON, NaN in it, or no report (without model or protocol).
     """
     content = read_json(path, finite=True)
-    if not (isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("model", "protocol"))):
+    if not (
+        isinstance(content, dict)
+        and all(isinstance(content.get(key), str) for key in ("model", "protocol"))
+    ):
         raise UserError(f"{path} is no report of an evaluation: it names no model and protocol")
     if "seeds" in content and not merged:
         raise UserError(f"{path} is a merged report: give the reports that it was made of")

@@ -16,7 +16,10 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     cells = [[_cell(value) for value in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
-        "  ".join([row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]).rstrip()
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        ).rstrip()
         for row in [cells[0], ["-" * width for width in widths], *cells[1:]]
     ]
     return "\n".join(lines)
@@ -28,7 +31,9 @@ def _cell(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def markdown_table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: bool = False) -> str:
+def markdown_table(
+    header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: bool = False
+) -> str:
     """A table of Markdown; a bar or a line break in a cell cannot break it.
 
     Args:
@@ -42,6 +47,9 @@ def markdown_table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers
     | 1 | x\\|y |
     """
     rule = ["|:--", *["|--:"] * (len(header) - 1)] if numbers else ["|---"] * len(header)
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in [header, *rows]]
+    cells = [
+        [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
+        for row in [header, *rows]
+    ]
     first, *lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([first, "".join(rule) + "|", *lines])

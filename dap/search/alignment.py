@@ -47,7 +47,9 @@ class AlignmentQuality:
     error_rate: float
 
 
-def align_tokens(source_states: np.ndarray, target_states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def align_tokens(
+    source_states: np.ndarray, target_states: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Links the tokens that are each other's nearest by cosine, such as those of `SentenceEncoder.encode_tokens`.
 
     Of equal cosines the token of the lowest number is nearest. A zero state has cosine 0 with everything, and no link.
@@ -82,7 +84,9 @@ def align_tokens(source_states: np.ndarray, target_states: np.ndarray) -> tuple[
     return np.stack([linked, forward[linked]], 1).astype(np.int64), similarity
 
 
-def word_states(token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray) -> np.ndarray:
+def word_states(
+    token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
+) -> np.ndarray:
     """A word's state: the mean over the subwords that share a character with it, (W, D) float64.
 
     A subword of several words counts for each. A word without subwords (cut off, or dropped by the tokenizer) has a
@@ -101,14 +105,22 @@ def word_states(token_states: np.ndarray, token_spans: np.ndarray, word_spans: n
         ValueError: unequal numbers of states and spans.
     """
     states = np.asarray(token_states, np.float64)
-    tokens, words = (np.asarray(spans, np.int64).reshape(-1, 2) for spans in (token_spans, word_spans))
+    tokens, words = (
+        np.asarray(spans, np.int64).reshape(-1, 2) for spans in (token_spans, word_spans)
+    )
     if len(states) != len(tokens):
-        raise UserError(f"{len(states)} token states and {len(tokens)} spans: give one span a token")
-    shared = np.minimum(words[:, None, 1], tokens[:, 1]) > np.maximum(words[:, None, 0], tokens[:, 0])  # (W, S)
+        raise UserError(
+            f"{len(states)} token states and {len(tokens)} spans: give one span a token"
+        )
+    shared = np.minimum(words[:, None, 1], tokens[:, 1]) > np.maximum(
+        words[:, None, 0], tokens[:, 0]
+    )  # (W, S)
     return shared @ states / np.maximum(shared.sum(1, keepdims=True), 1)
 
 
-def token_retrieval_accuracy(source_states: Arrays, target_states: Arrays, links: Arrays) -> TokenRetrieval:
+def token_retrieval_accuracy(
+    source_states: Arrays, target_states: Arrays, links: Arrays
+) -> TokenRetrieval:
     """For each linked token: is its nearest token of the other side, by cosine, one that it is linked to?
 
     The pool is the other side's tokens of all pairs, as sentence retrieval on Tatoeba searches all sentences; equal
@@ -129,12 +141,17 @@ def token_retrieval_accuracy(source_states: Arrays, target_states: Arrays, links
     _require_pairs(source_states, target_states, links)
     _require_links(links)
     turned = [np.asarray(pair).reshape(-1, 2)[:, ::-1] for pair in links]
-    forward, backward = _hits(source_states, target_states, links), _hits(target_states, source_states, turned)
+    forward, backward = (
+        _hits(source_states, target_states, links),
+        _hits(target_states, source_states, turned),
+    )
     pool, sentence, queries = zip(forward, backward, strict=True)
     return TokenRetrieval(pool, sentence, queries)
 
 
-def alignment_quality(links: Arrays, sure: Arrays, possible: Arrays | None = None) -> AlignmentQuality:
+def alignment_quality(
+    links: Arrays, sure: Arrays, possible: Arrays | None = None
+) -> AlignmentQuality:
     """Precision, recall and alignment error rate over all pairs (Och and Ney 2003, section 5.2).
 
     With links A, sure links S and possible links P (which include S): precision |A ∩ P| / |A|, recall |A ∩ S| / |S|,
@@ -159,17 +176,23 @@ def alignment_quality(links: Arrays, sure: Arrays, possible: Arrays | None = Non
     found, certain, allowed = _link_set(links), _link_set(sure), _link_set(possible)
     right, correct = len(found & certain), len(found & (allowed | certain))
     error = 1 - (right + correct) / (len(found) + len(certain))
-    return AlignmentQuality(100 * correct / max(len(found), 1), 100 * right / len(certain), 100 * error)
+    return AlignmentQuality(
+        100 * correct / max(len(found), 1), 100 * right / len(certain), 100 * error
+    )
 
 
 def _require_pairs(*sides: Arrays) -> None:
     if len({len(side) for side in sides}) > 1:
-        raise UserError(f"{' and '.join(str(len(side)) for side in sides)} pairs: give as many of each")
+        raise UserError(
+            f"{' and '.join(str(len(side)) for side in sides)} pairs: give as many of each"
+        )
 
 
 def _require_links(links: Arrays) -> None:
     if not any(len(pair) for pair in links):
-        raise UserError(f"the reference has no link in {len(links)} pairs: there is nothing to measure against")
+        raise UserError(
+            f"the reference has no link in {len(links)} pairs: there is nothing to measure against"
+        )
 
 
 def _link_set(links: Arrays) -> set[tuple[int, int, int]]:
@@ -178,12 +201,16 @@ def _link_set(links: Arrays) -> set[tuple[int, int, int]]:
 
 def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, int]:
     """Accuracy in percent of the linked queries, in the pool and in the sentence, and their number Q."""
-    first_query, first_key = (np.cumsum([0, *map(len, side)]) for side in (queries, keys))  # (P + 1,)
+    first_query, first_key = (
+        np.cumsum([0, *map(len, side)]) for side in (queries, keys)
+    )  # (P + 1,)
     linked = set()
     for row, i, j in _link_set(links):
         if not (0 <= i < len(queries[row]) and 0 <= j < len(keys[row])):
             sizes = f"{len(queries[row])} and {len(keys[row])} tokens"
-            raise UserError(f"pair {row}: a link ({i}, {j}) between sentences of {sizes}: count both from 0")
+            raise UserError(
+                f"pair {row}: a link ({i}, {j}) between sentences of {sizes}: count both from 0"
+            )
         linked.add((first_query[row] + i, first_key[row] + j))
     asked = np.array(sorted({query for query, _ in linked}), np.int64)  # (Q,)
     states = np.concatenate(queries)[asked]  # (Q, D)
@@ -194,7 +221,9 @@ def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, i
             found = align_tokens(queries[row], keys[row])[1].argmax(1)  # (S,)
             in_sentence[first_query[row] : first_query[row + 1]] = first_key[row] + found
     accuracies = [
-        100 * sum((i, j) in linked and says for i, j, says in zip(asked, found, states.any(1).tolist())) / len(asked)
+        100
+        * sum((i, j) in linked and says for i, j, says in zip(asked, found, states.any(1).tolist()))
+        / len(asked)
         for found in (in_pool, in_sentence[asked])
     ]
     return accuracies[0], accuracies[1], len(asked)
@@ -206,7 +235,9 @@ def _unit(states: np.ndarray, side: str) -> np.ndarray:
     if states.ndim != 2 or states.shape[1] == 0:
         raise UserError(f"{side} states have shape {states.shape}: expected (tokens, dimensions)")
     if len(bad := np.flatnonzero(~np.isfinite(states).all(1))):
-        raise UserError(f"{side} states: token {bad[0]} has NaN or infinite values; check the model's weights")
+        raise UserError(
+            f"{side} states: token {bad[0]} has NaN or infinite values; check the model's weights"
+        )
     largest = np.abs(states).max(1, keepdims=True)  # (N, 1): squares cannot overflow
     states = states / np.where(largest > 0, largest, 1)
     length = np.linalg.norm(states, axis=1, keepdims=True)  # (N, 1)

@@ -49,10 +49,14 @@ def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
     if not all(len(cloud) for cloud in clouds):
         raise UserError(f"clouds of {len(source)} and {len(target)} points: both need points")
     centres = [cloud.mean(0) for cloud in clouds]
-    residuals = np.concatenate([cloud - centre for cloud, centre in zip(clouds, centres, strict=True)])  # (N, D)
+    residuals = np.concatenate(
+        [cloud - centre for cloud, centre in zip(clouds, centres, strict=True)]
+    )  # (N, D)
     spread = np.sqrt((residuals**2).sum(1).mean())
     if spread == 0:
-        raise UserError("every point of a cloud is the same: there is no spread to measure the distance by")
+        raise UserError(
+            "every point of a cloud is the same: there is no spread to measure the distance by"
+        )
     return float(np.linalg.norm(centres[0] - centres[1]) / spread)
 
 
@@ -83,11 +87,22 @@ def plot_token_states(
     distances = cloud_distance(*before), cloud_distance(*after)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     panels = figure.subplots(1, 2)
-    for axes, states, title, distance in zip(panels, (before, after), titles, distances, strict=True):
+    for axes, states, title, distance in zip(
+        panels, (before, after), titles, distances, strict=True
+    ):
         plane = principal_plane(np.concatenate(states))
         clouds = np.split(plane, [len(states[0])])
-        for cloud, name, colour in zip(clouds, (source_name, target_name), ("#d1495b", "#2e6f9e"), strict=True):
-            axes.scatter(*cloud.T, s=7, alpha=0.55, linewidths=0, color=colour, label=f"{name} ({len(cloud)} tokens)")
+        for cloud, name, colour in zip(
+            clouds, (source_name, target_name), ("#d1495b", "#2e6f9e"), strict=True
+        ):
+            axes.scatter(
+                *cloud.T,
+                s=7,
+                alpha=0.55,
+                linewidths=0,
+                color=colour,
+                label=f"{name} ({len(cloud)} tokens)",
+            )
         axes.set(title=f"{title}: centres {distance:.2f} spreads apart", xticks=[], yticks=[])
         axes.set_aspect("equal", "datalim")
     panels[0].legend(loc="best", markerscale=2.5, fontsize=9)
@@ -127,7 +142,10 @@ def plot_alignment(
     _require_labels(states, source_tokens, target_tokens)
     properties = FontProperties(fname=font) if font else FontProperties(family="DejaVu Sans")
     _require_glyphs(properties, [*source_tokens, *target_tokens])
-    width, height = 1.9 + 0.36 * len(target_tokens), 1.5 + 0.3 * len(source_tokens)  # inches of a panel
+    width, height = (
+        1.9 + 0.36 * len(target_tokens),
+        1.5 + 0.3 * len(source_tokens),
+    )  # inches of a panel
     figure = Figure(figsize=(len(states) * width, height), layout="constrained")
     panels, links = figure.subplots(1, len(states), squeeze=False)[0], {}
     for axes, (title, pair) in zip(panels, states.items(), strict=True):
@@ -148,7 +166,9 @@ def draw_alignment(
     axes.figure.colorbar(axes.imshow(similarity, cmap="Blues"), ax=axes, shrink=0.8)
     columns, rows = links[:, 1], links[:, 0]
     axes.scatter(columns, rows, s=40, color="#d1495b", edgecolors="white", linewidths=0.8)
-    axes.set_xticks(range(len(target_tokens)), target_tokens, rotation=55, ha="right", rotation_mode="anchor")
+    axes.set_xticks(
+        range(len(target_tokens)), target_tokens, rotation=55, ha="right", rotation_mode="anchor"
+    )
     axes.set_yticks(range(len(source_tokens)), source_tokens)
     return links
 
@@ -160,7 +180,9 @@ def _require_labels(
         raise UserError("there is no panel to draw: give the states of one model or more")
     labels = len(source_tokens), len(target_tokens)
     if not all(labels):
-        raise UserError(f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens on both sides")
+        raise UserError(
+            f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens on both sides"
+        )
     for title, (source, target) in states.items():
         if (len(source), len(target)) != labels:
             raise UserError(
@@ -175,5 +197,9 @@ def _require_glyphs(properties: Any, labels: Sequence[str]) -> None:
 
     name = findfont(properties)
     known = get_font(name).get_charmap()
-    if missing := sorted({character for label in labels for character in label if ord(character) not in known}):
-        raise UserError(f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that has")
+    if missing := sorted(
+        {character for label in labels for character in label if ord(character) not in known}
+    ):
+        raise UserError(
+            f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that has"
+        )

@@ -13,7 +13,13 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dap.errors import UserError
-from dap.search.similarity import Array, Neighbours, nearest_neighbours, require_searchable, unit_rows
+from dap.search.similarity import (
+    Array,
+    Neighbours,
+    nearest_neighbours,
+    require_searchable,
+    unit_rows,
+)
 
 #: Rows that are added or searched at a time.
 PART = 4096
@@ -51,7 +57,9 @@ def approximate_neighbours(
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     total = 2 * (len(source) + len(target))
-    with tqdm(total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress) as bar:
+    with tqdm(
+        total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress
+    ) as bar:
         forward = _search(source, "source", target, "target", k, index, bar, built[1])
         backward = _search(target, "target", source, "source", k, index, bar, built[0])
     return Neighbours(*forward, *backward)
@@ -73,19 +81,35 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
     >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
     True
     """
-    directions = (approximate.forward_indices, source, target), (approximate.backward_indices, target, source)
+    directions = (
+        (approximate.forward_indices, source, target),
+        (approximate.backward_indices, target, source),
+    )
     shares = []
     for found, queries, keys in directions:
-        chosen = np.sort(np.random.default_rng(0).choice(len(queries), min(SAMPLE, len(queries)), replace=False))
+        chosen = np.sort(
+            np.random.default_rng(0).choice(len(queries), min(SAMPLE, len(queries)), replace=False)
+        )
         _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (SAMPLE, k)
         shares.append(float((found[chosen][:, :, None] == exact[:, None, :]).any(2).mean()))
     return sum(shares) / 2
 
 
 def _search(
-    queries: Array, query_name: str, keys: Array, key_name: str, k: int, name: str, bar: tqdm, built: np.ndarray | None
+    queries: Array,
+    query_name: str,
+    keys: Array,
+    key_name: str,
+    k: int,
+    name: str,
+    bar: tqdm,
+    built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    index = _build(keys, key_name, name, bar) if built is None else import_module("faiss").deserialize_index(built)
+    index = (
+        _build(keys, key_name, name, bar)
+        if built is None
+        else import_module("faiss").deserialize_index(built)
+    )
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
     for start in range(0, len(queries), PART):
@@ -109,14 +133,20 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
     try:
         import faiss
     except ImportError:
-        raise UserError(f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'") from None
+        raise UserError(
+            f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'"
+        ) from None
     factory, _, parameters = name.partition(":")
     with _refusals(name, keys, key_name):
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
         if not index.is_trained:
-            bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])  # of a quantiser's code: PQ16x12
-            step = -(-len(keys) // min(ROWS_A_CLUSTER * max(lists, 2**bits), TRAINING_ROWS))  # evenly spread
+            bits = max(
+                [8, *map(int, re.findall(r"x(\d+)", factory))]
+            )  # of a quantiser's code: PQ16x12
+            step = -(
+                -len(keys) // min(ROWS_A_CLUSTER * max(lists, 2**bits), TRAINING_ROWS)
+            )  # evenly spread
             index.train(unit_rows(keys[::step], key_name).cpu().numpy())
         if lists and not parameters:
             parameters = f"nprobe={max(1, round(lists**0.5))}"
@@ -136,7 +166,9 @@ def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().rpartition(": ")[2]
-        raise UserError(f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}") from error
+        raise UserError(
+            f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}"
+        ) from error
 
 
 def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:

@@ -26,7 +26,10 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
         "the threshold of best F1 on the training split, applied to the test split",
         (("training",), ("test",)),
     ),
-    "sample": ("the threshold of best F1 on the sample split itself; not the paper's", (("sample", "dev"),)),
+    "sample": (
+        "the threshold of best F1 on the sample split itself; not the paper's",
+        (("sample", "dev"),),
+    ),
 }
 SUFFIXES = ("", ".gz", ".xz")
 
@@ -83,9 +86,15 @@ def default_protocol(folder: str | Path, pair: str) -> str:
     Raises:
         FileNotFoundError: neither split is there, or a file of it is missing; says which.
     """
-    names = [path.name for place in (Path(folder), Path(folder) / pair) for path in place.glob(f"{pair}.*")]
+    names = [
+        path.name
+        for place in (Path(folder), Path(folder) / pair)
+        for path in place.glob(f"{pair}.*")
+    ]
     splits = {name.removeprefix(f"{pair}.").split(".")[0] for name in names}
-    protocol = "sample" if splits & {"sample", "dev"} and "training" not in splits else "training-optimal"
+    protocol = (
+        "sample" if splits & {"sample", "dev"} and "training" not in splits else "training-optimal"
+    )
     find_splits(folder, pair, protocol)
     return protocol
 
@@ -98,9 +107,13 @@ def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
         for name in names
     ]
     name, paths = max(found, key=lambda each: sum(map(bool, each[1])))  # of equal ones the first
-    missing = [f"{pair}.{name}.{side}" for side, path in zip(sides, paths, strict=True) if path is None]
+    missing = [
+        f"{pair}.{name}.{side}" for side, path in zip(sides, paths, strict=True) if path is None
+    ]
     if missing:
-        there = sorted({path.name for place in (folder, folder / pair) for path in place.glob("*-*.*.*")})
+        there = sorted(
+            {path.name for place in (folder, folder / pair) for path in place.glob("*-*.*.*")}
+        )
         raise FileNotFoundError(
             f"{folder} has no {', '.join(missing)}; {' '.join(there[:12]) or 'no such files'} are there"
         )
@@ -108,7 +121,14 @@ def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
 
 
 def _existing(path: Path) -> Path | None:
-    return next((each for each in (path.with_name(path.name + suffix) for suffix in SUFFIXES) if each.is_file()), None)
+    return next(
+        (
+            each
+            for each in (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+            if each.is_file()
+        ),
+        None,
+    )
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
@@ -120,13 +140,19 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
     for index, line in enumerate(read_sentences(path)):
         name, tab, sentence = line.partition("\t")
         if not name or not tab:
-            raise UserError(f"{path}, line {index + 1}: {line[:60]!r} is not an id, a tab and a sentence")
+            raise UserError(
+                f"{path}, line {index + 1}: {line[:60]!r} is not an id, a tab and a sentence"
+            )
         if ids.setdefault(name, index) != index:
-            raise UserError(f"{path}, line {index + 1}: the id {name} is that of line {ids[name] + 1}, too")
+            raise UserError(
+                f"{path}, line {index + 1}: the id {name} is that of line {ids[name] + 1}, too"
+            )
         yield sentence
 
 
-def read_gold(split: Split, source_ids: Mapping[str, int], target_ids: Mapping[str, int]) -> np.ndarray:
+def read_gold(
+    split: Split, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
+) -> np.ndarray:
     """The gold pairs as indices of lines, (G, 2) int64.
 
     Raises:
@@ -140,7 +166,11 @@ def read_gold(split: Split, source_ids: Mapping[str, int], target_ids: Mapping[s
         source, target = (names[0], source_ids, split.source), (names[1], target_ids, split.target)
         for (name, ids, path), (_, other, _) in ((source, target), (target, source)):
             if name not in ids:
-                hint = "of the other side: are the languages swapped?" if name in other else "nor of the other side"
+                hint = (
+                    "of the other side: are the languages swapped?"
+                    if name in other
+                    else "nor of the other side"
+                )
                 raise UserError(f"{place}: {name} is no id of {path}, {hint}")
         first = gold.setdefault((source_ids[names[0]], target_ids[names[1]]), number)
         if first != number:
@@ -159,18 +189,24 @@ def judge(
         gold: (G, 2) indices of lines.
         source_rows, target_rows: (L,) sentence of each line, -1 for none (`DistinctSentences.rows`).
     """
-    source_copies, target_copies = (np.bincount(rows[rows >= 0]) for rows in (source_rows, target_rows))
+    source_copies, target_copies = (
+        np.bincount(rows[rows >= 0]) for rows in (source_rows, target_rows)
+    )
     extracted = source_copies[pairs.source] * target_copies[pairs.target]
     gold_source, gold_target = source_rows[gold[:, 0]], target_rows[gold[:, 1]]
     reachable = (gold_source >= 0) & (gold_target >= 0)
     width = len(target_copies)
-    keys, counts = np.unique(gold_source[reachable] * width + gold_target[reachable], return_counts=True)
+    keys, counts = np.unique(
+        gold_source[reachable] * width + gold_target[reachable], return_counts=True
+    )
     wanted = pairs.source * width + pairs.target
     place = np.searchsorted(keys, wanted)  # len(keys) where all are less
     return extracted, np.where(np.append(keys, -1)[place] == wanted, np.append(counts, 0)[place], 0)
 
 
-def best_threshold(scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int) -> float:
+def best_threshold(
+    scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
+) -> float:
     """The threshold of highest F1: the middle of two consecutive different scores (appendix "Scoring Function ...").
 
     If all pairs together are best it is the lowest score; of thresholds with equal F1 it is the highest. O(P log P).
@@ -190,7 +226,9 @@ def best_threshold(scores: np.ndarray, extracted: np.ndarray, correct: np.ndarra
         raise UserError("no pairs were mined: there is no threshold")
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
-    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)  # a threshold cannot part equal scores
+    ends = np.append(
+        np.flatnonzero(np.diff(ranked)), len(ranked) - 1
+    )  # a threshold cannot part equal scores
     f1 = 2 * correct[order].cumsum()[ends] / (extracted[order].cumsum()[ends] + gold)
     best = int(f1.argmax())
     lowest = float(ranked[ends[best]])
@@ -208,4 +246,6 @@ def score_at(
     chosen = scores >= threshold
     found, right = int(extracted[chosen].sum()), int(correct[chosen].sum())
     precision = 100 * right / found if found else 0.0
-    return MiningScore(precision, 100 * right / gold, 200 * right / (found + gold), threshold, found, right, gold)
+    return MiningScore(
+        precision, 100 * right / gold, 200 * right / (found + gold), threshold, found, right, gold
+    )

@@ -49,14 +49,19 @@ def cluster_neighbours(
     needs = {f"num_{plan.kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
     find = ray.remote(**needs)(lambda *tile: _search_tile(k, index, *tile))
     forward, backward = (
-        [zeros((len(side), k), kind, folder) for kind in (np.float32, np.int64)] for side in (source, target)
+        [zeros((len(side), k), kind, folder) for kind in (np.float32, np.int64)]
+        for side in (source, target)
     )
     columns = _Side(0, _strips(width, target), index)
-    with bar_of(progress, total=len(source) * len(target), desc="nearest neighbours", unit=" pairs") as bar:
+    with bar_of(
+        progress, total=len(source) * len(target), desc="nearest neighbours", unit=" pairs"
+    ) as bar:
         for top in range(0, len(source), BAND * height):
             queries, *mine = (each[top : top + BAND * height] for each in (source, *forward))
             rows = _Side(top, _strips(height, queries), index)
-            columns.found = {start: [best] for start, best in _strips(width, *backward).items()} if top else {}
+            columns.found = (
+                {start: [best] for start, best in _strips(width, *backward).items()} if top else {}
+            )
             for row, column in _tiles(find, rows, columns, _places(plan.kind)):
                 bar.update(min(height, len(queries) - row) * min(width, len(target) - column))
             rows.take(mine, k)
@@ -64,14 +69,18 @@ def cluster_neighbours(
     return Neighbours(*forward, *backward)
 
 
-def plan_search(rows: int, columns: int, dimensions: int, index: str | None = None, k: int = 4) -> SearchPlan:
+def plan_search(
+    rows: int, columns: int, dimensions: int, index: str | None = None, k: int = 4
+) -> SearchPlan:
     """The plan of a search on the connected cluster."""
     import ray
 
     there, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
     kind = "GPU" if index is None and there.get("GPU") else "CPU"
     store = there.get("object_store_memory", math.inf) / nodes
-    return SearchPlan(rows, columns, dimensions, kind, int(there.get(kind, 1)), nodes, store, index, k)
+    return SearchPlan(
+        rows, columns, dimensions, kind, int(there.get(kind, 1)), nodes, store, index, k
+    )
 
 
 def product_rate(dimensions: int, rows: int) -> float:
@@ -89,7 +98,9 @@ def _places(kind: str) -> list[str | None]:
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]
-    return [node["NodeID"] for node in alive for _ in range(int(node["Resources"].get(kind, 0)))] or [None]
+    return [
+        node["NodeID"] for node in alive for _ in range(int(node["Resources"].get(kind, 0)))
+    ] or [None]
 
 
 def _at(place: str | None) -> dict[str, Any]:
@@ -113,7 +124,9 @@ class _Side:
 
         build = ray.remote(max_retries=RETRIES)(built_index)
         self.first, self.vectors, self.found = first, vectors, {}
-        self.indexes = {start: index and build.remote(strip, index) for start, strip in vectors.items()}
+        self.indexes = {
+            start: index and build.remote(strip, index) for start, strip in vectors.items()
+        }
 
     def keep(self, start: int, piece: Any) -> None:
         self.found.setdefault(start, []).append(piece)
@@ -127,7 +140,9 @@ class _Side:
                 array[start : start + len(best)] = best
 
 
-def _tiles(find: Any, rows: _Side, columns: _Side, places: Sequence[str | None]) -> Iterator[tuple[int, int]]:
+def _tiles(
+    find: Any, rows: _Side, columns: _Side, places: Sequence[str | None]
+) -> Iterator[tuple[int, int]]:
     """Searches all tiles by a remote function, and yields those that are done.
 
     A tile takes what is found for its rows and columns and gives back what it adds to. Where there are strips enough
@@ -140,7 +155,12 @@ def _tiles(find: Any, rows: _Side, columns: _Side, places: Sequence[str | None])
         columns.keep(column, found[1])
 
     def begin(row: int, column: int, place: str | None) -> list[Any]:
-        sides = rows.vectors[row], columns.vectors[column], rows.indexes[row], columns.indexes[column]
+        sides = (
+            rows.vectors[row],
+            columns.vectors[column],
+            rows.indexes[row],
+            columns.indexes[column],
+        )
         mine, theirs = rows.found.pop(row, []), columns.found.pop(column, [])
         starts = columns.first + column, rows.first + row
         found = find.options(**_at(place)).remote(starts, *sides, len(mine), *mine, *theirs)
@@ -179,7 +199,10 @@ def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, i
     [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
     """
     places, longest = product(range(len(rows)), range(len(columns))), max(len(rows), len(columns))
-    return [(rows[i], columns[j]) for i, j in sorted(places, key=lambda at: ((at[1] - at[0]) % longest, at))]
+    return [
+        (rows[i], columns[j])
+        for i, j in sorted(places, key=lambda at: ((at[1] - at[0]) % longest, at))
+    ]
 
 
 def _nothing_found(rows: int, k: int) -> Found:
@@ -216,7 +239,9 @@ def _search_tile(
         count: how many of the pieces are for its rows.
     """
     sides = (len(queries), pieces[:count]), (len(keys), pieces[count:])
-    best, keys_best = (_merged(some, k) if some else _nothing_found(rows, k) for rows, some in sides)
+    best, keys_best = (
+        _merged(some, k) if some else _nothing_found(rows, k) for rows, some in sides
+    )
     most = min(k, len(queries), len(keys))
     if index is None:
         above = (np.nextafter(known[0][:, -1], -np.inf) for known in (best, keys_best))
@@ -231,7 +256,12 @@ def _search_tile(
 def _merged(pieces: Sequence[Found], k: int) -> Found:
     """The k best of different tiles, for the same rows."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    scores, indices = (torch.from_numpy(np.concatenate(arrays, 1)).to(device) for arrays in zip(*pieces, strict=True))
+    scores, indices = (
+        torch.from_numpy(np.concatenate(arrays, 1)).to(device)
+        for arrays in zip(*pieces, strict=True)
+    )
     order = indices.argsort(dim=1)  # equal scores by lowest index
-    order = order.gather(1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True)[:, :k])
+    order = order.gather(
+        1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True)[:, :k]
+    )
     return scores.gather(1, order).cpu().numpy(), indices.gather(1, order).cpu().numpy()

@@ -41,7 +41,9 @@ class DistinctSentences:
     def __init__(self, lines: Iterable[str], folder: Folder = None) -> None:
         with tempfile.TemporaryFile(dir=folder) as text, tempfile.TemporaryFile(dir=folder) as ends:
             sentences = in_order(_keys(lines, text, ends), folder)
-            self._text, self._ends = (memoryview(opened(*file)) for file in ((text, np.uint8), (ends, np.int64)))
+            self._text, self._ends = (
+                memoryview(opened(*file)) for file in ((text, np.uint8), (ends, np.int64))
+            )
         blocks = list(parts(len(self._ends) - 1))
         first = zeros((len(self._ends) - 1,), np.int64, folder)
         _fill_in(first, sentences)
@@ -63,7 +65,12 @@ class DistinctSentences:
 
     def counts(self) -> dict[str, int]:
         """What a report says of the text: lines, empty ones, repeated ones, and distinct sentences."""
-        return {"lines": len(self.rows), "empty": self.empty, "repeated": self.repeated, "distinct": len(self)}
+        return {
+            "lines": len(self.rows),
+            "empty": self.empty,
+            "repeated": self.repeated,
+            "distinct": len(self),
+        }
 
     def digest(self) -> str:
         """SHA-256 of the lines in their order; all empty lines are alike."""
@@ -77,7 +84,10 @@ def _keys(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.n
     stream, size = iter(lines), 0
     ends.write(size.to_bytes(8, "little"))
     for start in count(1, scratch.ROWS):
-        block = [line.encode(errors="surrogatepass") if line.strip() else b"" for line in islice(stream, scratch.ROWS)]
+        block = [
+            line.encode(errors="surrogatepass") if line.strip() else b""
+            for line in islice(stream, scratch.ROWS)
+        ]
         lengths = np.array([*map(len, block)], np.int64)
         text.writelines(block)
         ends.write(size + lengths.cumsum())

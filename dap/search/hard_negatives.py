@@ -63,7 +63,8 @@ _FULL_VERB = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}  # before n
 _NUMBER = re.compile(rf"(?<![^\W_])(?:[0-9]+(?:(?ai:st|nd|rd|th)\b)?|(?ai:{'|'.join(_GROUP)})\b)")
 _ANTONYM = re.compile(rf"\b(?ai:{'|'.join(_OPPOSITE)})\b")
 _NEGATED = re.compile(
-    r"\b(?:(can)not\b|(\w+)n['’]t\b|(?:never|not(?!\s+only\b)|no(?!\s+(?:one|longer|matter)\b))\s+)", re.IGNORECASE
+    r"\b(?:(can)not\b|(\w+)n['’]t\b|(?:never|not(?!\s+only\b)|no(?!\s+(?:one|longer|matter)\b))\s+)",
+    re.IGNORECASE,
 )
 _ASKED = re.compile(
     r"\b(?:do|does|did|is|are|was|were|can|could|will|would|should|must|has|have|had)\s+"
@@ -100,7 +101,11 @@ def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
     negation She did buy 20 books.
     negation She did not sell 20 books.
     """
-    known, rules, copies = {_key(sentence) for sentence in sentences}, (numbers, negations, name_rule(sentences)), []
+    known, rules, copies = (
+        {_key(sentence) for sentence in sentences},
+        (numbers, negations, name_rule(sentences)),
+        [],
+    )
     for sentence in dict.fromkeys(sentences):
         taken: set[str] = set()
         for kind, rule in zip(COPY_KINDS, rules, strict=True):
@@ -124,13 +129,19 @@ def numbers(text: str) -> Iterator[str]:
     for found in _NUMBER.finditer(text):
         old = found[0]
         if not old[0].isdigit():
-            yield _put(text, found, _cased(_pick(_GROUP[old.lower()], old.lower(), text, found), old))
+            yield _put(
+                text, found, _cased(_pick(_GROUP[old.lower()], old.lower(), text, found), old)
+            )
             continue
         digits = re.match("[0-9]+", old)[0]
         place, ordinal = len(digits.rstrip("0")) - 1, old[len(digits) :]
         if place >= 0:
             other = _pick("456789" if ordinal else "123456789", digits[place], text, found)
-            yield _put(text, found, digits[:place] + other + digits[place + 1 :] + ("th" if ordinal else ""))
+            yield _put(
+                text,
+                found,
+                digits[:place] + other + digits[place + 1 :] + ("th" if ordinal else ""),
+            )
 
 
 def negations(text: str) -> Iterator[str]:
@@ -163,7 +174,9 @@ def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
     >>> list(rule("Bob laughed.")), list(rule("On Monday she laughed."))
     (['Canada laughed.'], ['On Sunday she laughed.'])
     """
-    plain = {word for text in sentences for word in re.findall(r"\b[^\W\d_]+", text) if word.islower()}
+    plain = {
+        word for text in sentences for word in re.findall(r"\b[^\W\d_]+", text) if word.islower()
+    }
     names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
     for text in sentences:
         for found, is_first in _capitalised(text):
@@ -223,7 +236,10 @@ def _cased(word: str, like: str) -> str:
 
 
 def hard_negative_errors(
-    source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray, kinds: Sequence[str]
+    source_embeds: np.ndarray,
+    target_embeds: np.ndarray,
+    copy_embeds: np.ndarray,
+    kinds: Sequence[str],
 ) -> dict[str, float]:
     """Sources in percent whose nearest of all target sentences and all copies is not their own line: xsim++.
 
@@ -244,7 +260,9 @@ def hard_negative_errors(
     Raises:
         ValueError: no rows, rows that are not finite, or sides that do not fit.
     """
-    won = nearest(source_embeds, np.concatenate([copy_embeds, target_embeds])) - len(kinds)  # (N,), a copy below 0
+    won = nearest(source_embeds, np.concatenate([copy_embeds, target_embeds])) - len(
+        kinds
+    )  # (N,), a copy below 0
     winners = ["other" if line >= 0 else kinds[line] for line in won[won != np.arange(len(won))]]
     shares = {kind: 100 * winners.count(kind) / len(won) for kind in (*COPY_KINDS, "other")}
     return {"error": 100 * len(winners) / len(won)} | shares

@@ -81,7 +81,12 @@ def neighbourhoods(
             raise UserError(f"the {side} text has no sentences: nothing can be mined")
     fewest = min(len(source), len(target))
     if k > fewest:
-        logger.warning("k=%d neighbours, but a text has only %d distinct sentences: k=%d is used", k, fewest, fewest)
+        logger.warning(
+            "k=%d neighbours, but a text has only %d distinct sentences: k=%d is used",
+            k,
+            fewest,
+            fewest,
+        )
     return search(source, target, min(k, fewest))
 
 
@@ -116,12 +121,15 @@ def _means(neighbours: Neighbours, folder: Folder) -> tuple[np.ndarray, np.ndarr
     """Mean cosine of each neighbourhood: (N,) and (M,) float64."""
     both = neighbours.forward_scores, neighbours.backward_scores
     forward, backward = (
-        on_disk((scores[part].mean(1, dtype=np.float64) for part in parts(len(scores))), folder) for scores in both
+        on_disk((scores[part].mean(1, dtype=np.float64) for part in parts(len(scores))), folder)
+        for scores in both
     )
     return forward, backward
 
 
-def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max", folder: Folder = None) -> Pairs:
+def mine(
+    neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max", folder: Folder = None
+) -> Pairs:
     """Candidate pairs, best first. Each sentence's candidate is the one of its k neighbours with the best margin.
 
     "forward" takes the candidate of every source sentence, "backward" of every target sentence, "intersection" the
@@ -140,38 +148,63 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max", 
     if retrieval not in RETRIEVALS:
         raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
     means = _means(neighbours, folder)
-    from_source = _candidates(neighbours.forward_scores, neighbours.forward_indices, *means, margin, folder)
-    back = _candidates(neighbours.backward_scores, neighbours.backward_indices, *means[::-1], margin, folder)
+    from_source = _candidates(
+        neighbours.forward_scores, neighbours.forward_indices, *means, margin, folder
+    )
+    back = _candidates(
+        neighbours.backward_scores, neighbours.backward_indices, *means[::-1], margin, folder
+    )
     from_target = Pairs(back.scores, back.target, back.source)
     if retrieval == "intersection":
-        chosen = (part[from_target.source[part.target] == part.source] for part in from_source.parts())
+        chosen = (
+            part[from_target.source[part.target] == part.source] for part in from_source.parts()
+        )
     else:
-        sides = {"forward": [from_source], "backward": [from_target], "max": [from_source, from_target]}[retrieval]
+        sides = {
+            "forward": [from_source],
+            "backward": [from_target],
+            "max": [from_source, from_target],
+        }[retrieval]
         chosen = chain.from_iterable(side.parts() for side in sides)
-    ordered = in_order((Pairs(-part.scores, part.source, part.target).records() for part in chosen), folder)
+    ordered = in_order(
+        (Pairs(-part.scores, part.source, part.target).records() for part in chosen), folder
+    )
     if retrieval == "max":
         ordered = _one_pair_a_sentence(ordered, len(from_source), len(from_target), folder)
     return Pairs.gathered(_best_first(ordered), folder)
 
 
 def _candidates(
-    cosine: np.ndarray, indices: np.ndarray, own: np.ndarray, other: np.ndarray, margin: str, folder: Folder
+    cosine: np.ndarray,
+    indices: np.ndarray,
+    own: np.ndarray,
+    other: np.ndarray,
+    margin: str,
+    folder: Folder,
 ) -> Pairs:
     """Each of n rows, as a source, with the best of its k neighbours, by the mean cosines of both sides."""
 
     def each() -> Iterator[Pairs]:
         for part in parts(len(cosine)):
-            scores = margin_scores(cosine[part], own[part, None], other[indices[part]], margin)  # (n, k)
+            scores = margin_scores(
+                cosine[part], own[part, None], other[indices[part]], margin
+            )  # (n, k)
             best = scores.argmax(1)[:, None]
-            found, place = (np.take_along_axis(array, best, 1)[:, 0] for array in (scores, indices[part]))
+            found, place = (
+                np.take_along_axis(array, best, 1)[:, 0] for array in (scores, indices[part])
+            )
             yield Pairs(found, np.arange(part.start, part.stop), place)
 
     return Pairs.gathered(each(), folder)
 
 
-def _one_pair_a_sentence(ordered: Iterable[tuple], sources: int, targets: int, folder: Folder) -> Iterator[tuple]:
+def _one_pair_a_sentence(
+    ordered: Iterable[tuple], sources: int, targets: int, folder: Folder
+) -> Iterator[tuple]:
     """From the first pair on, each whose two sentences are still free."""
-    source_taken, target_taken = (memoryview(zeros((rows,), np.uint8, folder)) for rows in (sources, targets))
+    source_taken, target_taken = (
+        memoryview(zeros((rows,), np.uint8, folder)) for rows in (sources, targets)
+    )
     for pair in ordered:
         _, i, j = pair
         if not (source_taken[i] or target_taken[j]):
@@ -209,13 +242,17 @@ def score_pairs(
     def each() -> Iterator[Pairs]:
         for part in parts(len(source_rows), BLOCK):
             i, j = source_rows[part], target_rows[part]
-            cosine = (unit_rows(source[i], "source") * unit_rows(target[j], "target")).sum(1).numpy()
+            cosine = (
+                (unit_rows(source[i], "source") * unit_rows(target[j], "target")).sum(1).numpy()
+            )
             yield Pairs(margin_scores(cosine, source_mean[i], target_mean[j], margin), i, j)
 
     return Pairs.gathered(each(), folder)
 
 
-def select(pairs: Pairs, threshold: float | None = None, top_n: int | None = None, folder: Folder = None) -> Pairs:
+def select(
+    pairs: Pairs, threshold: float | None = None, top_n: int | None = None, folder: Folder = None
+) -> Pairs:
     """The pairs with a score of at least `threshold`, of them the `top_n` best, in the order they came.
 
     Equal scores: the earlier pairs are the better ones.
@@ -229,7 +266,9 @@ def select(pairs: Pairs, threshold: float | None = None, top_n: int | None = Non
     if top_n is None or top_n >= len(pairs):
         return pairs
     numbered = ((part, np.arange(part.start, part.stop)) for part in parts(len(pairs)))
-    ranked = in_order((Pairs(-pairs.scores[part], at, at).records() for part, at in numbered), folder)
+    ranked = in_order(
+        (Pairs(-pairs.scores[part], at, at).records() for part, at in numbered), folder
+    )
     score, last, _ = next(islice(ranked, top_n - 1, None))
 
     def chosen(part: slice) -> np.ndarray:

@@ -51,7 +51,9 @@ class SearchPlan:
         >>> [SearchPlan(size, size, 768, "GPU", 8).tile for size in (10**6, 10**8)]
         [(125000, 125000), (1041667, 1041667)]
         """
-        few = math.isqrt(self.rows * self.columns // (TASKS * (self.count if self.index is None else 1)))
+        few = math.isqrt(
+            self.rows * self.columns // (TASKS * (self.count if self.index is None else 1))
+        )
         most = min(max(few, TILES[self.kind]), WIDEST * TILES[self.kind])
         height, width = (-(-side // -(-side // most)) for side in (self.rows, self.columns))
         return height, width
@@ -74,8 +76,13 @@ class SearchPlan:
             return 2 * pairs * self.dimensions
         lists, probes = visited(self.index)
         (down, across), (height, width) = self.strips, self.tile
-        training = sum(n * ROUNDS * min(ROWS_A_CLUSTER * lists, size) for n, size in ((down, height), (across, width)))
-        with_lists = lists * (self.rows * (across + 1) + self.columns * (down + 1) + training)  # 1: when it is added
+        training = sum(
+            n * ROUNDS * min(ROWS_A_CLUSTER * lists, size)
+            for n, size in ((down, height), (across, width))
+        )
+        with_lists = lists * (
+            self.rows * (across + 1) + self.columns * (down + 1) + training
+        )  # 1: when it is added
         return 2 * self.dimensions * (with_lists + 2 * pairs * probes / lists)
 
     @property
@@ -92,12 +99,22 @@ class SearchPlan:
         Where a node's store cannot hold the target, each of its tasks has to fetch its columns.
         """
         row = self.dimensions * 4 * (1 if self.index is None else 2)
-        columns = self.columns if self.columns * row <= self.store else self.tasks / self.nodes * self.tile[1]
+        columns = (
+            self.columns
+            if self.columns * row <= self.store
+            else self.tasks / self.nodes * self.tile[1]
+        )
         bands = -(-self.strips[0] // BAND)
-        return (self.rows + columns) * row + (self.rows + (2 * bands - 1) * self.columns) * self.k * NEIGHBOUR
+        return (self.rows + columns) * row + (
+            self.rows + (2 * bands - 1) * self.columns
+        ) * self.k * NEIGHBOUR
 
     def seconds(
-        self, product: float, overhead: float = 0.05, merge: float | None = None, bandwidth: float = 1e9
+        self,
+        product: float,
+        overhead: float = 0.05,
+        merge: float | None = None,
+        bandwidth: float = 1e9,
     ) -> dict[str, float]:
         """Seconds of products, merging and moving, and of the whole; vectors move while others are compared.
 

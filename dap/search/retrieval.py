@@ -29,9 +29,13 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
         ValueError: unequal numbers of rows, no rows, or rows that are not finite.
     """
     if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
-        raise UserError(f"{len(source_embeds)} source and {len(target_embeds)} target rows: retrieval needs pairs")
+        raise UserError(
+            f"{len(source_embeds)} source and {len(target_embeds)} target rows: retrieval needs pairs"
+        )
     found = nearest(source_embeds, target_embeds), nearest(target_embeds, source_embeds)  # 2 × (N,)
-    forward, backward = (100 * int((lines == np.arange(len(lines))).sum()) / len(lines) for lines in found)
+    forward, backward = (
+        100 * int((lines == np.arange(len(lines))).sum()) / len(lines) for lines in found
+    )
     return forward, backward
 
 
@@ -47,11 +51,16 @@ def group_averages(accuracies: Mapping[str, tuple[float, float]]) -> dict[str, t
     Args:
         accuracies: language code -> (xx→en, en→xx) in percent.
     """
-    complete = {f"{n} languages": group for n, group in GROUPS.items() if set(group) <= set(accuracies)}
+    complete = {
+        f"{n} languages": group for n, group in GROUPS.items() if set(group) <= set(accuracies)
+    }
     benchmark = [code for code in accuracies if code in TATOEBA_36]
     if benchmark and len(benchmark) < len(TATOEBA_36):
         complete[f"{len(benchmark)} of {len(TATOEBA_36)} languages"] = tuple(benchmark)
     if len(benchmark) < len(accuracies):
         complete[f"all {len(accuracies)} languages given"] = tuple(accuracies)
-    means = {name: np.mean([accuracies[code] for code in group], axis=0) for name, group in complete.items()}
+    means = {
+        name: np.mean([accuracies[code] for code in group], axis=0)
+        for name, group in complete.items()
+    }
     return {name: (float(forward), float(backward)) for name, (forward, backward) in means.items()}

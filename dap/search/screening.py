@@ -40,7 +40,9 @@ CHUNK = 1024
 @contextmanager
 def whole_float32(device: torch.device) -> Iterator[None]:
     """Products of float32 are those of IEEE, as the bounds assume: not of half precision by autocast, nor of TF32."""
-    new = hasattr(torch.backends.mkldnn, "matmul")  # torch 2.9, where reading the old switch raises after the new one
+    new = hasattr(
+        torch.backends.mkldnn, "matmul"
+    )  # torch 2.9, where reading the old switch raises after the new one
     switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if new else ()
     before = [switch.fp32_precision for switch in switches] or torch.get_float32_matmul_precision()
     try:
@@ -60,7 +62,9 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 @cache
 def rounding_pays(device: torch.device) -> bool:
     """Whether products of whole numbers are exact and take under half the time of float32, measured once a process."""
-    count = 8192 if device.type == "cuda" else 1024  # a GPU takes longer for so many than for a launch
+    count = (
+        8192 if device.type == "cuda" else 1024
+    )  # a GPU takes longer for so many than for a launch
     rows = torch.full((count, 768), 127.0, device=device)
     numbers = rows.to(torch.int8)
     try:
@@ -73,7 +77,10 @@ def rounding_pays(device: torch.device) -> bool:
 
 
 def takes_half(
-    product: Callable, other: Callable, wait: Callable, clock: Callable[[], float] = time.perf_counter
+    product: Callable,
+    other: Callable,
+    wait: Callable,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
     """Whether a product takes under half the time of another; `wait` returns when the device has done them."""
     seconds = dict.fromkeys((product, other), math.inf)
@@ -94,7 +101,9 @@ class Rounded:
         self.centre = rows.mean(0)
         centred = rows - self.centre
         self.longest = float(torch.linalg.vector_norm(centred, dim=1).max())
-        self.step = max(4 / 127 * float(centred.square().mean().sqrt()), LEAST)  # clips beyond 4 standard deviations
+        self.step = max(
+            4 / 127 * float(centred.square().mean().sqrt()), LEAST
+        )  # clips beyond 4 standard deviations
         numbers = (centred / self.step).round_().clamp_(-127, 127)
         self.errors = torch.linalg.vector_norm(centred.sub_(numbers, alpha=self.step), dim=1)
         fill = 0, -rows.shape[1] % MULTIPLE, 0, -len(rows) % MULTIPLE
@@ -109,7 +118,9 @@ class Screen:
         self.in_float32 = 0  # pairs of the blocks whose products were float32
         self._rounded = Rounded(keys) if rounding_pays(keys.device) else None
 
-    def pairs(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def pairs(
+        self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows and columns of the pairs, (H,) both, ascending, and their cosines (H,), the same in any block.
 
         Where they are too many, those of the k best of each query and key by the product in float32 alone.
@@ -124,7 +135,11 @@ class Screen:
             highest, unit = self._bounds(queries)
             near = self._near(highest, unit, slack + 3 * unit, queries, worst, key_worst)
         if near is None:
-            if all(bool(cosines.isfinite().all()) for cosines in (worst, key_worst) if cosines is not None):
+            if all(
+                bool(cosines.isfinite().all())
+                for cosines in (worst, key_worst)
+                if cosines is not None
+            ):
                 self._rounded = None  # the blocks that follow will be like this one
             self.in_float32 += len(queries) * len(self.keys)
             products = queries @ self.keys.T
@@ -140,14 +155,23 @@ class Screen:
     def _bounds(self, queries: Tensor) -> tuple[Tensor, float]:
         """Whole numbers (R, C) and a unit: no cosine is more than their product and 3 units."""
         own, keys = Rounded(queries), self._rounded
-        unit, reach = own.step * keys.step, own.longest + float(own.errors.max())  # no s·p is longer than reach
+        unit, reach = (
+            own.step * keys.step,
+            own.longest + float(own.errors.max()),
+        )  # no s·p is longer than reach
         rows = queries @ keys.centre + own.errors * keys.longest  # (R,)
         columns = self.keys @ own.centre - keys.centre @ own.centre + reach * keys.errors  # (C,)
         highest = torch._int_mm(own.numbers, keys.numbers.T)[: len(rows), : len(columns)]
         return highest.add_((columns / unit).int()).add_((rows / unit).int()[:, None]), unit
 
     def _near(
-        self, highest: Tensor, unit: float, slack: float, queries: Tensor, worst: Tensor, key_worst: Tensor | None
+        self,
+        highest: Tensor,
+        unit: float,
+        slack: float,
+        queries: Tensor,
+        worst: Tensor,
+        key_worst: Tensor | None,
     ) -> Tensor | None:
         """Which pairs matter, (R, C) bool, where a cosine is at most `highest` × `unit` + `slack`; None: too many."""
         least = (self._least(highest, queries, self.keys, worst) - slack) / unit
@@ -161,7 +185,9 @@ class Screen:
         """What the k best cosines are not below, (R,): those so far or, before there are k, of likely ones."""
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
-        columns = highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values  # (R, LIKELY·k)
+        columns = (
+            highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values
+        )  # (R, LIKELY·k)
         rows = torch.arange(len(own), device=own.device).repeat_interleave(columns.shape[1])
         cosines = _cosines(own, others, rows, columns.flatten()).view_as(columns)
         return torch.maximum(worst, cosines.topk(self.k, dim=1).values[:, -1])

@@ -117,11 +117,15 @@ def nearest(queries: Array, keys: Array) -> np.ndarray:
     [1]
     """
     group = unit_rows(keys, "keys").unique(dim=0, return_inverse=True)[1]  # (M,)
-    first = np.sort(np.unique(group.cpu(), return_index=True)[1])  # (U,) rows that equal no earlier one
+    first = np.sort(
+        np.unique(group.cpu(), return_index=True)[1]
+    )  # (U,) rows that equal no earlier one
     return first[nearest_neighbours(queries, keys[first])[1][:, 0]]
 
 
-def unit_rows(array: Array, name: str, start: int = 0, device: torch.device | None = None) -> Tensor:
+def unit_rows(
+    array: Array, name: str, start: int = 0, device: torch.device | None = None
+) -> Tensor:
     """The rows divided by their length, (N, D) float32; zero rows stay zero.
 
     Args:
@@ -139,11 +143,15 @@ def unit_rows(array: Array, name: str, start: int = 0, device: torch.device | No
     else:
         kind = np.float64 if array.dtype.itemsize > 4 else np.float32
         rows = torch.from_numpy(np.array(array, kind, order="C")).to(device)
-    largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))  # (N, 1), NaN where a value is
+    largest = torch.maximum(
+        rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True)
+    )  # (N, 1), NaN where a value is
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
-        raise UserError(f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values")
+        raise UserError(
+            f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values"
+        )
     rows = rows.div_(largest.where(largest > 0, 1.0)).float()  # squares cannot overflow now
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (N, 1)
     return rows.div_(length.where(length > 0, 1.0))
@@ -162,9 +170,13 @@ def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
             unit_rows(array[start : start + PART], name, start)
     (name, queries), (other, keys) = sides.items()
     if queries.shape[1] != keys.shape[1]:
-        raise UserError(f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one encoder for both")
+        raise UserError(
+            f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one encoder for both"
+        )
     if not 1 <= k <= most:
-        raise UserError(f"k={k} with {len(queries)} {name} and {len(keys)} {other} rows: choose 1 to {most}")
+        raise UserError(
+            f"k={k} with {len(queries)} {name} and {len(keys)} {other} rows: choose 1 to {most}"
+        )
 
 
 def _search(
@@ -184,7 +196,9 @@ def _search(
     backward = Best(len(keys) if both else 0, k, device, keys_above)
     height, width = blocks or BLOCKS[device.type]
     total, in_float32, looked = len(queries) * len(keys), 0, 0
-    bar = tqdm(total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress)
+    bar = tqdm(
+        total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
+    )
     with bar, whole_float32(device):
         for column in range(0, len(keys), width):
             screen = Screen(unit_rows(keys[column : column + width], "keys", column, device), k)
@@ -211,7 +225,9 @@ def _search(
 class Best:
     """The k best keys so far of N queries: `scores` and `indices`, both (N, k), equal scores by lowest index."""
 
-    def __init__(self, count: int, k: int, device: torch.device, above: np.ndarray | None = None) -> None:
+    def __init__(
+        self, count: int, k: int, device: torch.device, above: np.ndarray | None = None
+    ) -> None:
         self.scores = torch.full((count, k), -torch.inf, device=device)
         if above is not None:
             self.scores[:] = torch.tensor(above, device=device)[:, None]
@@ -219,16 +235,27 @@ class Best:
 
     def take(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:
         """Takes in cosines (H,) of queries `rows` and keys `indices`, ascending, later ones than those before."""
-        better = scores > self.scores[rows, -1]  # earlier keys win a tie, so only more than this counts
-        rows, which, counts = rows[better].unique_consecutive(return_inverse=True, return_counts=True)
+        better = (
+            scores > self.scores[rows, -1]
+        )  # earlier keys win a tie, so only more than this counts
+        rows, which, counts = rows[better].unique_consecutive(
+            return_inverse=True, return_counts=True
+        )
         if not len(rows):
             return
-        place = torch.arange(len(which), device=rows.device) - (counts.cumsum(0) - counts)[which]  # within its row
+        place = (
+            torch.arange(len(which), device=rows.device) - (counts.cumsum(0) - counts)[which]
+        )  # within its row
         shape = len(rows), int(counts.max())
         found, keys = scores.new_full(shape, -torch.inf), indices.new_zeros(shape)
         found[which, place], keys[which, place] = scores[better], indices[better]
-        scores, indices = torch.cat([self.scores[rows], found], 1), torch.cat([self.indices[rows], keys], 1)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)  # of equal ones those before stay before
+        scores, indices = (
+            torch.cat([self.scores[rows], found], 1),
+            torch.cat([self.indices[rows], keys], 1),
+        )
+        scores, order = scores.sort(
+            dim=1, descending=True, stable=True
+        )  # of equal ones those before stay before
         k = self.scores.shape[1]
         self.scores[rows], self.indices[rows] = scores[:, :k], indices.gather(1, order[:, :k])
 

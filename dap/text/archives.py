@@ -25,7 +25,15 @@ from dap.errors import UserError, require_utf8
 MAX_LINE = 64 << 20  # bytes; what is longer is no text, and would fill the memory
 MAX_RETURNS = 9  # carriage returns within a line; what has more is many lines
 
-_DAMAGED = (EOFError, zlib.error, XZError, LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)
+_DAMAGED = (
+    EOFError,
+    zlib.error,
+    XZError,
+    LZMAError,
+    gzip.BadGzipFile,
+    zipfile.BadZipFile,
+    NotImplementedError,
+)
 _DAMAGED += (UnicodeDecodeError,)  # of a member's name
 
 
@@ -37,14 +45,21 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
         ValueError: damaged or truncated, in the `with` statement or while its block reads; or as `list_archive`.
         FileNotFoundError: no such file or member.
     """
-    unpack: Callable[[BinaryIO], Any] = {".gz": gzip.open, ".xz": _Xz}.get(Path(path).suffix, nullcontext)
+    unpack: Callable[[BinaryIO], Any] = {".gz": gzip.open, ".xz": _Xz}.get(
+        Path(path).suffix, nullcontext
+    )
     try:
         with _open_packed(Path(path)) as packed, unpack(packed) as stream:
             yield io.BufferedReader(stream, 1 << 20)  # lines in C, whatever is below
     except (*_DAMAGED, OSError) as error:
-        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) not in (None, errno.EINVAL):
+        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) not in (
+            None,
+            errno.EINVAL,
+        ):
             raise  # not what bz2 raises, nor a place before the start of an archive
-        raise UserError(f"{path}: damaged or truncated compressed file ({error}); fetch it again") from error
+        raise UserError(
+            f"{path}: damaged or truncated compressed file ({error}); fetch it again"
+        ) from error
 
 
 class _Xz(XZFile, io.BufferedIOBase):
@@ -65,7 +80,9 @@ def _open_packed(path: Path) -> BinaryIO:
 def disk_path(path: str | Path) -> Path:
     """The file on the disk: the archive for `archive.zip/member`, else the path itself."""
     path = Path(path)
-    return next((each for each in path.parents if each.suffix in (".zip", ".whl") and each.is_file()), path)
+    return next(
+        (each for each in path.parents if each.suffix in (".zip", ".whl") and each.is_file()), path
+    )
 
 
 def list_folder(folder: Path, start: str = "") -> list[Path]:
@@ -88,7 +105,9 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
         if stat.S_ISDIR(mode):
             continue
         if not stat.S_ISREG(mode) or not os.access(path, os.R_OK):
-            raise UserError(f"{path} is no file that can be read; give the right to read it, or move it elsewhere")
+            raise UserError(
+                f"{path} is no file that can be read; give the right to read it, or move it elsewhere"
+            )
         require_utf8(path)
         files.append(path)
     return files
@@ -101,7 +120,11 @@ def list_archive(archive: Path) -> list[Path]:
         ValueError: the archive is damaged, or a member is encrypted, is there twice, or has a path outside the
             archive's folder.
     """
-    members = [archive / member.filename for member in _open_archive(archive).infolist() if not member.is_dir()]
+    members = [
+        archive / member.filename
+        for member in _open_archive(archive).infolist()
+        if not member.is_dir()
+    ]
     return sorted(path for path in members if not path.name.startswith("."))
 
 
@@ -117,12 +140,16 @@ def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
-        raise UserError(f"{archive}: damaged or truncated zip archive ({error}); fetch it again") from error
+        raise UserError(
+            f"{archive}: damaged or truncated zip archive ({error}); fetch it again"
+        ) from error
     names = set()
     for member in opened.infolist():
         name = PurePosixPath(member.filename)
         if name.is_absolute() or ".." in name.parts:
-            raise UserError(f"{archive}: its member {str(name)!r} has a path outside the archive's folder; repack it")
+            raise UserError(
+                f"{archive}: its member {str(name)!r} has a path outside the archive's folder; repack it"
+            )
         if member.flag_bits & 1:
             raise UserError(f"{archive}: its member {str(name)!r} is encrypted; unpack it by hand")
         if name in names and not member.is_dir():
@@ -142,14 +169,20 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
     with open_file(path) as stream:
         start = stream.peek(3)[:3]
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise UserError(f"{path} is UTF-16, expected UTF-8: convert it, iconv -f UTF-16 -t UTF-8")
+            raise UserError(
+                f"{path} is UTF-16, expected UTF-8: convert it, iconv -f UTF-16 -t UTF-8"
+            )
         if start == b"\xef\xbb\xbf":
             stream.read(3)
         for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), b""), 1):
             if line.count(b"\r") > MAX_RETURNS:
-                raise UserError(f"{path}, line {number}: many lines that end in CR alone; convert it: tr '\\r' '\\n'")
+                raise UserError(
+                    f"{path}, line {number}: many lines that end in CR alone; convert it: tr '\\r' '\\n'"
+                )
             if len(line) >= MAX_LINE:
-                raise UserError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes; is this file text?")
+                raise UserError(
+                    f"{path}, line {number}: longer than {MAX_LINE:,} bytes; is this file text?"
+                )
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -164,7 +197,9 @@ def decode_line(line: bytes) -> str:
         ValueError: a carriage return within it, or no UTF-8.
     """
     if b"\r" in line:
-        raise UserError(f"carriage return at offset {line.index(13)}, within the line: tr '\\r' '\\n' or ' '")
+        raise UserError(
+            f"carriage return at offset {line.index(13)}, within the line: tr '\\r' '\\n' or ' '"
+        )
     return decode(line)
 
 
@@ -173,7 +208,9 @@ def decode(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"invalid UTF-8: byte 0x{text[error.start]:02x} at offset {error.start}") from error
+        raise UserError(
+            f"invalid UTF-8: byte 0x{text[error.start]:02x} at offset {error.start}"
+        ) from error
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:

@@ -23,7 +23,9 @@ CACHE_VERSION = 1
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
     """The number of pairs in these files, by reading them once."""
-    return sum(len(table) for file in files for table in read_tables(file, LineAudit(file, max_bad_lines)))
+    return sum(
+        len(table) for file in files for table in read_tables(file, LineAudit(file, max_bad_lines))
+    )
 
 
 def load_bitext(
@@ -53,7 +55,9 @@ def load_bitext(
         return {language: _stream(files, max_bad_lines) for language, files in found.items()}
     folder = Path(cache_dir or Path(datasets_config.HF_DATASETS_CACHE) / "dap")
     return {
-        language: concatenate_datasets([_load_cached(file, max_bad_lines, folder) for file in files])
+        language: concatenate_datasets(
+            [_load_cached(file, max_bad_lines, folder) for file in files]
+        )
         for language, files in found.items()
     }
 
@@ -63,13 +67,21 @@ def _stream(files: list[BitextFile], max_bad_lines: float) -> IterableDataset:
     LineAudit(files, max_bad_lines)  # a wrong limit is found now, not at the first batch
     folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
     shared = os.path.commonpath(folders) if folders else ""
-    names = [f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:" for file in files]
-    shards = [(replace(file, streaming=True), name if len(files) > 1 else "") for file, name in zip(files, names)]
+    names = [
+        f"{file if file.format == 'hub' else os.path.relpath(file.paths[0], shared)}:"
+        for file in files
+    ]
+    shards = [
+        (replace(file, streaming=True), name if len(files) > 1 else "")
+        for file, name in zip(files, names)
+    ]
     arguments = {"shards": shards, "max_bad_lines": max_bad_lines}
     return IterableDataset.from_generator(_read_all, features=STREAM_FEATURES, gen_kwargs=arguments)
 
 
-def _read_all(shards: list[tuple[BitextFile, str]], max_bad_lines: float) -> Iterator[dict[str, str]]:
+def _read_all(
+    shards: list[tuple[BitextFile, str]], max_bad_lines: float
+) -> Iterator[dict[str, str]]:
     for file, name in shards:
         for number, pair in enumerate(read_pairs(file, max_bad_lines)):
             yield {**pair, "row": f"{name}{number}"}
@@ -80,8 +92,12 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> Datase
     if file.format == "hub":
         state: list[Any] = [hub_dataset(file.paths[0], file.config, False)._fingerprint]
     else:
-        state = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, map(disk_path, file.paths))]
-    key = hashlib.sha256(repr((CACHE_VERSION, file, max_bad_lines, state)).encode()).hexdigest()[:16]
+        state = [
+            (stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, map(disk_path, file.paths))
+        ]
+    key = hashlib.sha256(repr((CACHE_VERSION, file, max_bad_lines, state)).encode()).hexdigest()[
+        :16
+    ]
     path = folder / f"{file.language}-{file.target_language}-{key}.arrow"
     if not path.exists():
         schema = FEATURES.arrow_schema

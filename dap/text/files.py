@@ -47,7 +47,9 @@ NO_LANGUAGES = (
 
 _SMALL = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
 _LANGUAGE = rf"(?:{_SMALL}|[a-z]{{2,3}}(?:[-_](?:[A-Z][a-z]{{3}}|[A-Z]{{2}}|[0-9]{{3}}))*)"
-_TABLE = re.compile(rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:tsv|jsonl|parquet)(?:\.gz|\.xz)?")
+_TABLE = re.compile(
+    rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:tsv|jsonl|parquet)(?:\.gz|\.xz)?"
+)
 _CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po(?:\.gz|\.xz)?")
 _SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(?:\.gz|\.xz)?")
 _PACKED = (".gz", ".xz")
@@ -88,7 +90,9 @@ class BitextFile:
         return " + ".join(self.paths) + (f":{self.config}" if self.config else "")
 
 
-def find_bitext(paths: str | Path | Sequence[str | Path], target_language: str = "en") -> dict[str, list[BitextFile]]:
+def find_bitext(
+    paths: str | Path | Sequence[str | Path], target_language: str = "en"
+) -> dict[str, list[BitextFile]]:
     """The files of each source language, languages in alphabetical order, each file once.
 
     Args:
@@ -101,18 +105,28 @@ def find_bitext(paths: str | Path | Sequence[str | Path], target_language: str =
     """
     given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if not given:
-        raise UserError(f"no parallel text is given; name files or folders of {LAYOUTS}, or a Hub dataset id")
+        raise UserError(
+            f"no parallel text is given; name files or folders of {LAYOUTS}, or a Hub dataset id"
+        )
     target = base_language(target_language)
     if not re.fullmatch("[a-z]{2,3}", target):
-        raise UserError(f"target language {target_language!r}: expected a code of two or three letters, such as 'en'")
+        raise UserError(
+            f"target language {target_language!r}: expected a code of two or three letters, such as 'en'"
+        )
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in given]
-    files = dict.fromkeys(file for pair in zip(given, absolute) for file in _files_of(*pair, absolute, target))
+    files = dict.fromkeys(
+        file for pair in zip(given, absolute) for file in _files_of(*pair, absolute, target)
+    )
     found: dict[str, list[BitextFile]] = {}
     for file in sorted(files, key=lambda file: file.language):
         found.setdefault(file.language, []).append(file)
     for language in found.keys() - NAMES.keys():
         name = str(found[language][0])
-        _warn_once("%s is taken for text in the language %r, which is none of the 36 known ones", name, language)
+        _warn_once(
+            "%s is taken for text in the language %r, which is none of the 36 known ones",
+            name,
+            language,
+        )
     return found
 
 
@@ -134,17 +148,31 @@ def _files_in(folder: Path, target: str) -> list[BitextFile]:
     paths = _list(folder)
     sides = _sides(paths)
     files = [file for path in paths for file in _classify(path, target, sides)]
-    if not files and (folder / "train").is_dir():  # as `datasets` takes such a folder, and `prepare_data.py` makes it
+    if (
+        not files and (folder / "train").is_dir()
+    ):  # as `datasets` takes such a folder, and `prepare_data.py` makes it
         return _files_in(folder / "train", target)
     if not files:
         names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
-        deeper = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        hint = f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself" if deeper else ""
-        raise UserError(f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}")
+        deeper = (
+            sorted(f"{path}/" for path in folder.iterdir() if path.is_dir())
+            if folder.is_dir()
+            else []
+        )
+        hint = (
+            f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself"
+            if deeper
+            else ""
+        )
+        raise UserError(
+            f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}"
+        )
     used = {Path(path) for file in files for name in file.paths for path in (name, disk_path(name))}
     for path in sorted(used):
         if path.suffix in _PACKED and path.with_suffix("") in used:
-            raise UserError(f"{path.with_suffix('')} and {path} are the same text twice: keep one of them")
+            raise UserError(
+                f"{path.with_suffix('')} and {path} are the same text twice: keep one of them"
+            )
     for path in dict.fromkeys(path for inside in paths for path in (disk_path(inside), inside)):
         if path not in used and _looks_parallel(path.name):
             reason = f"it tells no language that it pairs with {target!r}, or is packed or named otherwise than"
@@ -160,11 +188,17 @@ def _looks_parallel(name: str) -> bool:
 def _list(folder: Path) -> list[Path]:
     """The files in a folder and in its archives, or in an archive; what cannot be read from one stays closed."""
     if folder.is_dir():
-        return [inner for path in list_folder(folder) for inner in (_list(path) if path.suffix == ".zip" else [path])]
+        return [
+            inner
+            for path in list_folder(folder)
+            for inner in (_list(path) if path.suffix == ".zip" else [path])
+        ]
     members = list_archive(folder)
     for path in members:
         if path.suffix in _CLOSED:
-            logger.warning("%s is left out: such a file is not read inside an archive; unpack it", path)
+            logger.warning(
+                "%s is left out: such a file is not read inside an archive; unpack it", path
+            )
     return [path for path in members if path.suffix not in _CLOSED]
 
 
@@ -176,7 +210,9 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
     if files := _classify(path, target, sides):
         return files
     if _kind(path) in (".tmx", ".po"):
-        raise UserError(f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)")
+        raise UserError(
+            f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)"
+        )
     beside = [file for other in named for file in _moses(other, target, sides)]
     files = [file for file in beside if str(path) in file.paths]
     if not files:
@@ -223,10 +259,15 @@ def _moses(path: Path, target: str, sides: Sides) -> list[BitextFile]:
         return []
     beside = sides[path.parent, match[1]].items()
     others = [
-        (code != target, code != ISO3.get(target), other) for other, code in beside if base_language(code) == target
+        (code != target, code != ISO3.get(target), other)
+        for other, code in beside
+        if base_language(code) == target
     ]
     source = base_language(match[2])
-    return [BitextFile(source, (str(path), str(other)), "moses", target) for *_, other in sorted(others)[:1]]
+    return [
+        BitextFile(source, (str(path), str(other)), "moses", target)
+        for *_, other in sorted(others)[:1]
+    ]
 
 
 def _find_hub(name: str, target: str) -> list[BitextFile]:
@@ -239,8 +280,16 @@ def _find_hub(name: str, target: str) -> list[BitextFile]:
         raise FileNotFoundError(
             f"{name}: no such file or folder ({LAYOUTS}), and as a Hub dataset it cannot be read: {error}"
         ) from error
-    others = {config: set(pair) - {target} for config, pair in languages.items() if len(pair) == 2 and target in pair}
-    files = [BitextFile(other.pop(), (dataset,), "hub", target, config) for config, other in others.items() if other]
+    others = {
+        config: set(pair) - {target}
+        for config, pair in languages.items()
+        if len(pair) == 2 and target in pair
+    }
+    files = [
+        BitextFile(other.pop(), (dataset,), "hub", target, config)
+        for config, other in others.items()
+        if other
+    ]
     if not files:
         raise UserError(
             f"{name}: no configuration of {configs} pairs a language with {target!r}; a configuration is named "

@@ -50,7 +50,9 @@ class LineAudit:
 
     def __init__(self, file: object, max_bad_lines: float) -> None:
         if not 0.0 <= max_bad_lines <= 1.0:
-            raise UserError(f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}")
+            raise UserError(
+                f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}"
+            )
         self.file, self.limit = file, max_bad_lines
         self.bad = self.lines = 0
         self._first: list[str] = []
@@ -111,9 +113,17 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
             yield pa.table(columns, schema=TABLE)
     audit.judge(audit.lines)
     if audit.bad:
-        _warn_once("%s: %d of %d lines skipped (limit %.3g%%)", file, audit.bad, audit.lines, 100 * audit.limit)
+        _warn_once(
+            "%s: %d of %d lines skipped (limit %.3g%%)",
+            file,
+            audit.bad,
+            audit.lines,
+            100 * audit.limit,
+        )
     if not pairs:
-        raise UserError(f"{file}: holds no pair of language {file.language!r}; remove the file or fill it")
+        raise UserError(
+            f"{file}: holds no pair of language {file.language!r}; remove the file or fill it"
+        )
 
 
 # One reader a format, which gives what each line holds, and one function that makes a pair of that
@@ -163,23 +173,36 @@ def _parquet_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes | None
         with pq.ParquetFile(file.paths[0]) as table:
             names = table.schema_arrow.names
             if [names.count(side) for side in ("source", "target")] != [1, 1]:
-                raise UserError(f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them")
+                raise UserError(
+                    f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them"
+                )
             first = 1
             for block in table.iter_batches(BATCH, columns=["source", "target"]):
-                sides = [block[side].cast(pa.large_binary()).to_pylist() for side in ("source", "target")]
+                sides = [
+                    block[side].cast(pa.large_binary()).to_pylist() for side in ("source", "target")
+                ]
                 yield from enumerate(zip(*sides), first)
                 first += len(block)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
-        raise UserError(f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again") from error
+        raise UserError(
+            f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again"
+        ) from error
 
 
 def _hub_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[Any]]]:
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     with loading("rows", file):  # where a stream breaks off the Hub's client raises anything
-        columns = dataset.column_names or list(next(iter(dataset), {}))  # a stream may not know them beforehand
+        columns = dataset.column_names or list(
+            next(iter(dataset), {})
+        )  # a stream may not know them beforehand
         if "translation" not in columns and not {"source", "target"} <= set(columns):
-            raise UserError(f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'")
-        swapped = base_language((file.config or "").split("-")[0] or file.language) == file.target_language
+            raise UserError(
+                f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'"
+            )
+        swapped = (
+            base_language((file.config or "").split("-")[0] or file.language)
+            == file.target_language
+        )
         for number, record in enumerate(dataset, 1):
             if "translation" in record:
                 sides = {base_language(code): text for code, text in record["translation"].items()}
@@ -189,7 +212,9 @@ def _hub_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[Any]]]:
                 yield number, pair[::-1] if swapped else pair
 
 
-FORMATS: dict[str, tuple[Callable[[BitextFile], Iterator[tuple[int, Any]]], Callable[[Any], Iterable[Any]]]] = {
+FORMATS: dict[
+    str, tuple[Callable[[BitextFile], Iterator[tuple[int, Any]]], Callable[[Any], Iterable[Any]]]
+] = {
     "tsv": (_lines, _cells),
     "jsonl": (_lines, _record),
     "moses": (_two_lines, lambda sides: map(decode_line, sides)),

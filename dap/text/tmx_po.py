@@ -144,13 +144,20 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
     left_out: Counter[str] = Counter()
     for entry in _parse_po(data, path):
         if not entry.translated():
-            left_out["obsolete" if entry.obsolete else "fuzzy" if entry.fuzzy else "untranslated"] += 1
+            left_out[
+                "obsolete" if entry.obsolete else "fuzzy" if entry.fuzzy else "untranslated"
+            ] += 1
             continue
         pairs = [(entry.msgstr, entry.msgid)]
         if entry.msgid_plural:
             forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
-            pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [(forms[-1], entry.msgid_plural)]
-        for translation, original in pairs:  # polib calls the first entry's line 0 where no header precedes
+            pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [
+                (forms[-1], entry.msgid_plural)
+            ]
+        for (
+            translation,
+            original,
+        ) in pairs:  # polib calls the first entry's line 0 where no header precedes
             yield max(1, entry.linenum), (one_line(translation), one_line(original))
     if left_out:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
@@ -159,16 +166,22 @@ def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
 
 def _parse_po(data: bytes, name: str) -> polib.POFile:
     declared = re.search(rb"charset=([\w-]+)", data[:4096])
-    charset = declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"  # templates say CHARSET
+    charset = (
+        declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"
+    )  # templates say CHARSET
     try:
         data.decode(charset)
-        with tempfile.NamedTemporaryFile(suffix=".po") as copy:  # a string polib would split at U+2028 too
+        with tempfile.NamedTemporaryFile(
+            suffix=".po"
+        ) as copy:  # a string polib would split at U+2028 too
             copy.write(data)
             copy.flush()
             return polib.pofile(copy.name, encoding=charset)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it") from error
+        raise UserError(
+            f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it"
+        ) from error
     except (OSError, LookupError) as error:
         reason = re.sub(r" in po file .*?\(line", " (line", str(error))
         raise UserError(f"{name}: no PO file that can be read ({reason}); repair it") from error

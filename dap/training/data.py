@@ -47,7 +47,9 @@ def normalise(text: str) -> str:
     return text.casefold().translate(LETTERS) or text.strip()
 
 
-def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[str, Any], dict[str, Dataset]]:
+def split_validation(
+    datasets: Bitext, dev_pairs: int, seed: int
+) -> tuple[dict[str, Any], dict[str, Dataset]]:
     """Split by target sentence over all languages: no target of any dev set is a target of any train set.
 
     Targets are compared by `normalise`. Each language gives the `dev_pairs` pairs whose normalised target has the
@@ -72,7 +74,9 @@ def split_validation(datasets: Bitext, dev_pairs: int, seed: int) -> tuple[dict[
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
             rest[language] = dataset
-            first = Dataset.from_list(list(dataset.take(DEV_DIVISOR * dev_pairs)), features=dataset.features)
+            first = Dataset.from_list(
+                list(dataset.take(DEV_DIVISOR * dev_pairs)), features=dataset.features
+            )
         else:
             rest[language] = first = _numbered(dataset)
         keys[language] = [normalise(text) for text in first["target"][:]]
@@ -101,7 +105,9 @@ def _held_out(keys: list[str], dev_pairs: int, seed: int) -> list[int]:
     for row, key in enumerate(keys):
         first.setdefault(key, row)
     salt = seed.to_bytes(8, "little", signed=True)
-    order = sorted(first, key=lambda key: hashlib.blake2b(key.encode(), digest_size=8, salt=salt).digest())
+    order = sorted(
+        first, key=lambda key: hashlib.blake2b(key.encode(), digest_size=8, salt=salt).digest()
+    )
     return sorted(first[key] for key in order[: min(dev_pairs, len(keys) // DEV_DIVISOR)])
 
 
@@ -122,13 +128,22 @@ def _without(datasets: Bitext, held: set[str], keys: Mapping[str, list[str]]) ->
             raise _nothing_left(f"all {len(own)} pairs", language)
         if dropped := len(own) - len(rows):
             dataset = _numbered(dataset).select(rows)
-            logger.info("%s: %d of %d pairs dropped, their targets are dev targets", language, dropped, len(own))
+            logger.info(
+                "%s: %d of %d pairs dropped, their targets are dev targets",
+                language,
+                dropped,
+                len(own),
+            )
         left[language] = dataset
     return left
 
 
 def _numbered(dataset: Dataset) -> Dataset:
-    return dataset if "row" in dataset.column_names else dataset.add_column("row", np.arange(len(dataset)))
+    return (
+        dataset
+        if "row" in dataset.column_names
+        else dataset.add_column("row", np.arange(len(dataset)))
+    )
 
 
 def _nothing_left(pairs: str, language: str) -> UserError:
@@ -151,7 +166,9 @@ class _Unseen:
     passed: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Unseen":
-        return _Unseen(self.held, self.language)  # `datasets` would hold a copy of the set for each language
+        return _Unseen(
+            self.held, self.language
+        )  # `datasets` would hold a copy of the set for each language
 
     def __call__(self, target: str, row: str | None = None) -> bool:
         unseen = normalise(target) not in self.held
@@ -194,14 +211,20 @@ def tokenize_bitext(
         ValueError: no fast tokenizer, a length that leaves no token of the text, or a negative `shuffle_buffer`.
     """
     if not tokenizer.is_fast:
-        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer")
+        raise UserError(
+            f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer"
+        )
     require_room(tokenizer, max_seq_length, prefix)
     if shuffle_buffer < 0:
-        raise UserError(f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}")
+        raise UserError(
+            f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}"
+        )
     backend = cutting_backend(tokenizer, max_seq_length)
     state = hashlib.sha256(backend.to_str().encode()).hexdigest()
     ids, text = List(Value("int32")), Value("string")
-    features = Features({"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text})
+    features = Features(
+        {"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text}
+    )
     tokenized: dict[str, Any] = {}
     for language, dataset in datasets.items():
         settings: dict[str, Any] = {"features": features, "remove_columns": dataset.column_names}
@@ -210,7 +233,16 @@ def tokenize_bitext(
             dataset, shuffled = dataset.repeat(None), seed if shuffle_buffer else None
             settings["batch_size"] = shuffle_buffer or ENCODED_AT_ONCE
         else:
-            key = repr((CACHE_VERSION, dataset._fingerprint, state, backend.encode_special_tokens, language, prefix))
+            key = repr(
+                (
+                    CACHE_VERSION,
+                    dataset._fingerprint,
+                    state,
+                    backend.encode_special_tokens,
+                    language,
+                    prefix,
+                )
+            )
             settings["new_fingerprint"] = hashlib.sha256(key.encode()).hexdigest()[:16]
             settings["desc"] = f"tokenise {language}"
         encode = _Tokenise(backend, language, shuffled, prefix)
@@ -236,7 +268,9 @@ class _Tokenise:
     prefix: str = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Tokenise":
-        return self  # never changes; `datasets` would hold a copy of the vocabulary for each language
+        return (
+            self  # never changes; `datasets` would hold a copy of the vocabulary for each language
+        )
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         rows = batch.get("row", indices)
@@ -251,8 +285,13 @@ class _Tokenise:
     def _encode(self, texts: list[str], order: Sequence[int]) -> list[np.ndarray]:
         ids: list[np.ndarray] = []
         for start in range(0, len(order), ENCODED_AT_ONCE):
-            part = [self.prefix + texts[number] for number in order[start : start + ENCODED_AT_ONCE]]
-            ids += [np.array(encoding.ids, np.int32) for encoding in self.tokenizer.encode_batch_fast(part)]
+            part = [
+                self.prefix + texts[number] for number in order[start : start + ENCODED_AT_ONCE]
+            ]
+            ids += [
+                np.array(encoding.ids, np.int32)
+                for encoding in self.tokenizer.encode_batch_fast(part)
+            ]
         return ids
 
     def _shuffled(self, rows: Sequence[Any], position: int) -> list[int]:
@@ -324,7 +363,9 @@ class LanguageMixSampler(Sampler[int]):
     def __init__(self, sizes: Sequence[int], mix: str, alpha: float, seed: int) -> None:
         exact = mix_weights(sizes, mix, alpha) * sum(sizes)
         self.counts = np.floor(exact).astype(np.int64)  # pairs an epoch of each language
-        self.counts[np.argsort(self.counts - exact, kind="stable")[: sum(sizes) - self.counts.sum()]] += 1
+        self.counts[
+            np.argsort(self.counts - exact, kind="stable")[: sum(sizes) - self.counts.sum()]
+        ] += 1
         self.sizes, self.seed, self.epoch = list(sizes), seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -336,7 +377,9 @@ class LanguageMixSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         starts = np.cumsum([0, *self.sizes[:-1]])
         walks = [start + self._walk(number) for number, start in enumerate(starts)]
-        order = np.random.default_rng((self.seed, len(self.sizes), self.epoch)).permutation(np.concatenate(walks))
+        order = np.random.default_rng((self.seed, len(self.sizes), self.epoch)).permutation(
+            np.concatenate(walks)
+        )
         return iter(order.tolist())
 
     def _walk(self, number: int) -> np.ndarray:
@@ -344,12 +387,21 @@ class LanguageMixSampler(Sampler[int]):
         size, count = self.sizes[number], int(self.counts[number])
         begin = self.epoch * count
         first, last = begin // size, -(-(begin + count) // size)
-        rounds = [np.random.default_rng((self.seed, number, turn)).permutation(size) for turn in range(first, last)]
-        return np.concatenate([*rounds, np.empty(0, dtype=np.int64)])[begin - first * size :][:count]
+        rounds = [
+            np.random.default_rng((self.seed, number, turn)).permutation(size)
+            for turn in range(first, last)
+        ]
+        return np.concatenate([*rounds, np.empty(0, dtype=np.int64)])[begin - first * size :][
+            :count
+        ]
 
 
 def interleave_languages(
-    tokenized: Mapping[str, IterableDataset], sizes: Mapping[str, int], mix: str, alpha: float, seed: int
+    tokenized: Mapping[str, IterableDataset],
+    sizes: Mapping[str, int],
+    mix: str,
+    alpha: float,
+    seed: int,
 ) -> IterableDataset:
     """One stream without end of all languages, drawn at random by the seed in the shares of `mix_weights`.
 
@@ -362,7 +414,9 @@ def interleave_languages(
         sizes: pairs a language, as `dap.text.count_pairs` tells them.
     """
     weights = mix_weights([sizes[language] for language in tokenized], mix, alpha)
-    streams = [stream.repeat(None) for stream in tokenized.values()]  # those of `tokenize_bitext` have no end anyway
+    streams = [
+        stream.repeat(None) for stream in tokenized.values()
+    ]  # those of `tokenize_bitext` have no end anyway
     return interleave_datasets(streams, probabilities=weights.tolist(), seed=seed)
 
 
@@ -395,7 +449,9 @@ class BitextCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if unknown := {row["language"] for row in rows} - self._index.keys():
-            raise UserError(f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}")
+            raise UserError(
+                f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}"
+            )
         batch: dict[str, Any] = {}
         sides = {side: [row[f"{side}_input_ids"] for row in rows] for side in ("source", "target")}
         if self.negatives is not None:

@@ -59,12 +59,17 @@ class CachedBatch:
                 labels[objective.name] = objective.count(objective.labels(own, model))
         for number, part in enumerate(self.parts):
             rows = slice(number * size, (number + 1) * size)
-            own = {name: tuple(gradient[rows] for gradient in found) for name, found in gradients.items()}
+            own = {
+                name: tuple(gradient[rows] for gradient in found)
+                for name, found in gradients.items()
+            }
             part.chunk = replace(part.chunk, gradients=own, labels=labels)
 
     def _compare(self, batch: Batch) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
         """Gradients of each comparison's loss for what it compares, and what it measures."""
-        comparisons = [objective for objective in self.objectives if isinstance(objective, Comparison)]
+        comparisons = [
+            objective for objective in self.objectives if isinstance(objective, Comparison)
+        ]
         if not comparisons:
             return {}, {}
         compared, gradients, measures = self._compared(), {}, {}
@@ -82,7 +87,9 @@ class CachedBatch:
         """What each comparison compares, of all parts."""
         given = [self._forward(part).compared for part in self.parts]
         return {
-            name: tuple(at_least_float32(torch.cat(rows)) for rows in zip(*(own[name] for own in given)))
+            name: tuple(
+                at_least_float32(torch.cat(rows)) for rows in zip(*(own[name] for own in given))
+            )
             for name in given[0]
         }
 
@@ -99,11 +106,16 @@ class CachedBatch:
 
     def output(self) -> DAPForPreTrainingOutput:
         """What a plain step gives, but for the embeddings and without a graph, once every part has run."""
-        loss = sum(objective.weight * self.measures[f"{objective.name}_loss"] for objective in self.objectives)
+        loss = sum(
+            objective.weight * self.measures[f"{objective.name}_loss"]
+            for objective in self.objectives
+        )
         return DAPForPreTrainingOutput(loss=loss, measures=self.measures)
 
 
-def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tuple[Batch, list[Part]]:
+def split(
+    model: DAPForPreTraining, inputs: dict[str, Tensor], size: int
+) -> tuple[Batch, list[Part]]:
     """A batch, and its parts, each as wide as its own longest row."""
     inputs = dict(inputs)
     sides = []
@@ -113,8 +125,16 @@ def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tup
         sides.append(Side(ids, inputs[f"{side}_attention_mask"], noise))
     source, target, *negatives = sides
     first = first_row(len(source.ids))
-    batch = Batch(source, target, inputs.get("language_ids"), first, negatives=negatives[0] if negatives else None)
-    lengths = torch.stack([(side.mask * (columns_of(side.mask) + 1)).amax(1) for side in sides])  # (2 or 3, B)
+    batch = Batch(
+        source,
+        target,
+        inputs.get("language_ids"),
+        first,
+        negatives=negatives[0] if negatives else None,
+    )
+    lengths = torch.stack(
+        [(side.mask * (columns_of(side.mask) + 1)).amax(1) for side in sides]
+    )  # (2 or 3, B)
     widths = [part.amax(1) for part in lengths.clamp(min=1).split(size, 1)]  # (2 or 3,) each
     seeds = torch.randint(2**62, (len(widths),)).tolist()
     parts = []
@@ -122,7 +142,10 @@ def split(model: DAPForPreTraining, inputs: dict[str, Tensor], size: int) -> tup
         rows = slice(number * size, (number + 1) * size)
         own = {name: value[rows] for name, value in inputs.items()}
         for side, width in zip(SIDES, columns):
-            own |= {f"{side}_{name}": own[f"{side}_{name}"][:, :width] for name in ("input_ids", "attention_mask")}
+            own |= {
+                f"{side}_{name}": own[f"{side}_{name}"][:, :width]
+                for name in ("input_ids", "attention_mask")
+            }
         noises = ((side.noise, width) for side, width in zip(batch.sides, columns))
         cut = tuple(None if noise is None else noise[rows, :width] for noise, width in noises)
         parts.append(Part(own, Chunk(batch.first + rows.start, cut), seed))

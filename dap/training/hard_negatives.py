@@ -23,7 +23,9 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """The ids of tokens that begin a word."""
     vocabulary = tokenizer.get_vocab()
     marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
-    return marked or {number for piece, number in vocabulary.items() if not piece.startswith(GOES_ON)}
+    return marked or {
+        number for piece, number in vocabulary.items() if not piece.startswith(GOES_ON)
+    }
 
 
 def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
@@ -51,16 +53,29 @@ class HardNegatives:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, share: float, seed: int, prefix: str = ""
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        share: float,
+        seed: int,
+        prefix: str = "",
     ) -> None:
-        self.starts, self.max_seq_length, self.share, self.seed = word_starts(tokenizer), max_seq_length, share, seed
+        self.starts, self.max_seq_length, self.share, self.seed = (
+            word_starts(tokenizer),
+            max_seq_length,
+            share,
+            seed,
+        )
         self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """The ids of each row's copy; none for a pair that is not drawn, or whose target has no word to change."""
         rng = random.Random(f"{self.seed} {' '.join(row['pair_id'] for row in rows)}")
         targets = [list(row["target_input_ids"]) for row in rows]
-        return [self._copy(ids, rng.choice(targets), rng) if rng.random() < self.share else [] for ids in targets]
+        return [
+            self._copy(ids, rng.choice(targets), rng) if rng.random() < self.share else []
+            for ids in targets
+        ]
 
     def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
         words, others = self._words(ids), self._words(other)

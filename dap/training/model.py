@@ -73,8 +73,12 @@ def read_start(args: ModelArguments) -> Start:
     """
     hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     name = args.model_name_or_path or args.config_name
-    tokenizer_name = args.tokenizer_name or (str(Path(name).parent) if Path(name).is_file() else name)
-    library = LibrarySettings() if args.model_name_or_path is None else read_library(name, args.revision)
+    tokenizer_name = args.tokenizer_name or (
+        str(Path(name).parent) if Path(name).is_file() else name
+    )
+    library = (
+        LibrarySettings() if args.model_name_or_path is None else read_library(name, args.revision)
+    )
     inside = hub | {"subfolder": library.subfolder}
     config, given = load_config(name, **inside), given_fields(args)
     tokenizer = load_tokenizer(tokenizer_name, **(hub if args.tokenizer_name else inside))
@@ -84,17 +88,25 @@ def read_start(args: ModelArguments) -> Start:
     with torch.device("meta"), loading("weights", name):  # for its shape alone
         shape = AutoModel.from_config(config, trust_remote_code=args.trust_remote_code)
     if library.pooling is not None:
-        library = replace(library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer))
+        library = replace(
+            library, max_seq_length=library_length(library.max_seq_length, shape, tokenizer)
+        )
         taken = name, library.pooling, library.prefix, library.max_seq_length
-        logger.info("%s: pooling %r, prefix %r, %d tokens, where no argument says otherwise", *taken)
+        logger.info(
+            "%s: pooling %r, prefix %r, %d tokens, where no argument says otherwise", *taken
+        )
     is_dap = config.model_type == DAPConfig.model_type
     goes_on = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
     saved = {} if library.pooling is None else {"pooling": library.pooling}
     if is_dap:
-        saved = {name: getattr(config, name) for name in (CONFIG_DEFAULTS if goes_on else ["pooling"])}
+        saved = {
+            name: getattr(config, name) for name in (CONFIG_DEFAULTS if goes_on else ["pooling"])
+        }
     heads = None if args.init_heads_from is None else read_heads(args.init_heads_from)
     settings, longest = CONFIG_DEFAULTS | saved | given, longest_input(shape)
-    start = Start(name, tokenizer, tokenizer_name, config, goes_on, settings, heads, library, longest)
+    start = Start(
+        name, tokenizer, tokenizer_name, config, goes_on, settings, heads, library, longest
+    )
     check_tokenizer(start)
     return start
 
@@ -109,7 +121,9 @@ def read_library(name: str, revision: str | None) -> LibrarySettings:
         with loading("sentence-transformers files", name):
             return library_settings(name, revision) or LibrarySettings()
     except NeedsSentenceTransformers as reason:
-        raise UserError(f"{reason}, which cannot be trained: give its encoder, saved by itself") from reason
+        raise UserError(
+            f"{reason}, which cannot be trained: give its encoder, saved by itself"
+        ) from reason
 
 
 def check_tokenizer(start: Start) -> None:
@@ -163,9 +177,17 @@ def load_model(
         model.config.check()
     else:
         mask = start.tokenizer.mask_token_id if start.predicts else None
-        given = {"mask_token_id": mask, "pooling": start.settings["pooling"], **given, **fields, **attention}
+        given = {
+            "mask_token_id": mask,
+            "pooling": start.settings["pooling"],
+            **given,
+            **fields,
+            **attention,
+        }
         if args.config_name is None:
-            model = model_class.from_encoder(start.name, subfolder=start.library.subfolder, **given, **hub)
+            model = model_class.from_encoder(
+                start.name, subfolder=start.library.subfolder, **given, **hub
+            )
         else:
             model = model_class.from_scratch(start.config, **given)
     if start.heads is not None:
@@ -208,7 +230,9 @@ def read_heads(name: str) -> DAPForPreTraining:
     """
     kind = load_config(name).model_type
     if kind != DAPConfig.model_type:
-        raise UserError(f"--init_heads_from {name}: a plain {kind!r} checkpoint: train heads by configs/head.yaml.")
+        raise UserError(
+            f"--init_heads_from {name}: a plain {kind!r} checkpoint: train heads by configs/head.yaml."
+        )
     return load_complete(name, DAPForPreTraining)
 
 
@@ -221,21 +245,31 @@ def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     taken = [head for head in HEADS if None not in (getattr(model, head), getattr(other, head))]
     if not taken:
         theirs, own = other.config.objective, model.config.objective
-        raise UserError(f"objective {theirs!r} there has no head that objective {own!r} here has: leave it out.")
+        raise UserError(
+            f"objective {theirs!r} there has no head that objective {own!r} here has: leave it out."
+        )
     check_same_tasks(model, other, taken)
     for head in taken:
         weights, own = getattr(other, head).state_dict(), getattr(model, head).state_dict()
         for name in {**weights, **own}:
-            there, here = (tuple(each[name].shape) if name in each else None for each in (weights, own))
+            there, here = (
+                tuple(each[name].shape) if name in each else None for each in (weights, own)
+            )
             if there != here:
-                raise UserError(f"{head}.{name} has shape {there} there, {here} here: give the encoder of that run.")
+                raise UserError(
+                    f"{head}.{name} has shape {there} there, {here} here: give the encoder of that run."
+                )
         getattr(model, head).load_state_dict(weights)
     if not torch.equal(other.get_input_embeddings().weight, model.get_input_embeddings().weight):
-        logger.warning("the encoder is not the one that the heads were trained around: they may have to learn anew")
+        logger.warning(
+            "the encoder is not the one that the heads were trained around: they may have to learn anew"
+        )
     return taken
 
 
-def check_same_tasks(model: DAPForPreTraining, other: DAPForPreTraining, taken: Sequence[str]) -> None:
+def check_same_tasks(
+    model: DAPForPreTraining, other: DAPForPreTraining, taken: Sequence[str]
+) -> None:
     """Raise `ValueError` where the heads to take and the model's own are of another shape or predict other ids."""
     for field in CONFIG_DEFAULTS if "rtl_head" in taken else ():
         theirs, own = getattr(other.config, field), getattr(model.config, field)
@@ -246,7 +280,9 @@ def check_same_tasks(model: DAPForPreTraining, other: DAPForPreTraining, taken: 
     theirs, own = (each.prediction_head.token_ids for each in (other, model))
     if (theirs is None) != (own is None) or (theirs is not None and not torch.equal(theirs, own)):
         sizes = (each.config.target_vocab_size for each in (other, model))
-        there, here = (f"target_vocab_size={size}" if size else "the whole vocabulary" for size in sizes)
+        there, here = (
+            f"target_vocab_size={size}" if size else "the whole vocabulary" for size in sizes
+        )
         raise UserError(
             f"its heads predict {there}, these {here}{' of other ids' * (there == here)}: leave "
             "--target_vocabulary_file and --restrict_target_vocabulary out, or train its heads with the same."
@@ -256,15 +292,23 @@ def check_same_tasks(model: DAPForPreTraining, other: DAPForPreTraining, taken: 
 # ------------------------------------------------------------------------ what the text says about a model
 
 
-def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, Any]) -> dict[str, Any]:
+def vocabulary_of_text(
+    args: ModelArguments, start: Start, train: Mapping[str, Any]
+) -> dict[str, Any]:
     """Fields of a new model: the target vocabulary, or the languages whose sources it predicts.
 
     Raises:
         ValueError: a target vocabulary for a model that has one, or has no use for it.
     """
-    heads = None if start.heads is None or not start.heads.config.objectives & OF_TARGETS else start.heads
+    heads = (
+        None
+        if start.heads is None or not start.heads.config.objectives & OF_TARGETS
+        else start.heads
+    )
     direction, file = start.settings["rtl_direction"], args.target_vocabulary_file
-    of_targets = bool(start.predicts & OF_TARGETS) and ("rtl" not in start.predicts or direction == "source-to-target")
+    of_targets = bool(start.predicts & OF_TARGETS) and (
+        "rtl" not in start.predicts or direction == "source-to-target"
+    )
     if file is not None and start.goes_on:
         raise UserError(
             f"{start.name} has its target vocabulary already: leave --target_vocabulary_file {file} out, or start "
@@ -290,7 +334,9 @@ def vocabulary_of_text(args: ModelArguments, start: Start, train: Mapping[str, A
     return {"target_token_ids": target_vocabulary(train, start.tokenizer)} if restricted else {}
 
 
-def frequencies_of_text(args: ModelArguments, start: Start, train: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def frequencies_of_text(
+    args: ModelArguments, start: Start, train: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     """How often a new model is to predict each id, where the bias of its prediction head is to start from that.
 
     Raises:
@@ -301,7 +347,9 @@ def frequencies_of_text(args: ModelArguments, start: Start, train: Mapping[str, 
     if args.prediction_bias != "frequencies":
         raise UserError(f"prediction_bias={args.prediction_bias!r}: give 'zeros' or 'frequencies'.")
     if streams(train) or not start.predicts:
-        why = "a stream cannot be counted" if streams(train) else "objective 'tr' predicts no tokens"
+        why = (
+            "a stream cannot be counted" if streams(train) else "objective 'tr' predicts no tokens"
+        )
         raise UserError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
     if start.goes_on or (start.heads is not None and start.heads.prediction_head is not None):
         has = start.name if start.heads is None else args.init_heads_from
@@ -309,7 +357,9 @@ def frequencies_of_text(args: ModelArguments, start: Start, train: Mapping[str, 
         return {}
     direction = start.settings["rtl_direction"] if "rtl" in start.predicts else "source-to-target"
     one_side = (
-        {"source-to-target": ("target",), "target-to-source": ("source",)} if start.predicts <= OF_TARGETS else {}
+        {"source-to-target": ("target",), "target-to-source": ("source",)}
+        if start.predicts <= OF_TARGETS
+        else {}
     )
     sides = one_side.get(direction, ("source", "target"))
     counts = torch.from_numpy(token_counts(train, start.tokenizer, sides))  # (V,)
@@ -325,7 +375,9 @@ def streams(datasets: Mapping[str, Any]) -> bool:
 
 
 def token_counts(
-    datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase, sides: Sequence[str] = ("target",)
+    datasets: Mapping[str, Dataset],
+    tokenizer: PreTrainedTokenizerBase,
+    sides: Sequence[str] = ("target",),
 ) -> np.ndarray:
     """How often each id occurs on these sides of tokenised pairs, (V,) int64; 0 for CLS and padding, SEP is counted.
 
@@ -348,7 +400,9 @@ def token_counts(
     return counts
 
 
-def target_vocabulary(datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def target_vocabulary(
+    datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
     """Sorted ids that occur on the target sides of tokenised pairs, SEP included, CLS and padding left out.
 
     These are the ids that RTL and BOW predict, so their softmax need not run over any other.
@@ -365,9 +419,14 @@ def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase)
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        size, ids = content["vocab_size"], sorted(set(map(operator.index, content["target_token_ids"])))
+        size, ids = (
+            content["vocab_size"],
+            sorted(set(map(operator.index, content["target_token_ids"]))),
+        )
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})") from error
+        raise UserError(
+            f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})"
+        ) from error
     if size != len(tokenizer) or not ids or not 0 <= ids[0] <= ids[-1] < size:
         raise UserError(
             f"{path} is for the {size} ids of {content.get('tokenizer')}, the tokenizer here has {len(tokenizer)}: "

@@ -42,10 +42,20 @@ OF_TRANSFORMERS = (
     "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config", "fsdp",
     "fsdp_config", "deepspeed", "ignore_data_skip",
 )  # fmt: skip
-HARMLESS = ("mini_batch_size", "early_stopping_patience", "attn_implementation", "trust_remote_code", "max_bad_lines")
+HARMLESS = (
+    "mini_batch_size",
+    "early_stopping_patience",
+    "attn_implementation",
+    "trust_remote_code",
+    "max_bad_lines",
+)
 # Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
 REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
-OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")  # all that is known of a stream's order
+OF_STREAMS = (
+    "train_data",
+    "shuffle_buffer",
+    "dataloader_num_workers",
+)  # all that is known of a stream's order
 SAMPLE = 2000  # pairs of a language that its digest is made from
 
 
@@ -58,13 +68,17 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
-        raise UserError(f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it.")
+        raise UserError(
+            f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it."
+        )
     wanted = str(args.resume_from_checkpoint)
     if wanted.lower() == "false":
         return None
     if wanted.lower() not in ("none", "true"):
         if lacking := missing_parts(Path(wanted)):
-            raise UserError(f"--resume_from_checkpoint {wanted}: it lacks its {', '.join(lacking)}; name another.")
+            raise UserError(
+                f"--resume_from_checkpoint {wanted}: it lacks its {', '.join(lacking)}; name another."
+            )
         return wanted
     checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
     if checkpoints and args.save_only_model:
@@ -74,9 +88,17 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
         )
     for checkpoint in reversed(checkpoints):
         if lacking := missing_parts(Path(checkpoint)):
-            logger.warning("%s is left out, as of a run killed at a save: it lacks %s", checkpoint, ", ".join(lacking))
+            logger.warning(
+                "%s is left out, as of a run killed at a save: it lacks %s",
+                checkpoint,
+                ", ".join(lacking),
+            )
         elif is_of_another_run(folder, Path(checkpoint)):
-            logger.warning("%s is left out, as of a run before the one that was begun anew in %s", checkpoint, folder)
+            logger.warning(
+                "%s is left out, as of a run before the one that was begun anew in %s",
+                checkpoint,
+                folder,
+            )
         else:
             return checkpoint
     return None
@@ -85,12 +107,18 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
 def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     """Whether a checkpoint's record is another than that of the run that was last begun in the folder."""
     records = folder / RECORD, checkpoint / RECORD
-    return all(record.exists() for record in records) and bool(differences(*map(read_json, records)))
+    return all(record.exists() for record in records) and bool(
+        differences(*map(read_json, records))
+    )
 
 
 def missing_parts(checkpoint: Path) -> list[str]:
     """What a checkpoint lacks to be resumed from; the Trainer writes its own state after everything else."""
-    lacking = [part for part, names in PARTS.items() if not any(any(checkpoint.glob(name)) for name in names)]
+    lacking = [
+        part
+        for part, names in PARTS.items()
+        if not any(any(checkpoint.glob(name)) for name in names)
+    ]
     try:
         trainer_state(checkpoint)
     except (FileNotFoundError, NotADirectoryError, UserError):
@@ -107,7 +135,10 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
     """Whether the run had taken the last of `max_steps` (of its epochs', if that is not above 0), or stopped early."""
     state = trainer_state(checkpoint)
     control = state.get("stateful_callbacks", {}).get("TrainerControl", {})
-    early = control.get("args", {}).get("should_training_stop", False) and state["global_step"] < state["max_steps"]
+    early = (
+        control.get("args", {}).get("should_training_stop", False)
+        and state["global_step"] < state["max_steps"]
+    )
     return early or state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
 
 
@@ -132,12 +163,16 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
         except (UserError, OSError) as error:
             if " in DataLoader worker process " not in str(error):
                 raise
-            raise UserError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from error  # what stands below its traceback
+            raise UserError(
+                re.split(r"\n[\w.]+Error: ", str(error))[-1]
+            ) from error  # what stands below its traceback
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
     GoOn().on_train_begin(trainer.args, trainer.state, trainer.control)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
-    align_special_tokens(trainer.model, trainer.processing_class)  # as training does, in the configuration
+    align_special_tokens(
+        trainer.model, trainer.processing_class
+    )  # as training does, in the configuration
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
@@ -159,11 +194,17 @@ def describe_run(
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
     without = {*REPLACED} if data.streaming else {*REPLACED, *OF_STREAMS}
-    record = {name: value for name, value in given.items() if changes_weights(name) and name not in without}
+    record = {
+        name: value
+        for name, value in given.items()
+        if changes_weights(name) and name not in without
+    }
     record |= {name: getattr(config, name) for name in CONFIG_FIELDS}  # with defaults filled in
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     if not data.streaming:
-        record["training text"] = {language: describe_text(part) for language, part in train.items()}
+        record["training text"] = {
+            language: describe_text(part) for language, part in train.items()
+        }
     record["dev text"] = {language: describe_text(part) for language, part in dev.items()}
     return json.loads(json.dumps(record, default=str))  # as it is read again: lists for tuples
 
@@ -179,7 +220,9 @@ def describe_text(part: Dataset) -> str:
     return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
 
 
-def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
+def keep_record(
+    run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None
+) -> None:
     """Compare the run with the one that made the checkpoint; write it down where a run begins.
 
     Raises:
@@ -190,7 +233,10 @@ def keep_record(run: dict[str, Any], training: DAPTrainingArguments, checkpoint:
         places = [folder / RECORD for folder in (Path(checkpoint), Path(checkpoint).parent)]
         record = next((place for place in places if place.exists()), None)
         if record is None:
-            logger.warning("%s is not there: whether the arguments are the same as before is not known", places[0])
+            logger.warning(
+                "%s is not there: whether the arguments are the same as before is not known",
+                places[0],
+            )
         elif differing := differences(read_json(record), run):
             raise UserError(
                 f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another "
@@ -212,7 +258,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, now = old[name], new[name]
         if isinstance(before, dict) and isinstance(now, dict):
             keys = [key for key in before | now if before.get(key) != now.get(key)]
-            before, now = ({key: side[key] for key in keys if key in side} for side in (before, now))
+            before, now = (
+                {key: side[key] for key in keys if key in side} for side in (before, now)
+            )
         found.append(f"{name}={before!r}, now {now!r}")
     return found
 
@@ -220,7 +268,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 class GoOn(TrainerCallback):
     """Has a resumed run log, evaluate and save as often as it is now told, and find its best checkpoint if moved."""
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         state.compute_steps(args, state.max_steps)
         best = state.best_model_checkpoint
         if state.best_global_step and (best is None or not Path(best).is_dir()):
@@ -231,7 +281,12 @@ class GoOn(TrainerCallback):
 class RecordInCheckpoints(TrainerCallback):
     """Each checkpoint carries the record of its own run, whatever is begun anew in the folder later."""
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        record, checkpoint = Path(args.output_dir) / RECORD, Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        record, checkpoint = (
+            Path(args.output_dir) / RECORD,
+            Path(args.output_dir) / f"checkpoint-{state.global_step}",
+        )
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
             write_json(read_json(record), checkpoint / RECORD)

@@ -13,7 +13,11 @@ from modeling_dap import DAPForPreTraining
 from objectives_dap import Batch, Objective, Side
 
 PAIRS, AT_A_TIME = 512, 64
-RATIOS = (0.25, 0.5, 0.75)  # rho of RTL that are measured beside the configured one, on every fourth pair
+RATIOS = (
+    0.25,
+    0.5,
+    0.75,
+)  # rho of RTL that are measured beside the configured one, on every fourth pair
 #: Objectives that predict a side from the other, and which groups of their labels do.
 READERS = {"rtl": slice(None), "bow": slice(1)}
 SIDES, PARTS = ("source", "target"), ("input_ids", "attention_mask", "noise")
@@ -24,7 +28,11 @@ Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # sources and target
 
 @torch.no_grad()
 def source_reading(
-    model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, bitext: Bitext, max_seq_length: int, prefix: str = ""
+    model: DAPForPreTraining,
+    tokenizer: PreTrainedTokenizerBase,
+    bitext: Bitext,
+    max_seq_length: int,
+    prefix: str = "",
 ) -> dict[str, float]:
     """The losses of RTL and BOW on up to `PAIRS` pairs, the same with shuffled sources, and the difference.
 
@@ -41,7 +49,9 @@ def source_reading(
         `bow_loss` and so on, of the words that the source's vector tells. Nothing for fewer than two pairs.
     """
     known = model.config.rtl_languages
-    read = {language: pairs for language, pairs in bitext.items() if known is None or language in known}
+    read = {
+        language: pairs for language, pairs in bitext.items() if known is None or language in known
+    }
     readers = [objective for objective in model.objectives if objective.name in READERS]
     if not readers or sum(len(sources) for sources, _ in read.values()) < 2:
         return {}
@@ -57,7 +67,9 @@ def source_reading(
         for ratio in dict.fromkeys((configured, *RATIOS) if name == "rtl" else (configured,)):
             config.rtl_ratio = ratio
             rows = torch.arange(0, len(others), 1 if ratio == configured else 4)
-            own, shuffled = (mean_loss(model, reader, batch, rows, sources) for sources in (rows, others[rows]))
+            own, shuffled = (
+                mean_loss(model, reader, batch, rows, sources) for sources in (rows, others[rows])
+            )
             if ratio == configured:
                 found |= {
                     f"{name}_loss": own,
@@ -70,7 +82,11 @@ def source_reading(
 
 
 def sample_pairs(
-    bitext: Bitext, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, languages: Sequence[str], prefix: str = ""
+    bitext: Bitext,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    languages: Sequence[str],
+    prefix: str = "",
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Forward's arguments for N pairs, as many of each language, and the row of each one's shuffled source (N,)."""
     rows, blocks = [], []
@@ -90,7 +106,9 @@ def sample_pairs(
     return batch, torch.cat(others)
 
 
-def encoded(model: DAPForPreTraining, readers: Sequence[Objective], pairs: Mapping[str, Tensor]) -> Batch:
+def encoded(
+    model: DAPForPreTraining, readers: Sequence[Objective], pairs: Mapping[str, Tensor]
+) -> Batch:
     """These pairs with the states of both sides and the words that the heads need."""
     parts = []
     for rows in torch.arange(len(pairs["language_ids"])).split(AT_A_TIME):
@@ -101,11 +119,16 @@ def encoded(model: DAPForPreTraining, readers: Sequence[Objective], pairs: Mappi
     return Batch(*sides, torch.cat([part.language_ids for part in parts]), words=parts[0].words)
 
 
-def mean_loss(model: DAPForPreTraining, reader: Objective, batch: Batch, rows: Tensor, sources: Tensor) -> float:
+def mean_loss(
+    model: DAPForPreTraining, reader: Objective, batch: Batch, rows: Tensor, sources: Tensor
+) -> float:
     """The loss of these rows of a batch with the sources of those, in nats a token."""
     totals = []  # of the losses, and of the tokens
     for own, other in zip(rows.split(AT_A_TIME), sources.split(AT_A_TIME)):
-        source, target = (Side(*(value[which] for value in side)) for side, which in zip(batch.sides, (other, own)))
+        source, target = (
+            Side(*(value[which] for value in side))
+            for side, which in zip(batch.sides, (other, own))
+        )
         part = batch._replace(source=source, target=target, language_ids=batch.language_ids[other])
         labels = reader.labels(part, model)
         sums, _ = reader.sums(part, model, labels)

@@ -76,11 +76,17 @@ class DAPTrainer(Trainer):
     ) -> None:
         self.dev_bitext = dict(dev_bitext or {})
         self.target_language, self.max_seq_length = target_language, max_seq_length
-        self.train_sampler, self.prefix, self.library = train_sampler, prefix, library or LibrarySettings()
+        self.train_sampler, self.prefix, self.library = (
+            train_sampler,
+            prefix,
+            library or LibrarySettings(),
+        )
         self.meter = StepMeter()
         self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
         if self.dev_bitext:
-            kwargs.setdefault("eval_dataset", list(self.dev_bitext))  # Trainer asks for one before it evaluates
+            kwargs.setdefault(
+                "eval_dataset", list(self.dev_bitext)
+            )  # Trainer asks for one before it evaluates
         super().__init__(*args, **kwargs)
         self._require_arguments()
         prepare_sharding(self)
@@ -96,22 +102,45 @@ class DAPTrainer(Trainer):
         args = self.args
         if not isinstance(args, DAPTrainingArguments):
             raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
-        freezes, tokenizer = args.freeze_encoder or args.freeze_word_embeddings, self.processing_class
+        freezes, tokenizer = (
+            args.freeze_encoder or args.freeze_word_embeddings,
+            self.processing_class,
+        )
         own, rate = self.optimizer is not None, args.head_learning_rate
         allowed = {
-            "model_init": (self.model_init is None or not freezes, "model, of which a part is to be frozen"),
-            "optimizer": (not own or rate is None, "none, or no head_learning_rate, which groups its parameters anew"),
-            "compute_metrics": (self.compute_metrics is None, "none: evaluation is of retrieval, see dev_bitext"),
-            "compute_loss_func": (self.compute_loss_func is None, "none: the loss is that of the objectives"),
-            "eval_dataset": (self.eval_dataset in (None, list(self.dev_bitext)), "none, but dev_bitext"),
-            "processing_class": (not self.dev_bitext or tokenizer is not None, "the tokenizer of dev_bitext's text"),
+            "model_init": (
+                self.model_init is None or not freezes,
+                "model, of which a part is to be frozen",
+            ),
+            "optimizer": (
+                not own or rate is None,
+                "none, or no head_learning_rate, which groups its parameters anew",
+            ),
+            "compute_metrics": (
+                self.compute_metrics is None,
+                "none: evaluation is of retrieval, see dev_bitext",
+            ),
+            "compute_loss_func": (
+                self.compute_loss_func is None,
+                "none: the loss is that of the objectives",
+            ),
+            "eval_dataset": (
+                self.eval_dataset in (None, list(self.dev_bitext)),
+                "none, but dev_bitext",
+            ),
+            "processing_class": (
+                not self.dev_bitext or tokenizer is not None,
+                "the tokenizer of dev_bitext's text",
+            ),
         }
         require(self, allowed)
         if hasattr(self.train_dataset, "__len__"):
             require_batch(len(self.train_dataset), args)
 
     def predict(self, *_: Any, **__: Any) -> None:
-        raise UserError("DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)")
+        raise UserError(
+            "DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)"
+        )
 
     def _add_callbacks(self) -> None:
         """Those that every run has, and those of its arguments; and bars and lines that are brief."""
@@ -143,15 +172,23 @@ class DAPTrainer(Trainer):
         optimizer, rate = super().create_optimizer(model), self.args.head_learning_rate
         if rate is None:
             return optimizer
-        whole = self.accelerator.unwrap_model(self.model if model is None else model, keep_torch_compile=False)
+        whole = self.accelerator.unwrap_model(
+            self.model if model is None else model, keep_torch_compile=False
+        )
         require_heads(whole, f"--head_learning_rate {rate}")
         encoder = {id(parameter) for parameter in whole.dap.parameters()}
         groups: dict[bool, list[dict]] = {True: [], False: []}
         for group in optimizer.param_groups:
             for is_encoder, found in groups.items():
-                own = [parameter for parameter in group["params"] if (id(parameter) in encoder) is is_encoder]
+                own = [
+                    parameter
+                    for parameter in group["params"]
+                    if (id(parameter) in encoder) is is_encoder
+                ]
                 found.append({**group, "params": own, "lr": group["lr"] if is_encoder else rate})
-        optimizer.param_groups[:] = [group for group in groups[True] + groups[False] if group["params"]]
+        optimizer.param_groups[:] = [
+            group for group in groups[True] + groups[False] if group["params"]
+        ]
         return optimizer
 
     def _get_learning_rate(self) -> float:
@@ -178,7 +215,10 @@ class DAPTrainer(Trainer):
         return (out.loss, out) if return_outputs else out.loss
 
     def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         """The stock step, or with `mini_batch_size` one with the same gradients in the memory of so many pairs."""
         size = self.args.mini_batch_size
@@ -193,18 +233,26 @@ class DAPTrainer(Trainer):
             with self.compute_loss_context_manager():
                 return model(**arguments)
 
-        batch = CachedBatch(self.accelerator.unwrap_model(model, keep_torch_compile=False), forward, inputs, size)
+        batch = CachedBatch(
+            self.accelerator.unwrap_model(model, keep_torch_compile=False), forward, inputs, size
+        )
         each = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
-        waits = self.accelerator.sync_gradients and not each  # for the last part; else the stock loop has seen to it
+        waits = (
+            self.accelerator.sync_gradients and not each
+        )  # for the last part; else the stock loop has seen to it
         for part in batch.parts:
             alone = waits and part is not batch.parts[-1]
             with self.accelerator.no_sync(model) if alone else nullcontext():
-                self.accelerator.backward(batch.run(part) / self.current_gradient_accumulation_steps)
+                self.accelerator.backward(
+                    batch.run(part) / self.current_gradient_accumulation_steps
+                )
         out = batch.output()
         self._observe(out, len(inputs["source_input_ids"]))
         return out.loss / self.current_gradient_accumulation_steps
 
-    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager:
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> AbstractContextManager:
         """accelerate puts autocast into the model's forward, but not under FSDP2, where it would round the losses."""
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
@@ -226,7 +274,9 @@ class DAPTrainer(Trainer):
         if pairs:
             self.meter.add(out, pairs)
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | float | None = None) -> Tensor | float | None:
+    def _get_grad_norm(
+        self, model: nn.Module, grad_norm: Tensor | float | None = None
+    ) -> Tensor | float | None:
         """The stock norm, before the optimizer's step; raises `FloatingPointError` when it is not finite.
 
         Under float16 the scaler sees to that: it skips the step.
@@ -251,7 +301,11 @@ class DAPTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the means since the last log to a line that has the training loss."""
         if "loss" in logs:
-            rate = {} if self.args.head_learning_rate is None else {"head_learning_rate": self.head_rate}
+            rate = (
+                {}
+                if self.args.head_learning_rate is None
+                else {"head_learning_rate": self.head_rate}
+            )
             logs = {**logs, **rate, **self.meter.read(world_size())}
         super().log(logs, start_time)
 
@@ -281,12 +335,18 @@ class DAPTrainer(Trainer):
         )
         bitext = self.dev_bitext if eval_dataset is None else eval_dataset
         if not isinstance(bitext, Mapping) or not bitext:
-            raise UserError("nothing to evaluate on: pass sources and targets by language, {'de': (sources, targets)}")
-        found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # each language is searched by one process
+            raise UserError(
+                "nothing to evaluate on: pass sources and targets by language, {'de': (sources, targets)}"
+            )
+        found = torch.zeros(
+            len(bitext), 2, dtype=torch.float64
+        )  # each language is searched by one process
         for number, (sources, targets) in enumerate(bitext.values()):
             vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
             if number % self.args.world_size == self.args.process_index:
-                found[number] = torch.tensor(retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :]))
+                found[number] = torch.tensor(
+                    retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :])
+                )
         if self.args.world_size > 1:
             found = sum_over_processes(found.to(self.args.device))
         metrics = {}
@@ -295,30 +355,40 @@ class DAPTrainer(Trainer):
             metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
         metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
         with self.accelerator.autocast():
-            reading = source_reading(model, self.processing_class, bitext, self.max_seq_length, self.prefix)
+            reading = source_reading(
+                model, self.processing_class, bitext, self.max_seq_length, self.prefix
+            )
         metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
         metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         self.meter.leave_out(time.perf_counter() - started)
         return metrics
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         started = time.perf_counter()
-        for callback in self.callback_handler.callbacks:  # the stock save misses one that the resumed run is new to
+        for callback in (
+            self.callback_handler.callbacks
+        ):  # the stock save misses one that the resumed run is new to
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
         """The stock save, of a folder that sentence-transformers pools as the model does."""
         with own_class(self.model):
             super()._save(output_dir, state_dict)
         if self.args.should_save:  # under FSDP all processes come here
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
             kept, folder = self.library, Path(output_dir or self.args.output_dir)
-            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, kept.max_seq_length)
+            encoder = SentenceEncoder(
+                model, self.processing_class, None, self.prefix, kept.max_seq_length
+            )
             write_modules(encoder, folder, kept.normalize, None, kept.prompts)
 
 
@@ -327,14 +397,18 @@ def require_heads(model: DAPForPreTraining, argument: str) -> None:
     encoder = {id(parameter) for parameter in model.dap.parameters()}
     if all(id(parameter) in encoder for parameter in model.parameters()):
         objective = model.config.objective
-        raise UserError(f"{argument} is for heads, but objective {objective!r} has none: leave it out.")
+        raise UserError(
+            f"{argument} is for heads, but objective {objective!r} has none: leave it out."
+        )
 
 
 def require_batch(pairs: int, args: TrainingArguments) -> None:
     """Raise `ValueError` for fewer pairs than one step takes: there would be none."""
     batch = args.per_device_train_batch_size * args.world_size
     if pairs < batch:
-        raise UserError(f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size.")
+        raise UserError(
+            f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size."
+        )
 
 
 def leave_together() -> None:
@@ -376,7 +450,9 @@ class StepMeter:
         if not self.steps:
             return {}
         names = list(self.sums)
-        totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (self.steps * processes)
+        totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (
+            self.steps * processes
+        )
         values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
         now = time.perf_counter()
         values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
@@ -415,5 +491,7 @@ class EpochOfSampler(TrainerCallback):
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.sampler.set_epoch(int(state.epoch))

@@ -1,4 +1,11 @@
 """Cross-lingual natural language inference: its text, fine-tuning, and accuracy by language."""
 
 from dap.xnli.data import NLISource, chosen_languages, find_nli, prepare_nli, training_source
-from dap.xnli.finetuning import RESULT, Task, XNLITrainingArguments, has_token_types, measured, search
+from dap.xnli.finetuning import (
+    RESULT,
+    Task,
+    XNLITrainingArguments,
+    has_token_types,
+    measured,
+    search,
+)

@@ -32,13 +32,20 @@ logger = logging.getLogger(__name__)
 
 LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
 NO_GOLD = -1
-ALIASES = {"-": str(NO_GOLD), "contradictory": "contradiction"}  # the latter in XNLI's own MNLI files
-FEATURES = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": Value("int64")})
+ALIASES = {
+    "-": str(NO_GOLD),
+    "contradictory": "contradiction",
+}  # the latter in XNLI's own MNLI files
+FEATURES = Features(
+    {"premise": Value("string"), "hypothesis": Value("string"), "label": Value("int64")}
+)
 COLUMNS = tuple(FEATURES)
 LAYOUT = "{train|dev|test}-{xx}.{tsv|jsonl|parquet}[.gz|.xz]"
 CACHE_VERSION = 1
 
-_FILE = re.compile(r"(train|dev|validation|test)-(\w+(?:-\w+)?)\.(?:(?:tsv|jsonl)(?:\.gz|\.xz)?|parquet)")
+_FILE = re.compile(
+    r"(train|dev|validation|test)-(\w+(?:-\w+)?)\.(?:(?:tsv|jsonl)(?:\.gz|\.xz)?|parquet)"
+)
 _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
@@ -51,7 +58,11 @@ class NLISource:
     split: str | None = None
 
     def __str__(self) -> str:
-        return self.path if self.split is None else ":".join(filter(None, (self.path, self.config, self.split)))
+        return (
+            self.path
+            if self.split is None
+            else ":".join(filter(None, (self.path, self.config, self.split)))
+        )
 
 
 def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
@@ -68,9 +79,12 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     elif HUB_ID.fullmatch(data) and not Path(data).exists():
         found = _find_configs(data)
     else:
-        raise FileNotFoundError(f"{data}: no such folder; expected one with files {LAYOUT}, or a Hub dataset id")
+        raise FileNotFoundError(
+            f"{data}: no such folder; expected one with files {LAYOUT}, or a Hub dataset id"
+        )
     return {
-        split: {code: sources[code] for code in XNLI_LANGUAGES if code in sources} for split, sources in found.items()
+        split: {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
+        for split, sources in found.items()
     }
 
 
@@ -79,11 +93,18 @@ def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
     for path in list_folder(folder):
         if (match := _FILE.fullmatch(path.name)) is None:
             continue
-        sources, code = found["dev" if match[1] == "validation" else match[1]], _known_code(match[2])
+        sources, code = (
+            found["dev" if match[1] == "validation" else match[1]],
+            _known_code(match[2]),
+        )
         if code is None:
-            logger.warning("%s is left out: its language is none of XNLI's, %s", path, " ".join(XNLI_LANGUAGES))
+            logger.warning(
+                "%s is left out: its language is none of XNLI's, %s", path, " ".join(XNLI_LANGUAGES)
+            )
         elif code in sources:
-            raise UserError(f"{sources[code]} and {path} are both {match[1]} of {code!r}: keep one of them")
+            raise UserError(
+                f"{sources[code]} and {path} are both {match[1]} of {code!r}: keep one of them"
+            )
         else:
             sources[code] = NLISource(str(path))
     if not any(found.values()):
@@ -96,7 +117,9 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
     try:
         configs = get_dataset_config_names(name)
     except Exception as error:  # offline, no such data set, or one that is a script
-        raise FileNotFoundError(f"{name}: no such folder, and not to be had from the Hub ({error})") from error
+        raise FileNotFoundError(
+            f"{name}: no such folder, and not to be had from the Hub ({error})"
+        ) from error
     codes = {code: config for config in configs if (code := _known_code(config))}
     if not codes:
         raise UserError(
@@ -113,7 +136,9 @@ def _known_code(code: str) -> str | None:
     return known if known in XNLI_LANGUAGES else None
 
 
-def training_source(train_data: str | None, found: dict[str, dict[str, NLISource]], data: str) -> NLISource:
+def training_source(
+    train_data: str | None, found: dict[str, dict[str, NLISource]], data: str
+) -> NLISource:
     """The English training examples: a file, a folder, a Hub id (`id` or `id:config`), or those of the test data.
 
     Raises:
@@ -129,11 +154,15 @@ def training_source(train_data: str | None, found: dict[str, dict[str, NLISource
         return NLISource(name, config or None, "train")
     train = (found if train_data is None else find_nli(train_data))["train"]
     if "en" not in train:
-        raise UserError(f"{train_data or data} holds no train-en file: give English pairs by --train_data")
+        raise UserError(
+            f"{train_data or data} holds no train-en file: give English pairs by --train_data"
+        )
     return train["en"]
 
 
-def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource], data: str) -> list[str]:
+def chosen_languages(
+    wanted: Sequence[str] | None, test: Mapping[str, NLISource], data: str
+) -> list[str]:
     """The languages to test, in the order of the paper's table: those wanted, or all that have a test set.
 
     Raises:
@@ -143,7 +172,9 @@ def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]
     if unknown := sorted(codes - set(XNLI_LANGUAGES)):
         raise UserError(f"--languages {' '.join(unknown)}: XNLI has {' '.join(XNLI_LANGUAGES)}")
     if absent := sorted(codes - set(test)):
-        raise UserError(f"--languages {' '.join(absent)}: {data} has test sets of {' '.join(test) or 'none'} only")
+        raise UserError(
+            f"--languages {' '.join(absent)}: {data} has test sets of {' '.join(test) or 'none'} only"
+        )
     if not codes:
         raise UserError(f"{data} holds no test-{{xx}} file of an XNLI language")
     return [code for code in XNLI_LANGUAGES if code in codes]
@@ -163,7 +194,9 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
             raise UserError(f"{place}: no {' or '.join(lacking)} among {', '.join(fields)}")
         premise, hypothesis, label = (fields[name] for name in COLUMNS)
         if not (isinstance(premise, str) and isinstance(hypothesis, str)):
-            raise UserError(f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts")
+            raise UserError(
+                f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts"
+            )
         if (number := label_id(label, place)) == NO_GOLD:
             skipped += 1
         elif limit is not None and len(kept) == limit:
@@ -171,7 +204,9 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
         else:
             kept.append((premise, hypothesis, number))
     if skipped:
-        logger.warning("%s: %d pairs without a gold label are skipped, %d are kept", source, skipped, len(kept))
+        logger.warning(
+            "%s: %d pairs without a gold label are skipped, %d are kept", source, skipped, len(kept)
+        )
     if not kept:
         raise UserError(f"{source}: no examples with a gold label")
     return Dataset.from_dict(dict(zip(COLUMNS, map(list, zip(*kept)))), features=FEATURES)
@@ -185,11 +220,15 @@ def _lines(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if is_json:
             try:
                 fields = json.loads(line)
-                json.dumps(fields, ensure_ascii=False).encode()  # fails for "\ud800", valid JSON but no text
+                json.dumps(
+                    fields, ensure_ascii=False
+                ).encode()  # fails for "\ud800", valid JSON but no text
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{place}: invalid JSON: {error}") from error
             if not isinstance(fields, dict):
-                raise UserError(f"{place}: no object; expected one with the fields {', '.join(COLUMNS)}")
+                raise UserError(
+                    f"{place}: no object; expected one with the fields {', '.join(COLUMNS)}"
+                )
             yield place, fields
         elif len(cells) not in (3, 4):
             raise UserError(
@@ -274,7 +313,10 @@ def prepare_nli(
     texts = {"train": load_nli(train, max_train_pairs)}
     texts |= {f"dev {code}": load_nli(source) for code, source in dev.items()}
     texts |= {f"test {code}": load_nli(source, max_test_pairs) for code, source in test.items()}
-    tokens = {name: tokenize_nli(text, tokenizer, max_seq_length, token_types, name) for name, text in texts.items()}
+    tokens = {
+        name: tokenize_nli(text, tokenizer, max_seq_length, token_types, name)
+        for name, text in texts.items()
+    }
     return NLIData(
         tokens["train"],
         {code: longest_first(tokens[f"dev {code}"]) for code in dev},
@@ -284,7 +326,11 @@ def prepare_nli(
 
 
 def tokenize_nli(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, token_types: bool, name: str
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    token_types: bool,
+    name: str,
 ) -> Dataset:
     """Pairs as the tokenizer joins them, the longer side cut first: `input_ids`, `attention_mask`, `labels`, `length`.
 
@@ -299,7 +345,11 @@ def tokenize_nli(
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
         tokens = tokenizer(batch["premise"], batch["hypothesis"], **wanted)
-        return {**tokens, "labels": batch["label"], "length": [len(ids) for ids in tokens["input_ids"]]}
+        return {
+            **tokens,
+            "labels": batch["label"],
+            "length": [len(ids) for ids in tokens["input_ids"]],
+        }
 
     state = (CACHE_VERSION, digest(dataset), tokenizer_state(tokenizer), wanted)
     key = hashlib.sha256(repr(state).encode()).hexdigest()[:16]

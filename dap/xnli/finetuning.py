@@ -74,15 +74,27 @@ class XNLITrainingArguments(TrainingArguments):
         follow_metric(self)
         check_values(self)
         if self.push_to_hub:
-            raise UserError("push_to_hub=True: several models are made here; push the folder of one with `hf upload`.")
+            raise UserError(
+                "push_to_hub=True: several models are made here; push the folder of one with `hf upload`."
+            )
         for name in ("seeds", "learning_rates"):
             values = getattr(self, name)
-            if values is not None and (not values or len(set(values)) < len(values) or min(values) < 0):
+            if values is not None and (
+                not values or len(set(values)) < len(values) or min(values) < 0
+            ):
                 raise UserError(f"{name}={values}: give one or more, each once, and none below 0.")
         if max(self.all_seeds) >= 2**32:
             raise UserError(f"seeds={self.seeds}: give seeds below 2**32.")
-        if self.metric_for_best_model not in (None, "loss", "accuracy", "eval_loss", "eval_accuracy"):
-            raise UserError(f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss.")
+        if self.metric_for_best_model not in (
+            None,
+            "loss",
+            "accuracy",
+            "eval_loss",
+            "eval_accuracy",
+        ):
+            raise UserError(
+                f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss."
+            )
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
             raise UserError(
                 f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "
@@ -119,7 +131,10 @@ def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
     model = DAPForSequenceClassification(config)
     target, state = model.dap, body.state_dict()
     if not isinstance(body, DAPModel):  # a pooler would not be used
-        target, state = model.dap.encoder, {key: state[key] for key in model.dap.encoder.state_dict()}
+        target, state = (
+            model.dap.encoder,
+            {key: state[key] for key in model.dap.encoder.state_dict()},
+        )
     target.load_state_dict(state)
     return model
 
@@ -142,7 +157,9 @@ class XNLITrainer(Trainer):
         dev: Dataset | None = None,
     ) -> None:
         step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-        self.train_sampler = None if train is None else StepLengthSampler(train["length"][:], step, args.seed)
+        self.train_sampler = (
+            None if train is None else StepLengthSampler(train["length"][:], step, args.seed)
+        )
         super().__init__(
             model=model,
             args=args,
@@ -160,7 +177,9 @@ class XNLITrainer(Trainer):
 
 
 def mean_over_step(
-    outputs: SequenceClassifierOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+    outputs: SequenceClassifierOutput,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
     """Cross entropy summed over this batch, divided by the pairs of the whole step, however it is accumulated."""
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
@@ -181,13 +200,17 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
         def _info(self) -> evaluate.MetricInfo:
             features = Features({"predictions": Value("int32"), "references": Value("int32")})
             text = "Share of predictions that equal their reference."
-            return evaluate.MetricInfo(description=text, citation="", inputs_description="", features=features)
+            return evaluate.MetricInfo(
+                description=text, citation="", inputs_description="", features=features
+            )
 
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
             return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
 
     classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
-    return Accuracy(keep_in_memory=True).compute(predictions=classes, references=prediction.label_ids)
+    return Accuracy(keep_in_memory=True).compute(
+        predictions=classes, references=prediction.label_ids
+    )
 
 
 @dataclass
@@ -241,7 +264,11 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
         return result
     result = fine_tune(task, learning_rate, seed, needs_weights=True)
     args = copy.copy(task.training)
-    args.output_dir, args.eval_strategy, args.load_best_model_at_end = str(folder), IntervalStrategy.NO, False
+    args.output_dir, args.eval_strategy, args.load_best_model_at_end = (
+        str(folder),
+        IntervalStrategy.NO,
+        False,
+    )
     model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     trainer = XNLITrainer(model, task.encoder.tokenizer, args)
     for code, dataset in datasets.items():
@@ -255,7 +282,9 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
     return result
 
 
-def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool = False) -> dict[str, Any]:
+def fine_tune(
+    task: Task, learning_rate: float, seed: int, needs_weights: bool = False
+) -> dict[str, Any]:
     """One run: its result, from its folder where it has finished (and its weights are there, if they are needed).
 
     Raises:
@@ -266,21 +295,37 @@ def fine_tune(task: Task, learning_rate: float, seed: int, needs_weights: bool =
     if done and (any(folder.glob(WEIGHTS)) or not needs_weights):
         return read_json(folder / RESULT)
     if done and args.process_index == 0:
-        (folder / RESULT).unlink()  # weights that are being written again are not yet those of a finished run
+        (
+            folder / RESULT
+        ).unlink()  # weights that are being written again are not yet those of a finished run
     args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
     set_seed(seed)
     model = build_classifier(task.encoder)
-    trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train, task.data.dev.get("en"))
+    trainer = XNLITrainer(
+        model, task.encoder.tokenizer, args, task.data.train, task.data.dev.get("en")
+    )
     started, checkpoint = time.perf_counter(), find_resumable(args)
     train_to_end(trainer, checkpoint)
     seconds = round(time.perf_counter() - started, 1)
-    loss = next((line["loss"] for line in reversed(trainer.state.log_history) if "loss" in line), None)
+    loss = next(
+        (line["loss"] for line in reversed(trainer.state.log_history) if "loss" in line), None
+    )
     if loss is not None and not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} with learning_rate={learning_rate:g}, seed={seed}: give a lower learning rate"
         )
-    result = {"learning_rate": learning_rate, "seed": seed, "steps": trainer.state.global_step, "loss": loss}
-    result |= {"train_seconds": seconds, "resumed_from": checkpoint and Path(checkpoint).name, "dev": {}, "test": {}}
+    result = {
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "steps": trainer.state.global_step,
+        "loss": loss,
+    }
+    result |= {
+        "train_seconds": seconds,
+        "resumed_from": checkpoint and Path(checkpoint).name,
+        "dev": {},
+        "test": {},
+    }
     forget_calls(task.encoder.tokenizer)  # padding, where there was a step to train
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():

@@ -36,7 +36,11 @@ def shards(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize(("shard_size", "piece"), [(7, 1000), (50, 1000), (1000, 1000), (1000, 8)])
 def test_vectors_are_those_of_encode(
-    encoder: SentenceEncoder, shard_size: int, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: SentenceEncoder,
+    shard_size: int,
+    piece: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dap.encoding.embeddings, "PIECE", piece)
     found = embed_to_disk(encoder, iter(SENTENCES), tmp_path / "new" / "x", shard_size)
@@ -57,7 +61,9 @@ def test_no_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
 def test_text_is_taken_one_shard_at_a_time(encoder: SentenceEncoder, tmp_path: Path) -> None:
     def text() -> Iterator[str]:
         for number, sentence in enumerate(SENTENCES):
-            assert len(shards(tmp_path)) == number // 10  # all shards before this one are on disk already
+            assert (
+                len(shards(tmp_path)) == number // 10
+            )  # all shards before this one are on disk already
             yield sentence
 
     assert len(embed_to_disk(encoder, text(), tmp_path, shard_size=10)) == 50
@@ -66,7 +72,11 @@ def test_text_is_taken_one_shard_at_a_time(encoder: SentenceEncoder, tmp_path: P
 def test_only_changed_text_is_encoded_again(encoder: SentenceEncoder, tmp_path: Path) -> None:
     embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
     before = list(shards(tmp_path).items())
-    changed = [*SENTENCES[:25], "another sentence", *SENTENCES[26:35]]  # in the third of now four shards
+    changed = [
+        *SENTENCES[:25],
+        "another sentence",
+        *SENTENCES[26:35],
+    ]  # in the third of now four shards
     found = embed_to_disk(encoder, changed, tmp_path, shard_size=10)
     after = list(shards(tmp_path).items())
     assert [new == old for new, old in zip(after, before)] == [True, True, False, False]
@@ -86,7 +96,9 @@ def test_another_model_finds_no_shards(encoder: SentenceEncoder, tmp_path: Path)
 
 
 @pytest.mark.parametrize("bytes_left", [0, 60, 500])
-def test_a_damaged_shard_is_made_again(encoder: SentenceEncoder, bytes_left: int, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_made_again(
+    encoder: SentenceEncoder, bytes_left: int, tmp_path: Path
+) -> None:
     embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
     os.truncate(min(tmp_path.iterdir()), bytes_left)
     found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
@@ -102,7 +114,9 @@ def spoilt(encoder: SentenceEncoder) -> SentenceEncoder:
     return encoder
 
 
-def test_nan_names_the_sentence_and_the_other_shards_are_encoded(spoilt: SentenceEncoder, tmp_path: Path) -> None:
+def test_nan_names_the_sentence_and_the_other_shards_are_encoded(
+    spoilt: SentenceEncoder, tmp_path: Path
+) -> None:
     text = ["ban", "der", "fin", "q", "gol", "sut", "q"]
     said = "^2 fail: line 4: NaN or infinity in the vector of 'q' .*; line 7: NaN "
     with pytest.raises(ValueError, match=said):
@@ -121,7 +135,9 @@ def one_of_two(rank: int, folder: Path) -> None:
     """One process of two; writes the vectors that it got, and why it ended."""
     launched()
     encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
-    np.save(folder / f"found-{rank}.npy", embed_to_disk(encoder, TEXT, folder / "shared", shard_size=1))
+    np.save(
+        folder / f"found-{rank}.npy", embed_to_disk(encoder, TEXT, folder / "shared", shard_size=1)
+    )
     with pytest.raises(ValueError, match="NaN") as refused:
         embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1)
     (folder / f"said-{rank}").write_text(str(refused.value))
@@ -136,7 +152,9 @@ def test_processes_share_the_shards_and_all_name_what_one_cannot_encode(
     assert np.load(tmp_path / "found-1.npy").shape == (0, 32)
     np.testing.assert_allclose(np.load(tmp_path / "found-0.npy"), spoilt.encode(TEXT), atol=1e-6)
     assert len(shards(tmp_path / "shared")) == len(TEXT)
-    assert all((tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2))
+    assert all(
+        (tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2)
+    )
     assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 
 
@@ -170,7 +188,9 @@ def embed_until_killed(model: str, folder: Path) -> None:
     embed_to_disk(SentenceEncoder.from_pretrained(model, "mean"), text(), folder, shard_size=50)
 
 
-def test_a_killed_run_goes_on_with_its_shards(encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_its_shards(
+    encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "vectors"
     process = processes.Process(target=embed_until_killed, args=(str(tiny_bert_dir), folder))
     process.start()
@@ -218,7 +238,9 @@ def test_the_fingerprint_is_that_of_a_copy_and_of_a_used_model(
     encoder.encode(SENTENCES)
     shutil.copytree(tiny_bert_dir, tmp_path / "copy")
     assert model_fingerprint(encoder) == before
-    assert model_fingerprint(SentenceEncoder.from_pretrained(str(tmp_path / "copy"), "mean")) == before
+    assert (
+        model_fingerprint(SentenceEncoder.from_pretrained(str(tmp_path / "copy"), "mean")) == before
+    )
 
 
 def test_a_pooler_that_is_random_at_each_loading_does_not_count(tiny_bert_dir: Path) -> None:
@@ -234,7 +256,11 @@ def test_models_of_the_sentence_transformers_library(tiny_bert_dir: Path, tmp_pa
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     torch.manual_seed(0)
-    parts = [modules.Transformer(str(tiny_bert_dir)), modules.Pooling(32, "mean"), modules.Dense(32, 8)]
+    parts = [
+        modules.Transformer(str(tiny_bert_dir)),
+        modules.Pooling(32, "mean"),
+        modules.Dense(32, 8),
+    ]
     library.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(tmp_path / "st"))
     one, two = load_encoder(str(tmp_path / "st")), load_encoder(str(tmp_path / "st"))
     found = embed_to_disk(one, SENTENCES, tmp_path / "vectors")

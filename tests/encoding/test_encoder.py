@@ -15,41 +15,72 @@ import torch
 import transformers
 from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap.encoding import NeedsSentenceTransformers
 from dap.encoding.encoder import SentenceEncoder, length_batches, load_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
 
-SENTENCES = [side for language in LANGUAGES for pair in synthetic_pairs(language, 6) for side in pair]
-SENTENCES += ["", "a", SENTENCES[3], " ".join(SENTENCES[:30])]  # empty, short, repeated, longer than the limit
+SENTENCES = [
+    side for language in LANGUAGES for pair in synthetic_pairs(language, 6) for side in pair
+]
+SENTENCES += [
+    "",
+    "a",
+    SENTENCES[3],
+    " ".join(SENTENCES[:30]),
+]  # empty, short, repeated, longer than the limit
 
 
-def write_modules(folder: Path, prefix: str, pooling: dict, more: tuple[str, ...] = (), **transformer: object) -> None:
+def write_modules(
+    folder: Path, prefix: str, pooling: dict, more: tuple[str, ...] = (), **transformer: object
+) -> None:
     """The sentence-transformers files of a folder; `prefix` tells what the type names begin with."""
     kinds = ("Transformer", "Pooling", *more)
     types = {kind: f"sentence_transformers.models.{kind}" for kind in kinds}
     if prefix == "new":
-        types = {kind: f"sentence_transformers.base.modules.{kind.lower()}.{kind}" for kind in kinds}
+        types = {
+            kind: f"sentence_transformers.base.modules.{kind.lower()}.{kind}" for kind in kinds
+        }
         types["Pooling"] = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
-    modules = [{"path": f"{i}_{kind}" if i else "", "type": types[kind]} for i, kind in enumerate(kinds)]
+    modules = [
+        {"path": f"{i}_{kind}" if i else "", "type": types[kind]} for i, kind in enumerate(kinds)
+    ]
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    (folder / "modules.json").write_text(json.dumps([{"idx": i, "name": str(i)} | m for i, m in enumerate(modules)]))
+    (folder / "modules.json").write_text(
+        json.dumps([{"idx": i, "name": str(i)} | m for i, m in enumerate(modules)])
+    )
     (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
 
 
-LEGACY_POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+LEGACY_POOLING = {
+    "word_embedding_dimension": 32,
+    "pooling_mode_cls_token": False,
+    "pooling_mode_mean_tokens": True,
+}
 NEW_POOLING = {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}
 
 
 def library_folder(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, length: int, normalize: bool = False
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    length: int,
+    normalize: bool = False,
 ) -> Any:
     """A folder that the sentence-transformers library has saved, and its own model of it."""
     library = pytest.importorskip("sentence_transformers")
-    with warnings.catch_warnings(action="ignore"):  # 6 has moved the modules, 5 does not know the new place
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # 6 has moved the modules, 5 does not know the new place
         modules = pytest.importorskip("sentence_transformers.models")
         model.save_pretrained(folder / "plain")
         tokenizer = copy.deepcopy(tokenizer)
@@ -58,17 +89,24 @@ def library_folder(
         parts = [modules.Transformer(str(folder / "plain")), modules.Pooling(32, "mean")]
         parts += [modules.Normalize()] if normalize else []
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    library.SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(str(folder / "saved"))
+    library.SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(
+        str(folder / "saved")
+    )
     return library.SentenceTransformer(str(folder / "saved"), device="cpu")
 
 
 def naive_encode(
-    model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase, pooling: str, prefix: str = ""
+    model: PreTrainedModel,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    pooling: str,
+    prefix: str = "",
 ) -> np.ndarray:
     """Vectors of `SENTENCES`, one at a time in float64, without padding."""
     model, rows = copy.deepcopy(model).double().eval(), []
     for sentence in SENTENCES:
-        ids = tokenizer(prefix + sentence, truncation=True, max_length=40, return_tensors="pt")["input_ids"]
+        ids = tokenizer(prefix + sentence, truncation=True, max_length=40, return_tensors="pt")[
+            "input_ids"
+        ]
         if model.config.is_encoder_decoder:
             states = model(input_ids=ids, decoder_input_ids=ids[:, :1]).encoder_last_hidden_state[0]
         else:
@@ -83,20 +121,33 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("pooling", "prefix"), [("cls", ""), ("mean", "query: "), ("mean", "")])
 def test_equals_one_sentence_at_a_time(tiny_bert_dir: Path, pooling: str, prefix: str) -> None:
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling, prefix, max_seq_length=40)
+    encoder = SentenceEncoder.from_pretrained(
+        str(tiny_bert_dir), pooling, prefix, max_seq_length=40
+    )
     tokens = []  # that the last layer's feed-forward takes
-    encoder.model.encoder.layer[-1].intermediate.register_forward_hook(lambda _, given, __: tokens.append(given[0]))
-    model, tokenizer = AutoModel.from_pretrained(tiny_bert_dir), AutoTokenizer.from_pretrained(tiny_bert_dir)
+    encoder.model.encoder.layer[-1].intermediate.register_forward_hook(
+        lambda _, given, __: tokens.append(given[0])
+    )
+    model, tokenizer = (
+        AutoModel.from_pretrained(tiny_bert_dir),
+        AutoTokenizer.from_pretrained(tiny_bert_dir),
+    )
     expected = naive_encode(model, tokenizer, pooling, prefix)
     vectors = encoder.encode(SENTENCES)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
-    real = tokenizer([prefix + sentence for sentence in set(SENTENCES)], truncation=True, max_length=40)["input_ids"]
-    needed = len(real) if pooling == "cls" else sum(map(len, real))  # no padding, and of CLS pooling that token alone
+    real = tokenizer(
+        [prefix + sentence for sentence in set(SENTENCES)], truncation=True, max_length=40
+    )["input_ids"]
+    needed = (
+        len(real) if pooling == "cls" else sum(map(len, real))
+    )  # no padding, and of CLS pooling that token alone
     assert sum(map(torch.Tensor.numel, tokens)) == 32 * needed
 
 
-@pytest.mark.parametrize(("token_budget", "full"), [(1, 64), (50, 1), (50, 100_000), (100_000, 1), (100_000, 64)])
+@pytest.mark.parametrize(
+    ("token_budget", "full"), [(1, 64), (50, 1), (50, 100_000), (100_000, 1), (100_000, 64)]
+)
 def test_budget_and_batching_change_nothing(
     tiny_bert_dir: Path, token_budget: int, full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,32 +160,58 @@ def test_budget_and_batching_change_nothing(
     np.testing.assert_array_equal(vectors[3], vectors[-2])  # of equal sentences
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "deberta-v2", "modernbert", "distilbert", "dap"])
-def test_any_hidden_layer_is_pooled(tiny_tokenizer: PreTrainedTokenizerFast, model_type: str) -> None:
+@pytest.mark.parametrize(
+    "model_type", ["bert", "xlm-roberta", "deberta-v2", "modernbert", "distilbert", "dap"]
+)
+def test_any_hidden_layer_is_pooled(
+    tiny_tokenizer: PreTrainedTokenizerFast, model_type: str
+) -> None:
     config = tiny_config("bert" if model_type == "dap" else model_type, len(tiny_tokenizer))
-    model = (DAPModel(DAPConfig(config)) if model_type == "dap" else AutoModel.from_config(config)).eval()
+    model = (
+        DAPModel(DAPConfig(config)) if model_type == "dap" else AutoModel.from_config(config)
+    ).eval()
     plain = model.encoder if model_type == "dap" else model
     states = []  # of each sentence alone, (layers, S, D)
     for sentence in SENTENCES:
-        ids = tiny_tokenizer(sentence, truncation=True, max_length=40, return_tensors="pt")["input_ids"]
+        ids = tiny_tokenizer(sentence, truncation=True, max_length=40, return_tensors="pt")[
+            "input_ids"
+        ]
         with torch.no_grad():
             states.append(torch.cat(plain(input_ids=ids, output_hidden_states=True).hidden_states))
     for pooling in ("cls", "mean"):
         made = []
         for layer in range(4):
-            encoder = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40, layer=layer)
-            expected = [(each[layer, 0] if pooling == "cls" else each[layer].mean(0)).numpy() for each in states]
+            encoder = SentenceEncoder(
+                model, tiny_tokenizer, pooling, max_seq_length=40, layer=layer
+            )
+            expected = [
+                (each[layer, 0] if pooling == "cls" else each[layer].mean(0)).numpy()
+                for each in states
+            ]
             made.append(encoder.encode(SENTENCES))
             np.testing.assert_allclose(made[-1], np.stack(expected), atol=1e-5)
-        default = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(SENTENCES)
+        default = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(
+            SENTENCES
+        )
         np.testing.assert_allclose(made[3], default, atol=1e-5)
         assert all(np.abs(one - other).max() > 1e-4 for one, other in itertools.pairwise(made))
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_encoder_of_an_encoder_decoder(tiny_tokenizer: PreTrainedTokenizerFast, pooling: str) -> None:
-    shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
-    model = AutoModel.from_config(transformers.T5Config(vocab_size=len(tiny_tokenizer), **shape)).eval()
+def test_encoder_of_an_encoder_decoder(
+    tiny_tokenizer: PreTrainedTokenizerFast, pooling: str
+) -> None:
+    shape = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+    }
+    model = AutoModel.from_config(
+        transformers.T5Config(vocab_size=len(tiny_tokenizer), **shape)
+    ).eval()
     expected = naive_encode(model, tiny_tokenizer, pooling)
     vectors = SentenceEncoder(model, tiny_tokenizer, pooling, max_seq_length=40).encode(SENTENCES)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
@@ -145,7 +222,9 @@ def test_a_text_without_tokens_is_the_zero_vector(
 ) -> None:
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-    vectors = SentenceEncoder(AutoModel.from_pretrained(tiny_bert_dir), tokenizer).encode(["ka lo", ""])
+    vectors = SentenceEncoder(AutoModel.from_pretrained(tiny_bert_dir), tokenizer).encode(
+        ["ka lo", ""]
+    )
     assert vectors[0].any()
     assert not vectors[1].any()
 
@@ -196,19 +275,28 @@ def test_bf16_stays_near_float32(tiny_bert_dir: Path) -> None:
 
 def test_sentences_come_once_and_have_room_behind_a_prefix(tiny_bert_dir: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    np.testing.assert_array_equal(encoder.encode(each for each in SENTENCES), encoder.encode(SENTENCES))
+    np.testing.assert_array_equal(
+        encoder.encode(each for each in SENTENCES), encoder.encode(SENTENCES)
+    )
     with pytest.raises(
-        ValueError, match=r"max_seq_length=3 leaves no token of the text behind prefix='query: ': give"
+        ValueError,
+        match=r"max_seq_length=3 leaves no token of the text behind prefix='query: ': give",
     ):
         SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "query: ", 3)
 
 
 @pytest.mark.parametrize("prefix", ["", "query: "])
-def test_token_states_leave_out_special_tokens_padding_and_prefix(tiny_bert_dir: Path, prefix: str) -> None:
+def test_token_states_leave_out_special_tokens_padding_and_prefix(
+    tiny_bert_dir: Path, prefix: str
+) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls", prefix)
     sentences = ["kaban loder", "", "mifin"]
     states = encoder.encode_tokens(sentences)
-    inner = len(encoder.tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"]) if prefix else 0
+    inner = (
+        len(encoder.tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"])
+        if prefix
+        else 0
+    )
     for sentence, found in zip(sentences, states, strict=True):
         ids = encoder.tokenizer(prefix + sentence, return_tensors="pt")["input_ids"]
         expected = encoder.model(input_ids=ids).last_hidden_state[0, 1 + inner : -1]
@@ -229,8 +317,12 @@ def test_dap_checkpoint_brings_its_pooling_and_gives_its_pooler_output(
     assert isinstance(encoder.model, DAPModel)
     assert encoder.pooling == "mean"
     batch = tiny_tokenizer(["kaban loder"], return_tensors="pt")
-    expected = getattr(saved, "dap", saved)(batch["input_ids"], batch["attention_mask"]).pooler_output
-    np.testing.assert_allclose(encoder.encode(["kaban loder"]), expected.detach().numpy(), atol=1e-6)
+    expected = getattr(saved, "dap", saved)(
+        batch["input_ids"], batch["attention_mask"]
+    ).pooler_output
+    np.testing.assert_allclose(
+        encoder.encode(["kaban loder"]), expected.detach().numpy(), atol=1e-6
+    )
     assert SentenceEncoder.from_pretrained(str(tmp_path), pooling="cls").pooling == "cls"
     assert SentenceEncoder(encoder.model, tiny_tokenizer).pooling == "mean"
 
@@ -250,7 +342,8 @@ def test_a_folder_saved_by_sentence_transformers(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "expected"), [("bert", 80), ("modernbert", 80), ("xlm-roberta", 78), ("xlnet", VERY_LARGE_INTEGER)]
+    ("model_type", "expected"),
+    [("bert", 80), ("modernbert", 80), ("xlm-roberta", 78), ("xlnet", VERY_LARGE_INTEGER)],
 )
 def test_length_of_a_folder_whose_tokenizer_has_no_limit(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, model_type: str, expected: int
@@ -259,37 +352,54 @@ def test_length_of_a_folder_whose_tokenizer_has_no_limit(
         vocab_size=len(tiny_tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=48, pad_token_id=1
     )
     config = xlnet if model_type == "xlnet" else tiny_config(model_type, len(tiny_tokenizer))
-    library = library_folder(tmp_path, AutoModel.from_config(config), tiny_tokenizer, VERY_LARGE_INTEGER)
+    library = library_folder(
+        tmp_path, AutoModel.from_config(config), tiny_tokenizer, VERY_LARGE_INTEGER
+    )
     encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
     assert encoder.max_seq_length == expected
-    if model_type == "xlm-roberta":  # the library counts the whole table of positions, and fails beyond its end
+    if (
+        model_type == "xlm-roberta"
+    ):  # the library counts the whole table of positions, and fails beyond its end
         library.max_seq_length = expected
     assert library.max_seq_length == expected
     np.testing.assert_allclose(encoder.encode(SENTENCES), library.encode(SENTENCES), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("names", "pooling", "more"), [("legacy", LEGACY_POOLING, ("Normalize",)), ("new", NEW_POOLING, ())]
+    ("names", "pooling", "more"),
+    [("legacy", LEGACY_POOLING, ("Normalize",)), ("new", NEW_POOLING, ())],
 )
 def test_folders_of_earlier_sentence_transformers(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, names: str, pooling: dict, more: tuple[str, ...]
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    names: str,
+    pooling: dict,
+    more: tuple[str, ...],
 ) -> None:
     write_modules(save_bert(tmp_path, tiny_tokenizer), names, pooling, more, max_seq_length=33)
     encoder = load_encoder(str(tmp_path))
     assert isinstance(encoder, SentenceEncoder)
     assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "")
-    library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path), device="cpu")
+    library = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(tmp_path), device="cpu"
+    )
     expected = library.encode(SENTENCES, normalize_embeddings=True)
     np.testing.assert_allclose(unit(encoder.encode(SENTENCES)), expected, atol=1e-5)
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 82}')  # above the table of positions
+    (tmp_path / "sentence_bert_config.json").write_text(
+        '{"max_seq_length": 82}'
+    )  # above the table of positions
     assert SentenceEncoder.from_pretrained(str(tmp_path)).max_seq_length == 80
 
 
-def test_folder_with_a_dense_module_goes_to_the_library(tmp_path: Path, tiny_bert_dir: Path) -> None:
+def test_folder_with_a_dense_module_goes_to_the_library(
+    tmp_path: Path, tiny_bert_dir: Path
+) -> None:
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
     transformer, pooling = modules.Transformer(str(tiny_bert_dir)), modules.Pooling(32, "mean")
-    model = library.SentenceTransformer(modules=[transformer, pooling, modules.Dense(32, 8)], device="cpu")
+    model = library.SentenceTransformer(
+        modules=[transformer, pooling, modules.Dense(32, 8)], device="cpu"
+    )
     model.save(str(tmp_path))
     with pytest.raises(NeedsSentenceTransformers, match="Transformer, Pooling, Dense"):
         SentenceEncoder.from_pretrained(str(tmp_path))
@@ -342,10 +452,15 @@ def test_unknown_pooling_of_a_plain_encoder_is_the_papers_with_a_warning(
         ({"pooling": "max"}, "pooling='max': choose one of cls, mean"),
         ({"max_seq_length": 2}, "max_seq_length=2 leaves no token of the text: give 3"),
         ({"max_seq_length": 81}, "max_seq_length=81 is above the model's 80 positions"),
-        *(({"layer": n}, rf"layer={n}: choose one from 0 \(the embeddings\) to 3 \(the model's") for n in (-1, 4)),
+        *(
+            ({"layer": n}, rf"layer={n}: choose one from 0 \(the embeddings\) to 3 \(the model's")
+            for n in (-1, 4)
+        ),
     ],
 )
-def test_arguments_that_do_not_fit(tiny_bert_dir: Path, arguments: dict[str, Any], message: str) -> None:
+def test_arguments_that_do_not_fit(
+    tiny_bert_dir: Path, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         SentenceEncoder.from_pretrained(str(tiny_bert_dir), **arguments)
 
@@ -354,7 +469,9 @@ def test_arguments_that_do_not_fit(tiny_bert_dir: Path, arguments: dict[str, Any
 def test_batches_hold_every_row_once_within_the_budget(full: int) -> None:
     lengths = random.Random(0).choices(range(60), k=500)
     batches = length_batches(lengths, token_budget=50, full=full)
-    assert sorted(row for batch in batches for row in batch) == [row for row, length in enumerate(lengths) if length]
+    assert sorted(row for batch in batches for row in batch) == [
+        row for row, length in enumerate(lengths) if length
+    ]
     for batch in batches:
         assert len(batch) * max(lengths[row] for row in batch) <= 50 or len(batch) == 1
     if full == 1:
@@ -363,6 +480,10 @@ def test_batches_hold_every_row_once_within_the_budget(full: int) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_equals_cpu(tiny_bert_dir: Path) -> None:
-    on_cpu = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", device="cpu").encode(SENTENCES)
-    on_cuda = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", device="cuda").encode(SENTENCES)
+    on_cpu = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", device="cpu").encode(
+        SENTENCES
+    )
+    on_cuda = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", device="cuda").encode(
+        SENTENCES
+    )
     np.testing.assert_allclose(on_cuda, on_cpu, atol=1e-4)

@@ -20,10 +20,16 @@ NO_MTEB = "MTEB (the extra mteb) is not installed"
 
 @pytest.fixture(scope="module")
 def dap_dir(
-    tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+    tiny_bert_dir: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> str:
     folder = tmp_path_factory.mktemp("checkpoint") / "dap"
-    save(folder, DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr", pooling="mean"), tiny_tokenizer)
+    save(
+        folder,
+        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr", pooling="mean"),
+        tiny_tokenizer,
+    )
     return str(folder)
 
 
@@ -34,7 +40,9 @@ def batches(sentences: list[str], size: int) -> Iterator[dict[str, list[str]]]:
 
 def test_encodes_with_the_checkpoints_pooling_and_the_prefix(dap_dir: str) -> None:
     sentences = [source for source, _ in synthetic_pairs("de", 20)]
-    made = MTEBEncoder(dap_dir, prefix="ka: ").encode(batches(sentences, 7), hf_split="test", prompt_type=None)
+    made = MTEBEncoder(dap_dir, prefix="ka: ").encode(
+        batches(sentences, 7), hf_split="test", prompt_type=None
+    )
     expected = SentenceEncoder.from_pretrained(dap_dir, "mean", "ka: ").encode(sentences)
     np.testing.assert_array_equal(made, expected)
     assert np.abs(made - MTEBEncoder(dap_dir).encode(batches(sentences, 7))).max() > 0.01
@@ -47,7 +55,9 @@ def test_similarities_are_cosines_of_rows_or_of_one_vector() -> None:
     encoder = object.__new__(MTEBEncoder)  # similarity needs no model
     np.testing.assert_allclose(encoder.similarity(left, torch.tensor(right)), naive, atol=1e-6)
     np.testing.assert_allclose(encoder.similarity(left[1], right), naive[1:2], atol=1e-6)
-    np.testing.assert_allclose(encoder.similarity_pairwise(left[:3], right), np.diag(naive[:3]), atol=1e-6)
+    np.testing.assert_allclose(
+        encoder.similarity_pairwise(left[:3], right), np.diag(naive[:3]), atol=1e-6
+    )
 
 
 def test_what_it_cannot_encode_is_named(dap_dir: str) -> None:
@@ -61,16 +71,22 @@ def test_what_it_cannot_encode_is_named(dap_dir: str) -> None:
 def test_mtebs_tatoeba_task_gives_the_accuracy_of_our_command(dap_dir: str) -> None:
     mteb = pytest.importorskip("mteb", reason=NO_MTEB)
     target = [english for _, english in synthetic_pairs("de", 100)]
-    source = [sentence.rsplit(" ", 1)[0] for sentence in target]  # so like it that an untrained model finds some
+    source = [
+        sentence.rsplit(" ", 1)[0] for sentence in target
+    ]  # so like it that an untrained model finds some
     encoder = MTEBEncoder(dap_dir)
     assert isinstance(encoder, mteb.EncoderProtocol)
     task, accuracies = mteb.get_task("Tatoeba", languages=["deu"]), []
     for queries, keys in ((source, target), (target, source)):
-        task.dataset = {"deu-eng": {"test": Dataset.from_dict({"sentence1": queries, "sentence2": keys})}}
+        task.dataset = {
+            "deu-eng": {"test": Dataset.from_dict({"sentence1": queries, "sentence2": keys})}
+        }
         task.data_loaded = True
         found = mteb.evaluate(encoder, task, cache=None, co2_tracker=False, show_progress_bar=False)
         (scores,) = found.task_results[0].scores["test"]
-        assert scores["main_score"] == scores["f1"] < scores["accuracy"]  # MTEB's headline is not the accuracy
+        assert (
+            scores["main_score"] == scores["f1"] < scores["accuracy"]
+        )  # MTEB's headline is not the accuracy
         accuracies.append(100 * scores["accuracy"])
     ours = retrieval_accuracy(encoder.encoder.encode(source), encoder.encoder.encode(target))
     assert ours == pytest.approx(tuple(accuracies))
@@ -87,7 +103,12 @@ def test_mteb_keeps_results_apart_by_weights_and_options(
     save(tmp_path / "dap", trained, tiny_tokenizer)
     one, same, other, prefixed = (
         MTEBEncoder(folder, **options).mteb_model_meta
-        for folder, options in ((dap_dir, {}), (dap_dir, {}), (str(tmp_path / "dap"), {}), (dap_dir, {"prefix": "a"}))
+        for folder, options in (
+            (dap_dir, {}),
+            (dap_dir, {}),
+            (str(tmp_path / "dap"), {}),
+            (dap_dir, {"prefix": "a"}),
+        )
     )
     assert one.name == other.name == "local/dap"
     assert one.revision == same.revision != other.revision

@@ -25,7 +25,9 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return found
 
 
-@pytest.mark.parametrize("shape", [(24,), (0, 24), (7, 24), (2, 0, 24), (1, 300, 24), (2, 3, 4, 24)])
+@pytest.mark.parametrize(
+    "shape", [(24,), (0, 24), (7, 24), (2, 0, 24), (1, 300, 24), (2, 3, 4, 24)]
+)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_the_products_are_those_of_float64(shape: tuple[int, ...], has_bias: bool) -> None:
     torch.manual_seed(0)
@@ -33,10 +35,14 @@ def test_the_products_are_those_of_float64(shape: tuple[int, ...], has_bias: boo
     for each in (states, states.flip(-1), states.expand(2, *shape)):
         with torch.inference_mode(), onednn.OneDNNLinear():
             found = layer(each)
-        wanted = linear(each.double(), layer.weight.double(), layer.bias.double() if has_bias else None)
+        wanted = linear(
+            each.double(), layer.weight.double(), layer.bias.double() if has_bias else None
+        )
         torch.testing.assert_close(found, wanted.detach().float(), rtol=1e-5, atol=2e-6)
     turned = torch.randn(24, 50).T
-    torch.testing.assert_close(onednn.onednn_linear(states, turned), states @ turned.T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        onednn.onednn_linear(states, turned), states @ turned.T, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_other_tensors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +75,9 @@ def test_an_encoder_takes_them_where_they_pay_and_for_float32_alone(
     assert not taken
     np.testing.assert_allclose(encoder.encode(["ka lo", "mi"]), expected[0], atol=1e-6)
     assert len(taken) == (3 * 6 + 1 if pays else 0)  # of each layer and the pooler
-    assert linear(torch.ones(1, 2), nn.Parameter(torch.ones(1, 2))).requires_grad  # training is as it was
+    assert linear(
+        torch.ones(1, 2), nn.Parameter(torch.ones(1, 2))
+    ).requires_grad  # training is as it was
 
 
 def test_a_torch_without_it_does_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,15 +26,23 @@ def test_truncated_vectors_have_length_1(vectors: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("precision", ["binary", "ubinary"])
-def test_bits_are_signs_and_retrieve_in_the_order_of_the_hamming_distance(vectors: np.ndarray, precision: str) -> None:
+def test_bits_are_signs_and_retrieve_in_the_order_of_the_hamming_distance(
+    vectors: np.ndarray, precision: str
+) -> None:
     pytest.importorskip("sentence_transformers")
     seen = reduced(5 * vectors, None, precision)
     np.testing.assert_array_equal(seen, np.where(vectors > 0, 1, -1))
     queries, keys = vectors[:40], vectors[40:]
     found = mutual_neighbours(seen[:40], seen[40:], k=5)
-    for query, row_scores, row in zip(queries, found.forward_scores, found.forward_indices, strict=True):
-        distances = [sum((a > 0) != (b > 0) for a, b in zip(query, key, strict=True)) for key in keys]
-        assert [distances[i] for i in row] == sorted(distances)[:5]  # of equal distances rounding decides
+    for query, row_scores, row in zip(
+        queries, found.forward_scores, found.forward_indices, strict=True
+    ):
+        distances = [
+            sum((a > 0) != (b > 0) for a, b in zip(query, key, strict=True)) for key in keys
+        ]
+        assert [distances[i] for i in row] == sorted(distances)[
+            :5
+        ]  # of equal distances rounding decides
         np.testing.assert_allclose(row_scores, [1 - 2 * distances[i] / 20 for i in row], atol=1e-6)
 
 
@@ -48,7 +56,9 @@ def test_a_byte_is_at_most_half_a_step_from_the_value(vectors: np.ndarray, preci
     assert (np.abs(again - vectors) <= 0.5001 * steps + 1e-7)[inside].all()
     assert (again[:, 7] == 0).all()
     levels = ((again - lowest)[:, 0] / steps[0] - 0.5).round(2)
-    assert {0.0, 255.0} <= set(levels.tolist()) <= set(map(float, range(256)))  # bytes, of which all may occur
+    assert (
+        {0.0, 255.0} <= set(levels.tolist()) <= set(map(float, range(256)))
+    )  # bytes, of which all may occur
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
@@ -72,6 +82,9 @@ def test_errors_name_both_values(vectors: np.ndarray, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="row 3"):
         reduced(broken, 5)
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # as where it is not installed
-    with pytest.raises(ValueError, match=r"'int8' needs sentence-transformers: pip install 'dap-transformers\[st\]'"):
+    with pytest.raises(
+        ValueError,
+        match=r"'int8' needs sentence-transformers: pip install 'dap-transformers\[st\]'",
+    ):
         reduced(vectors, None, "int8")
     assert reduced(vectors, 5).shape == (300, 5)

@@ -30,7 +30,10 @@ def naive_scores(source: Text, target: Text) -> list[list[list[float]]]:
     """For each pair and target word the score of no source word and of every source word, by EM in loops."""
 
     def prior(words: list[str], others: list[str], j: int) -> list[float]:
-        weights = [math.exp(-TENSION * abs((j + 1) / len(others) - (i + 1) / len(words))) for i in range(len(words))]
+        weights = [
+            math.exp(-TENSION * abs((j + 1) / len(others) - (i + 1) / len(words)))
+            for i in range(len(words))
+        ]
         return [NO_SOURCE] + [(1 - NO_SOURCE) * weight / sum(weights) for weight in weights]
 
     translation: dict[tuple[str, str], float] = defaultdict(lambda: 1.0)
@@ -66,7 +69,10 @@ def test_both_directions_make_sure_and_possible_links() -> None:
     for row, links in enumerate(align_words(source, target)):
         one = {(int(i), j) for j, i in enumerate(forward[row]) if i >= 0}
         other = {(i, int(j)) for i, j in enumerate(backward[row]) if j >= 0}
-        assert [[tuple(link) for link in part] for part in links] == [sorted(one & other), sorted(one | other)]
+        assert [[tuple(link) for link in part] for part in links] == [
+            sorted(one & other),
+            sorted(one | other),
+        ]
     assert len(align_words(source, target, 3)) == 3
     assert align_words([], []) == []
     with pytest.raises(ValueError, match="14 source and 3 target sentences"):
@@ -75,7 +81,9 @@ def test_both_directions_make_sure_and_possible_links() -> None:
 
 def test_sure_links_join_words_that_the_text_has_often() -> None:
     rows = [("ka lo", "mi ne"), ("ka", "mi"), ("ka ru", "mi ta")]
-    assert [pair.sure.tolist() for pair in link_pairs(rows, [], 3, 0)] == [[[0, 0]]] * 3  # the others come once
+    assert [pair.sure.tolist() for pair in link_pairs(rows, [], 3, 0)] == [
+        [[0, 0]]
+    ] * 3  # the others come once
     assert [pair.possible.tolist() for pair in link_pairs(rows, [], 1, 0)] == [[[0, 0], [1, 1]]]
     text = [("lo", "ne"), ("lo", "ne"), ("ru", "ta")]
     assert [pair.sure.tolist() for pair in link_pairs(rows, text, 1, 2)] == [[[0, 0], [1, 1]]]
@@ -84,7 +92,13 @@ def test_sure_links_join_words_that_the_text_has_often() -> None:
 
 
 def test_words_cover_every_character_but_spaces() -> None:
-    for sentence in ("L'eau n’est-elle  pas «froide»?", "हिन्दी में है।", "مَدْرَسَةٌ", "a_b\u00a05,3 %", ""):
+    for sentence in (
+        "L'eau n’est-elle  pas «froide»?",
+        "हिन्दी में है।",
+        "مَدْرَسَةٌ",
+        "a_b\u00a05,3 %",
+        "",
+    ):
         spans = word_spans(sentence)
         covered = [sentence[i] for start, end in spans for i in range(start, end)]
         assert covered == [character for character in sentence if not character.isspace()]
@@ -93,15 +107,23 @@ def test_words_cover_every_character_but_spaces() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "query: "])
-def test_word_states_are_means_over_the_tokens_of_each_word(tiny_bert_dir: Path, prefix: str) -> None:
+def test_word_states_are_means_over_the_tokens_of_each_word(
+    tiny_bert_dir: Path, prefix: str
+) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", prefix)
     sentences = ["kaban xyzzy lo", "puban jumps kaban wxyz"]
     found = states_of_words(encoder, sentences)
     for text, states, tokens in zip(sentences, found, encoder.encode_tokens(sentences)):
-        pieces = [encoder.tokenizer.tokenize(word) for word in text.split()]  # Metaspace: no token spans two words
+        pieces = [
+            encoder.tokenizer.tokenize(word) for word in text.split()
+        ]  # Metaspace: no token spans two words
         parts = np.split(tokens, np.cumsum([len(word) for word in pieces])[:-1])
-        letters = [[piece != "▁" for piece in word] for word in pieces]  # a token of the space is in no word
-        np.testing.assert_allclose(states, [part[own].mean(0) for part, own in zip(parts, letters)], atol=1e-6)
+        letters = [
+            [piece != "▁" for piece in word] for word in pieces
+        ]  # a token of the space is in no word
+        np.testing.assert_allclose(
+            states, [part[own].mean(0) for part, own in zip(parts, letters)], atol=1e-6
+        )
         assert max(map(sum, letters)) > 1
 
 
@@ -138,7 +160,8 @@ def test_report_of_the_command_and_links_that_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("code", "message"), [("zh", "zh: written without spaces between words"), ("tr", "tr: .* holds de fr sw only")]
+    ("code", "message"),
+    [("zh", "zh: written without spaces between words"), ("tr", "tr: .* holds de fr sw only")],
 )
 def test_refused_languages(code: str, message: str, bitext_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):

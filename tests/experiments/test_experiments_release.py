@@ -22,7 +22,10 @@ PAIRS, WEIGHT = 8, 0.1
 
 def embeddings(model: DAPForPreTraining, batch: dict[str, Tensor]) -> list[Tensor]:
     """Embeddings of the first tokens of sources and of targets, (B, D) each."""
-    sides = [{key: batch[f"{side}_{key}"] for key in ("input_ids", "attention_mask")} for side in ("source", "target")]
+    sides = [
+        {key: batch[f"{side}_{key}"] for key in ("input_ids", "attention_mask")}
+        for side in ("source", "target")
+    ]
     return [model.dap(**side).pooler_output for side in sides]
 
 
@@ -31,13 +34,17 @@ def released_ranking(model: DAPForPreTraining, batch: dict[str, Tensor], process
     total = torch.zeros(())
     for rows in torch.arange(PAIRS).chunk(processes):
         own = torch.isin(torch.arange(PAIRS), rows)[:, None]  # (B, 1)
-        queries, answers = (torch.where(own, part, part.detach()) for part in embeddings(model, batch))
+        queries, answers = (
+            torch.where(own, part, part.detach()) for part in embeddings(model, batch)
+        )
         similarity = F.cosine_similarity(queries[:, None], answers[None], dim=-1) / 0.05  # (B, B)
         total = total + F.cross_entropy(similarity, torch.arange(PAIRS)) / processes
     return total
 
 
-def released_step(batch: dict[str, Tensor], processes: int, **config: object) -> tuple[Tensor, Tensor]:
+def released_step(
+    batch: dict[str, Tensor], processes: int, **config: object
+) -> tuple[Tensor, Tensor]:
     """Loss and gradients that DDP averages over the processes of the released code; L_RTL is that of the own pairs."""
     model = tiny_model(**config)
     total = released_ranking(model, batch, processes)
@@ -48,7 +55,9 @@ def released_step(batch: dict[str, Tensor], processes: int, **config: object) ->
     return total.detach(), gradients(model)
 
 
-@pytest.mark.parametrize(("direction", "processes"), [("source-to-target", 4), ("both", 4), ("both", 1)])
+@pytest.mark.parametrize(
+    ("direction", "processes"), [("source-to-target", 4), ("both", 4), ("both", 1)]
+)
 def test_gradients_are_those_of_the_released_processes(direction: str, processes: int) -> None:
     config = {"rtl_weight": WEIGHT, "rtl_direction": direction}
     config |= {"rtl_languages": ["de", "fr"]} if direction == "both" else {}
@@ -66,7 +75,9 @@ def test_the_released_gather_leaves_one_part_in_w_of_the_ranking_gradient() -> N
     """For every embedding, and whether its negatives are of its own process or of another."""
     batch, model = make_batch(PAIRS, longest=11), tiny_model(objective="tr")
     ours = torch.autograd.grad(model(**batch).loss, list(model.parameters()), allow_unused=True)
-    theirs = torch.autograd.grad(released_ranking(model, batch, 4), list(model.parameters()), allow_unused=True)
+    theirs = torch.autograd.grad(
+        released_ranking(model, batch, 4), list(model.parameters()), allow_unused=True
+    )
     used = [(our, their) for our, their in zip(ours, theirs, strict=True) if our is not None]
     assert len(used) > len(ours) / 2
     for our, their in used:
@@ -75,8 +86,19 @@ def test_the_released_gather_leaves_one_part_in_w_of_the_ranking_gradient() -> N
 
 @pytest.fixture
 def flags(bitext_dir: Path) -> list[str]:
-    given = {"train_data": bitext_dir, "max_seq_length": 16, "dev_pairs": 10, "total_train_batch_size": 8}
-    given |= {"max_steps": 2, "learning_rate": 1e-3, "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    given = {
+        "train_data": bitext_dir,
+        "max_seq_length": 16,
+        "dev_pairs": 10,
+        "total_train_batch_size": 8,
+    }
+    given |= {
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
     given |= {"eval_strategy": "no", "save_strategy": "no"}
     return [str(part) for key, value in given.items() for part in (f"--{key}", value)]
 
@@ -91,7 +113,14 @@ def test_the_command_trains_its_own_model_and_saves_a_usual_checkpoint(
         return forward(model, **batch)
 
     monkeypatch.setattr(DAPForPreTraining, "forward", recorded)
-    own = ["--released_processes", "4", "--rtl_weight", "0.1", "--model_name_or_path", str(tiny_bert_dir)]
+    own = [
+        "--released_processes",
+        "4",
+        "--rtl_weight",
+        "0.1",
+        "--model_name_or_path",
+        str(tiny_bert_dir),
+    ]
     release.main([*flags, *own, "--output_dir", str(out)])
     assert trained == [4, 4]
     assert json.loads((out / "run.json").read_text())["released_processes"] == 4
@@ -109,7 +138,9 @@ def test_the_command_trains_its_own_model_and_saves_a_usual_checkpoint(
         ("2 --mini_batch_size 4", "2 does not go with --mini_batch_size 4"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(more: str, message: str, flags: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_simulated_is_refused(
+    more: str, message: str, flags: list[str], tmp_path: Path
+) -> None:
     line = f"--model_name_or_path m --output_dir {tmp_path} --released_processes {more}"
     with pytest.raises(SystemExit, match=f"^error: --released_processes {message}"):
         release.main([*flags, *line.split()])
@@ -118,11 +149,20 @@ def test_what_cannot_be_simulated_is_refused(more: str, message: str, flags: lis
 def unigram_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer, special = Tokenizer(models.Unigram()), ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    options = {"vocab_size": 120, "special_tokens": special, "unk_token": "<unk>", "show_progress": False}
-    text = [side for language in ("de", "sw") for pair in synthetic_pairs(language) for side in pair]
+    options = {
+        "vocab_size": 120,
+        "special_tokens": special,
+        "unk_token": "<unk>",
+        "show_progress": False,
+    }
+    text = [
+        side for language in ("de", "sw") for pair in synthetic_pairs(language) for side in pair
+    ]
     tokenizer.train_from_iterator(text, trainers.UnigramTrainer(**options))
     ends = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=ends
+    )
     names = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), special))
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     made.save_pretrained(folder)
@@ -141,12 +181,21 @@ def test_a_small_encoder_has_the_frequent_pieces_of_the_text(
 
     text = [side for language in LANGUAGES for pair in synthetic_pairs(language) for side in pair]
     counts = Counter(piece for line in text for piece in whole.tokenize(line))
-    kept, rank = set(cut.get_vocab()), {piece: (len(piece) > 1, -count) for piece, count in counts.items()}
+    kept, rank = (
+        set(cut.get_vocab()),
+        {piece: (len(piece) > 1, -count) for piece, count in counts.items()},
+    )
     assert set(whole.all_special_tokens) <= kept <= set(whole.get_vocab())
-    assert max(rank[piece] for piece in kept & set(rank)) <= min(rank[piece] for piece in set(rank) - kept)
+    assert max(rank[piece] for piece in kept & set(rank)) <= min(
+        rank[piece] for piece in set(rank) - kept
+    )
 
     line = next(line for line in text if set(whole.tokenize(line)) <= kept)
-    assert cut.convert_ids_to_tokens(cut(line)["input_ids"]) == ["<s>", *whole.tokenize(line), "</s>"]
+    assert cut.convert_ids_to_tokens(cut(line)["input_ids"]) == [
+        "<s>",
+        *whole.tokenize(line),
+        "</s>",
+    ]
     with pytest.raises(SystemExit, match="leaves no piece"):
         new_encoder.main([*argv, str(tmp_path / "whole"), "--vocab_size", "5"])
     with pytest.raises(SystemExit, match="a BPE tok"):

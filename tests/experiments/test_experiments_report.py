@@ -42,11 +42,23 @@ evaluate: {tatoeba: "eval_retrieval.py --model {model}"}
 runs: {base: {}, layers-1: {rtl_layers: 1}, layers-3: {rtl_layers: 3}, bidirectional: {tr_bidirectional: true}}
 """
 LINE = ["train_dap.py", "--objective", "tr", "--max_steps", "20"]
-BLOCKS = ("comparison-small", "paper", "learning-rates", "ablations", "alignment", "cost", "missing", "machine")
+BLOCKS = (
+    "comparison-small",
+    "paper",
+    "learning-rates",
+    "ablations",
+    "alignment",
+    "cost",
+    "missing",
+    "machine",
+)
 
 
 def marks(names: Sequence[str]) -> str:
-    return "\n\n".join(f"By hand.\n<!-- begin {name} -->\n<!-- end {name} -->" for name in names) + "\nThe end."
+    return (
+        "\n\n".join(f"By hand.\n<!-- begin {name} -->\n<!-- end {name} -->" for name in names)
+        + "\nThe end."
+    )
 
 
 def change(path: Path, changes: Mapping[str, Any]) -> None:
@@ -62,8 +74,16 @@ class Project:
     """A folder laid out as the checkout, with recipes and the two documents, for result files."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.results, self.figures = root, root / "experiments" / "results", root / "docs" / "figures"
-        self.recipes, self.docs, self.readme = root / "experiments" / "recipes", root / DOCS, root / "README.md"
+        self.root, self.results, self.figures = (
+            root,
+            root / "experiments" / "results",
+            root / "docs" / "figures",
+        )
+        self.recipes, self.docs, self.readme = (
+            root / "experiments" / "recipes",
+            root / DOCS,
+            root / "README.md",
+        )
         self.recipes.mkdir(parents=True)
         self.docs.parent.mkdir()
         for name, text in {"small": RECIPE, "ablations": ABLATIONS}.items():
@@ -71,14 +91,29 @@ class Project:
         self.docs.write_text(marks(BLOCKS))
         self.readme.write_text(marks(["results-comparison"]))
 
-    def add(self, run: str, rate: float, seed: int, accuracy: float | None, recipe: str = "small", **own: Any) -> Path:
+    def add(
+        self,
+        run: str,
+        rate: float,
+        seed: int,
+        accuracy: float | None,
+        recipe: str = "small",
+        **own: Any,
+    ) -> Path:
         """Writes a result file: accuracy xx→en on Tatoeba, `dev` on held-out pairs, other `evaluations`."""
         evaluations = dict(own.get("evaluations", {}))
         if accuracy is not None:
-            languages = {code: {"xx-en": accuracy + more, "en-xx": accuracy} for code, more in (("de", 1), ("fi", -1))}
+            languages = {
+                code: {"xx-en": accuracy + more, "en-xx": accuracy}
+                for code, more in (("de", 1), ("fi", -1))
+            }
             averages = {"36 languages": {"xx-en": accuracy, "en-xx": accuracy - 2}}
             settings = {"max_pairs": 250, "text": "abc"}
-            evaluations["tatoeba"] = {"settings": settings, "averages": averages, "languages": languages}
+            evaluations["tatoeba"] = {
+                "settings": settings,
+                "averages": averages,
+                "languages": languages,
+            }
         losses = {"rtl_loss"} if run == "dap" else {"tr_loss"}
         content = {
             "recipe": recipe, "run": run, "seed": seed, "learning_rate": rate, "record": {"pairs a step": 32},
@@ -122,7 +157,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def test_the_best_is_named_only_if_it_is_clearly_ahead() -> None:
     spreads = {"a": Spread(90.0, 2.0, 3), "b": Spread(95.0, 2.0, 3), "c": None}
     assert (clear_best(spreads), clear_best(spreads, lower_is_better=True)) == ("b", "a")
-    close, single, chance, ceiling = ((93.9, 2.0, 3), (99.0, None, 1), (95.0, 2.0, 2), (95.0, 0.0, 3))
+    close, single, chance, ceiling = (
+        (93.9, 2.0, 3),
+        (99.0, None, 1),
+        (95.0, 2.0, 2),
+        (95.0, 0.0, 3),
+    )
     for other in (close, single, chance, ceiling):
         assert clear_best(spreads | {"b": Spread(*other)}) is None
     assert clear_best({"a": Spread(90.0, 2.0, 3)}) is None
@@ -135,18 +175,30 @@ def test_comparison_has_means_deviations_and_differences(project: Project) -> No
         project.add(run, 1e-4, 0, None, dev=80.0)
         found[run] = [round(level + rng.random(), 4) for _ in range(3)]
         for seed, accuracy in enumerate(found[run]):
-            more = {"xnli": {"mean": {"accuracy": accuracy / 2}}} if (run, seed) != ("dap", 2) else {}
+            more = (
+                {"xnli": {"mean": {"accuracy": accuracy / 2}}} if (run, seed) != ("dap", 2) else {}
+            )
             project.add(run, 1e-3, seed, accuracy, evaluations=more)
     project.add("tr-same-time", 1e-3, 0, 85.5)
-    start, tr, tlm, dap, *_, difference, by_seed, within = project.row("Tatoeba xx→en, 36 languages")
+    start, tr, tlm, dap, *_, difference, by_seed, within = project.row(
+        "Tatoeba xx→en, 36 languages"
+    )
     assert start == "80.00"  # one seed has no deviation
     assert (tr, tlm, dap) == (shown(found["tr"]), shown(found["tlm"]), f"**{shown(found['dap'])}**")
     paired = [a - b for a, b in zip(found["dap"], found["tr"], strict=True)]
-    assert (difference, by_seed) == (shown(paired, "+"), ", ".join(f"{each:+.2f}" for each in paired))
+    assert (difference, by_seed) == (
+        shown(paired, "+"),
+        ", ".join(f"{each:+.2f}" for each in paired),
+    )
     low, high = map(float, within.split(", "))
     assert round(min(paired), 2) <= low < statistics.fmean(paired) < high <= round(max(paired), 2)
     _, _, _, dap, *_, difference, by_seed, within = project.row("XNLI, mean accuracy")
-    assert (dap[-5:], difference[-5:], by_seed.count(","), within) == ("(n=2)", "(n=2)", 1, "–")  # not by language
+    assert (dap[-5:], difference[-5:], by_seed.count(","), within) == (
+        "(n=2)",
+        "(n=2)",
+        1,
+        "–",
+    )  # not by language
     assert project.row("seeds")[:4] == ["1", "3", "3", "3"]
     assert project.row("pairs seen")[:4] == ["0", "640", "640", "640"]
     same_pairs, _, same_time = project.block("comparison-small").partition("The same time")
@@ -155,7 +207,9 @@ def test_comparison_has_means_deviations_and_differences(project: Project) -> No
     assert "| Tatoeba xx→en, 36 languages | 85.50 |" in same_time
 
     drawn = pictures(project.studies())
-    assert drawn["loss-small.svg"].data["RTL loss"] == {"DAP": [(160, 2.0), (320, 1.5), (640, 1.25)]}  # seeds' mean
+    assert drawn["loss-small.svg"].data["RTL loss"] == {
+        "DAP": [(160, 2.0), (320, 1.5), (640, 1.25)]
+    }  # seeds' mean
     assert drawn["learning-rates.svg"].data["small"]["TR"] == [(1e-4, 80.0), (1e-3, 90.0)]
 
 
@@ -172,7 +226,10 @@ def test_ablations_are_beside_their_base(project: Project) -> None:
     assert note in " ".join(block.split())
 
     picture = pictures(project.studies())["ablations.svg"]
-    assert picture.data == {HELD_OUT.label: {"layers-1": [0.0, 0.0]}, tatoeba: {"layers-1": [1.0, 2.0]}}
+    assert picture.data == {
+        HELD_OUT.label: {"layers-1": [0.0, 0.0]},
+        tatoeba: {"layers-1": [1.0, 2.0]},
+    }
     path = project.figures / "ablations.svg"
     save(picture, path)
     assert is_drawn(picture, path)
@@ -182,12 +239,20 @@ def test_ablations_are_beside_their_base(project: Project) -> None:
 def test_what_was_not_run_is_listed(project: Project) -> None:
     project.add("tr", 1e-4, 0, None, dev=95.0)
     lines = project.block("missing").splitlines()
-    assert {"- `ablations`: nothing of it was run", "- `small`, `tr`: training of seeds 0, 1, 2"} <= set(lines)
+    assert {
+        "- `ablations`: nothing of it was run",
+        "- `small`, `tr`: training of seeds 0, 1, 2",
+    } <= set(lines)
     project.add("tr", 1e-3, 0, None, dev=94.0)
-    assert "- `small`, `tr`: training of seeds 1, 2; tatoeba of seed 0" in project.block("missing").splitlines()
+    assert (
+        "- `small`, `tr`: training of seeds 1, 2; tatoeba of seed 0"
+        in project.block("missing").splitlines()
+    )
 
 
-def test_documents_are_made_once_and_checked(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_are_made_once_and_checked(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     for run in ("tr", "dap"):
         project.add(run, 1e-4, 0, None, dev=80.0)
         project.add(run, 1e-3, 0, 81.25)
@@ -209,7 +274,10 @@ def test_documents_are_made_once_and_checked(project: Project, capsys: pytest.Ca
         project.report("--check")
     assert [path.read_bytes() for path in files] == changed
     project.add("tr", 1e-3, 0, 81.26)
-    with pytest.raises(SystemExit, match=r"(?s)reproduction.md: comparison-small.*comparison-small.svg: the picture"):
+    with pytest.raises(
+        SystemExit,
+        match=r"(?s)reproduction.md: comparison-small.*comparison-small.svg: the picture",
+    ):
         project.report("--check")
 
 
@@ -218,9 +286,18 @@ def test_documents_are_made_once_and_checked(project: Project, capsys: pytest.Ca
     [
         ("", "f.md has <!-- begin a --> 0 times: put it in"),
         ("<!-- begin a -->", "<!-- end a --> 0 times"),
-        ("<!-- begin a --><!-- end a --><!-- begin a --><!-- end a -->", "<!-- begin a --> 2 times"),
-        ("<!-- begin a --><!-- begin b --><!-- end a --><!-- end b -->", "begin b follows the mark of a"),
-        ("<!-- end a --><!-- begin a --><!-- begin b --><!-- end b -->", "begin a follows the mark of a"),
+        (
+            "<!-- begin a --><!-- end a --><!-- begin a --><!-- end a -->",
+            "<!-- begin a --> 2 times",
+        ),
+        (
+            "<!-- begin a --><!-- begin b --><!-- end a --><!-- end b -->",
+            "begin b follows the mark of a",
+        ),
+        (
+            "<!-- end a --><!-- begin a --><!-- begin b --><!-- end b -->",
+            "begin a follows the mark of a",
+        ),
         (
             "<!-- begin a --><!-- end a --><!-- begin b --><!-- end b --><!-- begin c -->",
             "no block is called c; there",
@@ -236,20 +313,39 @@ def test_marks_that_do_not_fit_are_named(text: str, message: str) -> None:
     ("changes", "message"),
     [
         ({"record.max_steps": 10}, "{1}: trained with max_steps 10, but tr has 20: train it anew"),
-        ({"record.pairs a step": 64}, "{1}: trained with pairs a step 64, but tr has 32: train it anew"),
-        ({"command": ["experiments.release"]}, "trained with command experiments.release, but tr has train_dap.py"),
+        (
+            {"record.pairs a step": 64},
+            "{1}: trained with pairs a step 64, but tr has 32: train it anew",
+        ),
+        (
+            {"command": ["experiments.release"]},
+            "trained with command experiments.release, but tr has train_dap.py",
+        ),
         ({"command": [*LINE[:-1], "200"]}, "{1}: trained without --max_steps 20: train it anew"),
         ({"encoder": "b2"}, r"{0} and {1} differ in encoder \('a1' and 'b2'"),
         ({"record.pooling": "mean"}, r"{0} and {1} differ in pooling \('cls' and 'mean'"),
         ({"seed": 5}, "{1} is the result small/tr-lr0.001/seed-5.json"),
         ({"record.text": {"de": 1, "fi": 3}}, r"differ in fi of text \(2 and 3\)"),
-        ({"evaluations.tatoeba.settings.max_pairs": None}, r"differ in max_pairs of tatoeba \(250 and None\)"),
+        (
+            {"evaluations.tatoeba.settings.max_pairs": None},
+            r"differ in max_pairs of tatoeba \(250 and None\)",
+        ),
     ],
 )
-def test_results_that_do_not_fit_are_named(project: Project, changes: dict[str, Any], message: str) -> None:
+def test_results_that_do_not_fit_are_named(
+    project: Project, changes: dict[str, Any], message: str
+) -> None:
     paths = [project.add("tr", 1e-3, seed, 80.0) for seed in (0, 1)]
     for path in paths:
-        change(path, {"command": LINE, "encoder": "a1", "record.pooling": "cls", "record.text": {"de": 1, "fi": 2}})
+        change(
+            path,
+            {
+                "command": LINE,
+                "encoder": "a1",
+                "record.pooling": "cls",
+                "record.text": {"de": 1, "fi": 2},
+            },
+        )
     project.studies()
     change(paths[1], changes)
     with pytest.raises(ValueError, match=message.format(*paths)):
@@ -276,5 +372,7 @@ def test_what_is_no_cost_is_named(tmp_path: Path) -> None:
 def test_the_repositorys_own_documents_are_what_its_results_say() -> None:
     """In a fresh process, which shows that tables need no torch."""
     code = "import sys; from experiments.report import main; main(['--check']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -72,27 +72,60 @@ def test_a_study_is_carried_out_once(
 
     def execute_here(arguments: Sequence[str], log: Path) -> None:
         ran.append([*arguments])
-        {"train_dap.py": train_dap, "eval_retrieval.py": eval_retrieval}[arguments[0]].run([*arguments[1:]])
+        {"train_dap.py": train_dap, "eval_retrieval.py": eval_retrieval}[arguments[0]].run(
+            [*arguments[1:]]
+        )
 
     monkeypatch.setattr(runner, "execute", execute_here)
     data = tmp_path / "a {folder} with spaces"
     shutil.copytree(bitext_dir, data)
-    train = {"model_name_or_path": "{encoder}", "train_data": "{data}", "max_steps": 2, "dev_pairs": 10, "seed": 7}
-    train |= {"total_train_batch_size": 8, "learning_rate": 1e-3, "eval_strategy": "no", "save_strategy": "no"}
-    train |= {"logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "max_seq_length": 16}
-    evaluate = "eval_retrieval.py --model {model} --data_dir {data} --max_pairs 20 --output_file {result}"
+    train = {
+        "model_name_or_path": "{encoder}",
+        "train_data": "{data}",
+        "max_steps": 2,
+        "dev_pairs": 10,
+        "seed": 7,
+    }
+    train |= {
+        "total_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+    }
+    train |= {
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "max_seq_length": 16,
+    }
+    evaluate = (
+        "eval_retrieval.py --model {model} --data_dir {data} --max_pairs 20 --output_file {result}"
+    )
     runs = {"tr": {"objective": "tr"}, "dap": {"seeds": [3], "tr_hard_negatives": 0.5}}
     runs["tr-same-time"] = {"like": "tr", "same_time_as": "dap", "evaluate": []}
     recipe = tell(tmp_path, train=train, evaluate={"found": evaluate}, runs=runs)
-    places = [str(recipe), "--places", f"encoder={tiny_bert_dir}", f"data={data}", "--output_dir", str(tmp_path)]
+    places = [
+        str(recipe),
+        "--places",
+        f"encoder={tiny_bert_dir}",
+        f"data={data}",
+        "--output_dir",
+        str(tmp_path),
+    ]
     argv = [*places, "--results_dir", str(tmp_path / "results")]
-    with pytest.raises(SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.timing writes it$"):
+    with pytest.raises(
+        SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.timing writes it$"
+    ):
         runner.main(argv)
     timing.main([*argv, "--repeats", "1"])
     runner.main(argv)
     assert [line[0] for line in ran] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
 
-    folder, collected = tmp_path / "study/dap-lr0.001/seed-3", tmp_path / "results/study/dap-lr0.001/seed-3.json"
+    folder, collected = (
+        tmp_path / "study/dap-lr0.001/seed-3",
+        tmp_path / "results/study/dap-lr0.001/seed-3.json",
+    )
     content = json.loads(collected.read_text())
     assert content["record"]["seed"] == content["record"]["data_seed"] == content["seed"] == 3
     assert [line["step"] for line in content["curve"]] == [1, 2]
@@ -100,8 +133,15 @@ def test_a_study_is_carried_out_once(
     assert content["dev"].items() <= results(folder).items()
     assert (content["config"]["objective"], content["command"][0]) == ("tr+rtl", "train_dap.py")
     trained = dict(zip(content["command"][1::2], content["command"][2::2], strict=True))
-    assert (trained["--seed"], trained["--learning_rate"], trained["--max_steps"]) == ("3", "0.001", "2")
-    assert content["encoder"] == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]
+    assert (trained["--seed"], trained["--learning_rate"], trained["--max_steps"]) == (
+        "3",
+        "0.001",
+        "2",
+    )
+    assert (
+        content["encoder"]
+        == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]
+    )
     assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
 
     before = collected.stat().st_ino  # another file takes its place when it is written
@@ -117,7 +157,12 @@ def test_a_study_is_carried_out_once(
 def test_the_search_takes_the_rate_of_the_best_accuracy(
     study: Callable[..., Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = {"train": {}, "seeds": [4, 5], "learning_rates": [1.0, 2.0, 3.0], "evaluate": {"e": "x.py {model}"}}
+    content = {
+        "train": {},
+        "seeds": [4, 5],
+        "learning_rates": [1.0, 2.0, 3.0],
+        "evaluate": {"e": "x.py {model}"},
+    }
     workspace = study(**content, runs={"tr": None, "long": {"like": "tr", "max_steps": 9}})
     tr, long = workspace.recipe.runs.values()
     done: list[Job] = []
@@ -131,7 +176,10 @@ def test_the_search_takes_the_rate_of_the_best_accuracy(
         timing.model_folder(workspace, long)
     assert work(workspace, None) == []
     searched = [Job(tr, 4, rate, ()) for rate in (1.0, 2.0, 3.0)]
-    assert done == [*searched, *(Job(run, seed, 2.0, ("e",)) for seed in (4, 5) for run in (tr, long))]
+    assert done == [
+        *searched,
+        *(Job(run, seed, 2.0, ("e",)) for seed in (4, 5) for run in (tr, long)),
+    ]
     with pytest.raises(ValueError, match="long-lr2/seed-4 has no finished model"):
         timing.model_folder(workspace, long)
     (workspace.folder(searched[0]) / "eval_results.json").unlink()
@@ -139,9 +187,15 @@ def test_the_search_takes_the_rate_of_the_best_accuracy(
         work(workspace, None)
 
 
-def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(study: Callable[..., Workspace]) -> None:
+def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(
+    study: Callable[..., Workspace],
+) -> None:
     train = {"learning_rate": 0.5, "max_steps": 100, "objective": "tr"}
-    runs = {"tr": {"command": "own.py"}, "dap": {"objective": "tr+rtl"}, "same": {"like": "tr", "same_time_as": "dap"}}
+    runs = {
+        "tr": {"command": "own.py"},
+        "dap": {"objective": "tr+rtl"},
+        "same": {"like": "tr", "same_time_as": "dap"},
+    }
     runs["own"] = {"like": "tr", "same_time_as": "tr"}
     workspace = study(train=train, runs=runs)
     same, own = (Job(workspace.recipe.runs[name], 3, 0.5, ()) for name in ("same", "own"))
@@ -149,7 +203,13 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(study: Callab
     with pytest.raises(ValueError, match="timing.json tells nothing of tr: "):
         workspace.arguments(same)
     write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, workspace.timing)
-    expected = {"objective": "tr", "max_steps": 155, "learning_rate": 0.5, "seed": 3, "data_seed": 3}
+    expected = {
+        "objective": "tr",
+        "max_steps": 155,
+        "learning_rate": 0.5,
+        "seed": 3,
+        "data_seed": 3,
+    }
     assert workspace.arguments(same) == expected
     assert workspace.arguments(own)["max_steps"] == 100
     assert same.run.command == "own.py"
@@ -159,7 +219,10 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(study: Callab
 def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Workspace]) -> None:
     train = {"learning_rate": 0.5, "max_steps": 100, "train_data": "d"}
     sized, mixed = {"total_train_batch_size": 8}, {"language_mix": "uniform"}
-    lacking, unlike = "dap has no total_train_batch_size", "dap has language_mix='uniform', tr 'natural'"
+    lacking, unlike = (
+        "dap has no total_train_batch_size",
+        "dap has language_mix='uniform', tr 'natural'",
+    )
     for more, own, message in (({}, {}, lacking), (sized, mixed, unlike)):
         runs = {"tr": None, "dap": own, "same": {"like": "tr", "same_time_as": "dap"}}
         workspace = study(train=train | more, runs=runs)
@@ -177,7 +240,10 @@ def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Works
         ({"evaluate": {"e": "x.py {"}}, "has a brace alone"),
         ({"runs": {"a": {"evaluate": ["f"]}}}, "a evaluates f, which the recipe does not define"),
         ({"runs": {"a": {"like": "b"}, "b": None}}, "a is like b, which must be a run above it"),
-        ({"runs": {"a": None, "b": {"same_time_as": "a"}}}, "b is same_time_as a, which needs like"),
+        (
+            {"runs": {"a": None, "b": {"same_time_as": "a"}}},
+            "b is same_time_as a, which needs like",
+        ),
         ({"runs": {"a": None, "b": {"like": "a", "same_time_as": "a"}}}, "which needs max_steps"),
         ({"learning_rates": []}, "a has no learning_rate"),
         ({"runs": []}, "no recipe"),
@@ -199,13 +265,20 @@ def test_mistakes_in_a_recipe_are_named(content: dict, message: str, tmp_path: P
 )
 def test_mistakes_in_the_command_are_named(arguments: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=f"^error: {message}"):
-        runner.main([str(tell(tmp_path, learning_rates=[1.0], runs={"a": None})), *arguments.split()])
+        runner.main(
+            [str(tell(tmp_path, learning_rates=[1.0], runs={"a": None})), *arguments.split()]
+        )
 
 
 def test_what_fails_is_named_what_is_held_is_left_and_the_others_go_on(
     study: Callable[..., Workspace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = {"bad": {"command": "json.tool", "objective": "t r"}, "damaged": None, "held": None, "good": None}
+    runs = {
+        "bad": {"command": "json.tool", "objective": "t r"},
+        "damaged": None,
+        "held": None,
+        "good": None,
+    }
     runs["old"] = {"past": True, "an_argument_that_is_gone": 3}
     workspace = study(runs=runs)
     bad, damaged, held, good, _ = (job_of(workspace, name) for name in runs)
@@ -217,8 +290,14 @@ def test_what_fails_is_named_what_is_held_is_left_and_the_others_go_on(
         of_the_command, of_the_folder = sorted(work(workspace, None))
     assert of_the_command == f"{bad.name}: json.tool ended with status 2: see {log}"
     assert "-m json.tool --learning_rate 1.0 --objective 't r' --seed 0" in log.read_text()
-    assert of_the_folder.startswith(f"{damaged.name}: {workspace.folder(damaged) / FINISHED}: no JSON")
-    options = {"--output_dir": workspace.runs_dir, "--results_dir": workspace.results_dir, "--only": "bad"}
+    assert of_the_folder.startswith(
+        f"{damaged.name}: {workspace.folder(damaged) / FINISHED}: no JSON"
+    )
+    options = {
+        "--output_dir": workspace.runs_dir,
+        "--results_dir": workspace.results_dir,
+        "--only": "bad",
+    }
     argv = [str(part) for option in options.items() for part in option]
     runner.main([str(tmp_path / "recipe.yaml"), "--list", *argv, "held", "good", "old"])
     assert capsys.readouterr().out.splitlines() == [
@@ -230,7 +309,9 @@ def test_what_began_is_told_anew_but_for_a_checkpoint(study: Callable[..., Works
     workspace = study(runs={"a": None})
     job = job_of(workspace, "a")
     workspace.begin(job, {"max_steps": 1})
-    workspace.begin(job, {"max_steps": 2})  # the first command failed before it had trained anything
+    workspace.begin(
+        job, {"max_steps": 2}
+    )  # the first command failed before it had trained anything
     (workspace.folder(job) / "checkpoint-1").mkdir()
     workspace.begin(job, {"max_steps": 3})
     assert json.loads((workspace.folder(job) / BEGUN).read_text())["command"][-1] == "2"
@@ -275,10 +356,16 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
     assert commit(tmp_path) is None
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "experiments" / "recipes").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_path: Path) -> None:
-    heads = [f"{name}heads" for name in ("", "bow_", "longer_bow_", "longest_bow_", "tlm_", "both_")]
-    places = dict.fromkeys(["encoder", "encoder_without_head", "data", "links", *heads], str(tmp_path))
+    heads = [
+        f"{name}heads" for name in ("", "bow_", "longer_bow_", "longest_bow_", "tlm_", "both_")
+    ]
+    places = dict.fromkeys(
+        ["encoder", "encoder_without_head", "data", "links", *heads], str(tmp_path)
+    )
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():
@@ -304,10 +391,14 @@ case "$*" in *--list) cat {tmp_path}/progress;; esac
     script = ["bash", str(REPOSITORY / "experiments" / "gpu.sh")]
     for progress in ("tr: open\n", "tr: done\ndap: begun\n", "tr: done\n"):
         (tmp_path / "progress").write_text(progress)
-        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            script, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
         assert ("all is done" in done.stdout) is (progress == "tr: done\n")
     benchmark, *studies = (tmp_path / "asked").read_text().splitlines()
     assert benchmark == f"-m benchmarks.gpu --folder {tmp_path}/out/benchmarks"
     assert len(studies) == 4
     for name, run in (("heads", "heads"), ("bow_heads", "bow-heads")):
-        assert all(f" {name}={tmp_path}/out/runs/gpu/{run}-lr0.001/seed-0 " in line for line in studies)
+        assert all(
+            f" {name}={tmp_path}/out/runs/gpu/{run}-lr0.001/seed-0 " in line for line in studies
+        )

@@ -64,10 +64,16 @@ def test_ranks_are_a_random_order_of_the_seed() -> None:
     orders = [ranks(keys, seed) for seed in (0, 1, -1)]
     assert all(len(np.unique(order)) == len(keys) for order in orders)
     for order in orders:
-        assert np.corrcoef(keys.astype(float), order.astype(float))[0, 1] == pytest.approx(0, abs=0.02)
-        assert np.bincount((order >> np.uint64(60)).astype(int), minlength=16) == pytest.approx(6250, rel=0.06)
+        assert np.corrcoef(keys.astype(float), order.astype(float))[0, 1] == pytest.approx(
+            0, abs=0.02
+        )
+        assert np.bincount((order >> np.uint64(60)).astype(int), minlength=16) == pytest.approx(
+            6250, rel=0.06
+        )
     for first, second in pairwise(orders):
-        assert np.corrcoef(first.astype(float), second.astype(float))[0, 1] == pytest.approx(0, abs=0.02)
+        assert np.corrcoef(first.astype(float), second.astype(float))[0, 1] == pytest.approx(
+            0, abs=0.02
+        )
 
 
 def frame(values: np.ndarray) -> pl.LazyFrame:
@@ -81,7 +87,11 @@ def test_counts_by_ranges_are_those_of_a_set(part: int) -> None:
     assert count_distinct(frame(keys), "key", part) == len(set(values))
     found = repeated(frame(keys), "key", part)["key"].to_list()
     assert sorted(found) == sorted({value for value in values if values.count(value) > 1})
-    assert count_distinct(frame(keys[:0]), "key", part) == len(repeated(frame(keys[:0]), "key", part)) == 0
+    assert (
+        count_distinct(frame(keys[:0]), "key", part)
+        == len(repeated(frame(keys[:0]), "key", part))
+        == 0
+    )
 
 
 def naive_sample(values: list[int], size: int | None) -> list[int]:
@@ -92,7 +102,9 @@ def naive_sample(values: list[int], size: int | None) -> list[int]:
 @pytest.mark.parametrize("size", [None, 0, 1, 333, 10_000])
 def test_sample_by_ranges_is_that_of_a_loop(part: int, size: int | None) -> None:
     keys = random_keys(2000, 600)
-    assert sample(frame(keys), "key", size, part)["row"].to_list() == naive_sample(keys.tolist(), size)
+    assert sample(frame(keys), "key", size, part)["row"].to_list() == naive_sample(
+        keys.tolist(), size
+    )
     assert sample(frame(keys[:0]), "key", size, part)["row"].to_list() == []
 
 

@@ -48,7 +48,10 @@ def test_good_pairs_stay(language: str) -> None:
 
 def test_the_released_code_keeps_short_pairs_that_share_words_and_drops_quotation_marks() -> None:
     pair = ('Wir "sehen" uns OK Tom', "See you OK Tom")
-    assert reasons("de", pair, ("a b c d e OK Tom X", "f g h OK Tom X"), shared_beyond=5) == [None, "shared"]
+    assert reasons("de", pair, ("a b c d e OK Tom X", "f g h OK Tom X"), shared_beyond=5) == [
+        None,
+        "shared",
+    ]
     assert reasons("de", pair) == ["shared"]
     kept, _ = clean(frame(pair), "de", PrepareOptions(shared_beyond=5, strip_quotes=True))
     assert kept.rows() == [("Wir sehen uns OK Tom", pair[1])]
@@ -63,9 +66,15 @@ def test_each_reason_in_each_script(language: str) -> None:
     cases = {
         "url": [(f"{source} http://a.b", target), (source, f"{target} me@home")],
         "short": [(short, target), (source, "The train leaves.")],
-        "length_ratio": [(source, " ".join(f"word{i}" for i in range(41))), (f"{source} " * 40, target)],
+        "length_ratio": [
+            (source, " ".join(f"word{i}" for i in range(41))),
+            (f"{source} " * 40, target),
+        ],
         "long": [(" ".join([source] * -(-70 // count)), " ".join(f"word{i}" for i in range(70)))],
-        "shared": [(f"{source} A1 B2 C3 D4", "A1 B2 C3 D4 one two"), (f"{source} A1 B2", "A1 B2 one two")],
+        "shared": [
+            (f"{source} A1 B2 C3 D4", "A1 B2 C3 D4 one two"),
+            (f"{source} A1 B2", "A1 B2 one two"),
+        ],
         "script": [(other, target), (source, other), ("1 2 3 4 5", target)],
     }
     for reason, pairs in cases.items():
@@ -83,13 +92,17 @@ def test_limits_are_where_the_paper_has_them() -> None:
     assert reasons("de", pair(65, 64), pair(65, 65)) == [None, "long"]
     shared = ("a b c d e f", "a b c x y z w")
     assert reasons("de", shared, ("a b c d e f g", "a b c x y z w")) == ["shared", None]
-    assert reasons("de", ("a a a a a a b", "a c d e f g")) == ["shared"]  # one of two different tokens
+    assert reasons("de", ("a a a a a a b", "a c d e f g")) == [
+        "shared"
+    ]  # one of two different tokens
     assert reasons("de", shared, max_shared=0.6) == [None]
     assert reasons("de", pair(3, 4), pair(40, 41), min_tokens=3, max_tokens=39) == [None, "long"]
     assert reasons("de", pair(20, 9), ratio_beyond=10, max_ratio=3.0) == [None]
     assert reasons("de", pair(20, 9), ratio_beyond=10) == ["length_ratio"]
     assert reasons("de", GOOD["de"], url_pattern="Zug") == ["url"]
-    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == ["url"]  # polars' syntax, not Python's
+    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == [
+        "url"
+    ]  # polars' syntax, not Python's
     assert reasons("de", GOOD["ka"], min_script=0.0) == [None]
     assert reasons("xh", GOOD["ka"]) == [None]  # of unknown script
 
@@ -108,14 +121,20 @@ def test_text_is_repaired_and_counted() -> None:
 
 
 def test_nfc_is_unicodes_for_every_character() -> None:
-    characters = [chr(code) for code in range(0x21, 0x1E100) if unicodedata.category(chr(code))[0] in "LM"]
-    texts = [f"a{character}e\u0301{character}\u0308." for character in characters] + [f"x{c}y" for c in characters]
+    characters = [
+        chr(code) for code in range(0x21, 0x1E100) if unicodedata.category(chr(code))[0] in "LM"
+    ]
+    texts = [f"a{character}e\u0301{character}\u0308." for character in characters] + [
+        f"x{c}y" for c in characters
+    ]
     repaired, _ = repair(pl.DataFrame({"source": texts, "target": texts}))
     assert repaired["source"].to_list() == [unicodedata.normalize("NFC", text) for text in texts]
 
 
 def test_other_columns_stay_beside_their_pair() -> None:
-    pairs = frame(GOOD["de"], ("zu kurz", "too short"), GOOD["de"]).with_columns(line=pl.Series([7, 8, 9]))
+    pairs = frame(GOOD["de"], ("zu kurz", "too short"), GOOD["de"]).with_columns(
+        line=pl.Series([7, 8, 9])
+    )
     assert clean(pairs, "de", PrepareOptions())[0]["line"].to_list() == [7, 9]
     assert clean(pairs.clear(), "de", PrepareOptions())[0].rows() == []
 
@@ -127,7 +146,10 @@ SCRIPT_NAMES = {"CJK UNIFIED": "Han", "HIRAGANA": "Hiragana", "KATAKANA LETTER":
 
 def script_of(character: str) -> str:
     name = unicodedata.name(character, "")
-    return next((script for start, script in SCRIPT_NAMES.items() if name.startswith(start)), name.split()[0].title())
+    return next(
+        (script for start, script in SCRIPT_NAMES.items() if name.startswith(start)),
+        name.split()[0].title(),
+    )
 
 
 def naive_words(text: str, unspaced: bool) -> tuple[list[str], int]:
@@ -139,7 +161,11 @@ def naive_words(text: str, unspaced: bool) -> tuple[list[str], int]:
             tokens.append(character)
             count += 1 / CHARACTERS_PER_WORD[script]
         elif character != " " and character not in "。，、！":
-            if before in ("", " ") or before in "。，、！" or script_of(before) in CHARACTERS_PER_WORD:
+            if (
+                before in ("", " ")
+                or before in "。，、！"
+                or script_of(before) in CHARACTERS_PER_WORD
+            ):
                 tokens.append("")
                 count += 1
             tokens[-1] += character
@@ -173,9 +199,26 @@ def naive_reason(language: str, source: str, target: str) -> str | None:
 
 def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
     rng = random.Random(language)
-    pieces = [word for source, _ in GOOD.values() for word in unicodedata.normalize("NFC", source).split()]
+    pieces = [
+        word for source, _ in GOOD.values() for word in unicodedata.normalize("NFC", source).split()
+    ]
     own = unicodedata.normalize("NFC", GOOD[language][0]).split()
-    english = ["the", "train", "leaves", "at", "8", "we", "saw", "old", "birds", "12", "http", "home@", "Windows", "x"]
+    english = [
+        "the",
+        "train",
+        "leaves",
+        "at",
+        "8",
+        "we",
+        "saw",
+        "old",
+        "birds",
+        "12",
+        "http",
+        "home@",
+        "Windows",
+        "x",
+    ]
 
     def text(words: list[str], longest: int) -> str:
         chosen = rng.choices(words, k=rng.choice([0, 2, 4, 8, longest]))
@@ -183,7 +226,9 @@ def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
         return " ".join(dict.fromkeys(chosen) if rng.random() < 0.5 else chosen)
 
     pairs = [(text(own, 80), text(english[:10], 80)) for _ in range(count)]
-    return [(target, target) if rng.random() < 0.05 else (source, target) for source, target in pairs]
+    return [
+        (target, target) if rng.random() < 0.05 else (source, target) for source, target in pairs
+    ]
 
 
 @pytest.mark.parametrize("language", GOOD)
@@ -191,15 +236,21 @@ def test_filters_equal_a_plain_loop(language: str) -> None:
     pairs = random_pairs(language, 600)
     expected = [naive_reason(language, *pair) for pair in pairs]
     kept, counts = clean(frame(*pairs), language, PrepareOptions())
-    assert {reason: counts[reason] for reason in REASONS} == {reason: expected.count(reason) for reason in REASONS}
+    assert {reason: counts[reason] for reason in REASONS} == {
+        reason: expected.count(reason) for reason in REASONS
+    }
     assert kept.rows() == [pair for pair, reason in zip(pairs, expected) if reason is None]
     assert len(set(expected)) >= 6  # the pairs are worth something
     texts, scripts = [source for source, _ in pairs], SCRIPTS[language]
-    counts = [naive_words(text, bool(CHARACTERS_PER_WORD.keys() & set(scripts)))[1] for text in texts]
+    counts = [
+        naive_words(text, bool(CHARACTERS_PER_WORD.keys() & set(scripts)))[1] for text in texts
+    ]
     assert words(pl.Series(texts), scripts)[1].to_list() == counts
 
 
-def test_a_tokenizer_counts_instead_of_words(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_tokenizer_counts_instead_of_words(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
     tiny_tokenizer.save_pretrained(tmp_path)
     pair = ("Wortungetüm", "one two three four")
     assert reasons("de", pair) == ["short"]
@@ -228,7 +279,9 @@ def test_the_identifier_sees_what_passed_and_its_word_counts(identified_by: Iden
 
     def identify(texts: list[str]) -> list[str]:
         asked.extend(texts)
-        return ["eng" if text.startswith("The") else "deu" if "Zug" in text else "nl" for text in texts]
+        return [
+            "eng" if text.startswith("The") else "deu" if "Zug" in text else "nl" for text in texts
+        ]
 
     dutch = ("De trein vertrekt om acht uur.", "The train leaves at eight o'clock.")
     options = identified_by(identify)
@@ -268,13 +321,19 @@ def test_wrong_options_are_named() -> None:
         (lambda texts: [], "gave 0 codes for 1 texts"),
     ],
 )
-def test_an_identifier_that_fails_is_named(answer: Any, message: str, identified_by: Identify) -> None:
+def test_an_identifier_that_fails_is_named(
+    answer: Any, message: str, identified_by: Identify
+) -> None:
     pairs = frame(("eins zwei drei vier", "one two three four"))
     with pytest.raises(UserError, match=f"language_identifier 'test_filters:identify' {message}"):
         clean(pairs, "de", identified_by(answer))
 
 
-def test_the_identifier_may_tell_script_and_region_of_other_languages(identified_by: Identify) -> None:
+def test_the_identifier_may_tell_script_and_region_of_other_languages(
+    identified_by: Identify,
+) -> None:
     pairs = frame(("ово је добра реченица", "this is a sentence"))
-    options = identified_by(lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts])
+    options = identified_by(
+        lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts]
+    )
     assert len(clean(pairs, "srp", options)[0]) == 1

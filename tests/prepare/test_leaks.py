@@ -19,7 +19,9 @@ from dap.prepare.filters import repair
 from dap.prepare.leaks import BANDS, LeakIndex, load_index
 from dap.training.data import normalise
 
-LATIN = "the train leaves station at eight old birds sing over harbour Straße où élève mañana".split()  # noqa: SIM905
+LATIN = (
+    ["the", "train", "leaves", "station", "at", "eight", "old", "birds", "sing", "over", "harbour", "Straße", "où", "élève", "mañana"]
+)  # noqa: SIM905
 WORDS = {
     "latin": LATIN,
     "cyrillic": "поезд отходит от станции в восемь часов старые птицы поют над гаванью".split(),  # noqa: SIM905
@@ -33,7 +35,9 @@ def sentences(count: int, seed: int) -> list[str]:
     made = []
     for _ in range(count):
         words = WORDS[rng.choice(list(WORDS))]
-        made.append(("" if len(words[0]) == 1 else " ").join(rng.choices(words, k=rng.randint(1, 14))))
+        made.append(
+            ("" if len(words[0]) == 1 else " ").join(rng.choices(words, k=rng.randint(1, 14)))
+        )
     return [*made, "", "!?", "ha" * 30, "short"]
 
 
@@ -46,7 +50,9 @@ def altered(texts: list[str], seed: int) -> list[str]:
         for _ in range(rng.randint(0, 3)):
             if letters:
                 place = rng.randrange(len(letters))
-                letters[place : place + rng.randint(0, 2)] = rng.choice(["", "x", "站", "ой", "A b"])
+                letters[place : place + rng.randint(0, 2)] = rng.choice(
+                    ["", "x", "站", "ой", "A b"]
+                )
         changed.append("".join(letters))
     return changed
 
@@ -67,7 +73,9 @@ def compare(text: str, sentence: str) -> float:
         return 1.0
     if wide(text) != wide(sentence):
         return 0.0
-    n = next(band.n for band in BANDS if band.wide == wide(sentence) and len(sentence) <= band.longest)
+    n = next(
+        band.n for band in BANDS if band.wide == wide(sentence) and len(sentence) <= band.longest
+    )
     one, other = grams(text, n), grams(sentence, n)
     most = max(one.total(), other.total())
     return (one & other).total() / most if most else 0.0
@@ -86,7 +94,12 @@ def test_equals_comparing_all_with_all(threshold: float | None) -> None:
     expected = {}
     for row, text in enumerate(texts):
         best = max(compare(text, sentence) for sentence in evaluation)
-        if best == 1.0 and normalise(text) in map(normalise, evaluation) or threshold and best >= threshold - 1e-9:
+        if (
+            best == 1.0
+            and normalise(text) in map(normalise, evaluation)
+            or threshold
+            and best >= threshold - 1e-9
+        ):
             expected[row] = best
     assert found["row"].to_list() == list(expected)
     assert found["containment"].to_list() == pytest.approx(list(expected.values()))
@@ -98,8 +111,16 @@ def test_equals_comparing_all_with_all(threshold: float | None) -> None:
 
 
 def test_equal_and_near_texts_of_each_kind() -> None:
-    sentences = ["Look both ways before you cross the road.", "他们在火车站等了八个小时才上车。", "Why?"]
-    texts = ["LOOK both ways; before you cross the road", "Look both ways before you cross a road", "Look both ways"]
+    sentences = [
+        "Look both ways before you cross the road.",
+        "他们在火车站等了八个小时才上车。",
+        "Why?",
+    ]
+    texts = [
+        "LOOK both ways; before you cross the road",
+        "Look both ways before you cross a road",
+        "Look both ways",
+    ]
     texts += ["他们在火车站等了八个小时才下车", "火车", "why", "Why not?"]
     found = find(LeakIndex(sentences), texts)
     assert found["row"].to_list() == [0, 1, 3, 5]
@@ -140,7 +161,20 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
     (tmp_path / "sets/zh-en.dev.en").write_text("en-1\tthree\n")  # fewer, as in BUCC
     (tmp_path / "sets/xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
     (tmp_path / "plain.txt").write_text("five\n \n")
-    expected = {"eins", "zwei", "one", "two", "zh-1", "zh-2", "en-1", "三", "四", "three", "premise", "hypothesis"}
+    expected = {
+        "eins",
+        "zwei",
+        "one",
+        "two",
+        "zh-1",
+        "zh-2",
+        "en-1",
+        "三",
+        "四",
+        "three",
+        "premise",
+        "hypothesis",
+    }
     assert set(read_evaluation([tmp_path / "sets"])) == expected
     found = read_evaluation([tmp_path / "plain.txt", str(tmp_path / "sets/de-en.tsv")])
     assert sorted(found) == ["eins", "five", "one", "two", "zwei"]
@@ -148,7 +182,9 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
         read_evaluation([tmp_path / "absent"])
 
 
-@pytest.mark.parametrize("text", ["সে আজ সারা\u09dfই বাড়ি যাবে না।", "Die Bäume blühen schöner über dem Fluß."])
+@pytest.mark.parametrize(
+    "text", ["সে আজ সারা\u09dfই বাড়ি যাবে না।", "Die Bäume blühen schöner über dem Fluß."]
+)
 def test_evaluation_sentences_are_composed_as_training_text_is(text: str, tmp_path: Path) -> None:
     trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))[0]["source"].to_list()
     for form in ("NFC", "NFD"):
@@ -165,7 +201,10 @@ def test_an_archive_in_a_folder_of_evaluation_sets_is_read_once(tmp_path: Path) 
 
 
 def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
-    records = [{"id": 1, "sentence": "one\ttwo", "translations": {"de": ["eins", None]}}, {"sentence": "three"}]
+    records = [
+        {"id": 1, "sentence": "one\ttwo", "translations": {"de": ["eins", None]}},
+        {"sentence": "three"},
+    ]
     path = tmp_path / "flores.jsonl"
     path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
     assert sorted(read_evaluation([path])) == ["eins", "one two", "three"]
@@ -177,5 +216,7 @@ def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["test.json", "test.csv", "test.parquet", "test.json.gz"])
 def test_what_is_no_text_by_lines_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(ValueError, match=f"{name}: (.json|.csv) is not read for|{name}: the name does not tell the"):
+    with pytest.raises(
+        ValueError, match=f"{name}: (.json|.csv) is not read for|{name}: the name does not tell the"
+    ):
         read_evaluation([tmp_path / name])

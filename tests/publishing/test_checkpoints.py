@@ -18,7 +18,11 @@ from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassificat
 
 @pytest.mark.parametrize(
     ("model_type", "objective"),
-    [("bert", "tr+tlm"), ("bert", "tr+mlm+bow"), *((model_type, "tr+rtl") for model_type in ENCODERS)],
+    [
+        ("bert", "tr+tlm"),
+        ("bert", "tr+mlm+bow"),
+        *((model_type, "tr+rtl") for model_type in ENCODERS),
+    ],
 )
 def test_from_encoder_takes_last_layers_and_masked_lm_head(
     model_type: str, objective: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
@@ -39,7 +43,9 @@ def test_from_encoder_takes_last_layers_and_masked_lm_head(
         logits = before.transform(states) @ model.get_input_embeddings().weight.T + head.bias
         torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
     assert (model.bow_transform is None) == ("bow" not in objective)
-    if objective == "tr+rtl":  # the head's blocks on the states before the last two layers give the encoder's output
+    if (
+        objective == "tr+rtl"
+    ):  # the head's blocks on the states before the last two layers give the encoder's output
         before = expected.hidden_states[1]
         redone = model.rtl_head.blocks(inputs_embeds=before).last_hidden_state
         torch.testing.assert_close(redone, out.last_hidden_state, rtol=1e-4, atol=1e-4)
@@ -54,32 +60,59 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
     assert model.config.target_vocab_size == 3
     assert model.prediction_head.token_ids.tolist() == [7, 9, 30]
     original = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
-    for mine, its in zip(layer_stack(model.rtl_head.blocks)[1], layer_stack(original)[1][1:], strict=True):
+    for mine, its in zip(
+        layer_stack(model.rtl_head.blocks)[1], layer_stack(original)[1][1:], strict=True
+    ):
         torch.testing.assert_close(mine.state_dict(), its.state_dict())
 
 
-def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_config("bert")
     config.tie_word_embeddings = False
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     modeling_dap.logger.addHandler(caplog.handler)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm", mask_token_id=MASK)
-    assert "none that ends in its word embeddings: the prediction head starts from random weights" in caplog.text
+    assert (
+        "none that ends in its word embeddings: the prediction head starts from random weights"
+        in caplog.text
+    )
     assert not torch.equal(
         model.prediction_head.dense.weight,
-        transformers.BertForMaskedLM.from_pretrained(tmp_path).cls.predictions.transform.dense.weight,
+        transformers.BertForMaskedLM.from_pretrained(
+            tmp_path
+        ).cls.predictions.transform.dense.weight,
     )
 
 
 def test_ids_and_counts_that_a_model_cannot_take_are_refused() -> None:
     for objective, more, message in (
-        ("mlm", {"target_token_ids": [7, 9]}, "target_token_ids are what RTL and BOW predict, not objective='mlm'"),
-        ("tr", {"token_counts": torch.ones(250)}, "token_counts are for a prediction head, which objective='tr'"),
-        ("bow", {"target_token_ids": [7, 250]}, "of 2 ids, 1 of them outside of the vocabulary: give 2 different ids"),
-        ("bow", {"target_token_ids": [7], "target_vocab_size": 2}, "of 1 ids, 0 of them outside .* give 2 different"),
+        (
+            "mlm",
+            {"target_token_ids": [7, 9]},
+            "target_token_ids are what RTL and BOW predict, not objective='mlm'",
+        ),
+        (
+            "tr",
+            {"token_counts": torch.ones(250)},
+            "token_counts are for a prediction head, which objective='tr'",
+        ),
+        (
+            "bow",
+            {"target_token_ids": [7, 250]},
+            "of 2 ids, 1 of them outside of the vocabulary: give 2 different ids",
+        ),
+        (
+            "bow",
+            {"target_token_ids": [7], "target_vocab_size": 2},
+            "of 1 ids, 0 of them outside .* give 2 different",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
-            DAPForPreTraining.from_scratch(tiny_config("bert"), objective=objective, mask_token_id=MASK, **more)
+            DAPForPreTraining.from_scratch(
+                tiny_config("bert"), objective=objective, mask_token_id=MASK, **more
+            )
 
 
 def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> None:
@@ -140,9 +173,13 @@ def test_encoders_that_rtl_cannot_be_built_on_are_named_and_unusual_ones_train_w
 @pytest.mark.parametrize(
     "config",
     [
-        transformers.FNetConfig(vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48),
+        transformers.FNetConfig(
+            vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48
+        ),
         transformers.ConvBertConfig(**SHAPE, embedding_size=32),  # its convolution sees padding
-        transformers.EsmConfig(**SHAPE, mask_token_id=MASK, token_dropout=True),  # scales embeddings of ids alone
+        transformers.EsmConfig(
+            **SHAPE, mask_token_id=MASK, token_dropout=True
+        ),  # scales embeddings of ids alone
     ],
     ids=lambda config: config.model_type,
 )
@@ -172,11 +209,20 @@ def test_plain_checkpoints_and_decoders_are_no_dap_models(tiny_bert_dir: Path) -
         with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
             model_class.from_pretrained(tiny_bert_dir)
     with pytest.raises(ValueError, match="encoder_config is not a bidirectional encoder"):
-        DAPModel(DAPConfig(transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4), objective="tr"))
+        DAPModel(
+            DAPConfig(
+                transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4),
+                objective="tr",
+            )
+        )
 
 
 def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
-    config = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new.configuration"})()
+    config = type(
+        "NewConfig",
+        (transformers.BertConfig,),
+        {"__module__": "transformers_modules.new.configuration"},
+    )()
     with pytest.raises(ValueError, match="some/encoder .* runs code of its own"):
         require_encoder(config, "some/encoder")
 
@@ -185,15 +231,21 @@ def test_tokenizer_without_mask_token_is_refused(
     tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False).save_pretrained(tmp_path)
-    bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>")
+    bare = PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>"
+    )
     bare.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no mask token"):
         DAPForPreTraining.from_encoder(str(tmp_path))
-    assert DAPForPreTraining.from_encoder(str(tmp_path), objective="tr").config.mask_token_id is None
+    assert (
+        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr").config.mask_token_id is None
+    )
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
-def test_saved_model_loads_the_same_through_every_auto_class(objective: str, tmp_path: Path) -> None:
+def test_saved_model_loads_the_same_through_every_auto_class(
+    objective: str, tmp_path: Path
+) -> None:
     model, batch = tiny_model("xlm-roberta", objective=objective), make_batch()
     if "rtl" in objective:
         model = tiny_model("xlm-roberta", objective=objective, target_vocab_size=200)
@@ -207,14 +259,20 @@ def test_saved_model_loads_the_same_through_every_auto_class(objective: str, tmp
     ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
     torch.testing.assert_close(encoder(ids, mask).pooler_output, model.dap(ids, mask).pooler_output)
     assert encoder(ids, mask).last_hidden_state.shape == (6, 9, 32)
-    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=3
+    )
     assert isinstance(classifier, DAPForSequenceClassification)
     out = classifier(ids, mask, labels=torch.tensor([0, 1, 2, 0, 1, 2]))
     assert out.logits.shape == (6, 3)
-    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, torch.tensor([0, 1, 2, 0, 1, 2])))
+    torch.testing.assert_close(
+        out.loss, F.cross_entropy(out.logits, torch.tensor([0, 1, 2, 0, 1, 2]))
+    )
 
 
-def test_checkpoints_load_where_this_project_cannot_be_imported_each_with_its_own_code(tmp_path: Path) -> None:
+def test_checkpoints_load_where_this_project_cannot_be_imported_each_with_its_own_code(
+    tmp_path: Path,
+) -> None:
     batch, expected = make_batch(), {}
     for name, pooling in (("first", "cls"), ("second", "mean")):
         model = tiny_model("bert", pooling=pooling)
@@ -223,7 +281,10 @@ def test_checkpoints_load_where_this_project_cannot_be_imported_each_with_its_ow
         for module, owner in (("configuration_dap", "DAPConfig"), ("modeling_dap", "DAPModel")):
             with (tmp_path / name / f"{module}.py").open("a") as file:
                 file.write(f"\n{owner}.version = {name!r}\n")
-    torch.save((batch["source_input_ids"], batch["source_attention_mask"], expected), tmp_path / "expected.pt")
+    torch.save(
+        (batch["source_input_ids"], batch["source_attention_mask"], expected),
+        tmp_path / "expected.pt",
+    )
     script = """
 import sys, torch
 from transformers import AutoModel, AutoModelForPreTraining
@@ -237,4 +298,8 @@ for name in ("first", "second", "first"):
 """
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
     done = run_python(["-c", script], environment, tmp_path)
-    assert done.stdout.splitlines() == ["first first first", "second second second", "first first first"], done.stderr
+    assert done.stdout.splitlines() == [
+        "first first first",
+        "second second second",
+        "first first first",
+    ], done.stderr

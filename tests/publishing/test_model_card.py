@@ -17,7 +17,15 @@ from transformers import BertModel, PreTrainedTokenizerFast
 from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
 from dap.publishing.folder import Options, write
-from dap.publishing.model_card import POOLER_SCALE, Published, Sources, languages, loss_curve, model_card, read_sources
+from dap.publishing.model_card import (
+    POOLER_SCALE,
+    Published,
+    Sources,
+    languages,
+    loss_curve,
+    model_card,
+    read_sources,
+)
 from dap.reports.merge import merge_seeds
 from dap.reports.records import report
 
@@ -26,10 +34,19 @@ RUN = {
     "model_name_or_path": "intfloat/multilingual-e5-small",
     "base_commit": "614241f622f53c4eeff9890bdc4f31cfecc418b3",
 }
-RUN |= {"objective": "tr+rtl", "rtl_layers": 2, "tlm_weight": 0.1, "learning_rate": 5e-05, "pairs a step": 64}
+RUN |= {
+    "objective": "tr+rtl",
+    "rtl_layers": 2,
+    "tlm_weight": 0.1,
+    "learning_rate": 5e-05,
+    "pairs a step": 64,
+}
 RUN |= {"max_seq_length": 32, "language_mix": "uniform", "mix_alpha": 0.5, "target_language": "en"}
 RUN |= {"training text": {"de": "31876 pairs, 88f034853299", "sw": "13832 pairs, 5ca2061b88ce"}}
-HISTORY = [{"step": 10 * i, "loss": 12.0 - i / 10, "tr_loss": 1.0, "rtl_loss": 11.0 - i / 10} for i in range(1, 33)]
+HISTORY = [
+    {"step": 10 * i, "loss": 12.0 - i / 10, "tr_loss": 1.0, "rtl_loss": 11.0 - i / 10}
+    for i in range(1, 33)
+]
 HISTORY += [
     {"step": 160, "eval_mean_accuracy": 97.5, "eval_de-en_accuracy": 98.0},
     {"step": 320, "train_runtime": 9.0},
@@ -38,7 +55,10 @@ TATOEBA = report(
     "/home/someone/out",
     "bitext retrieval: nearest neighbour",
     {
-        "languages": {"de": {"pairs": 1000, "xx-en": 97.8, "en-xx": 97.7}, "sw": {"pairs": 390, "xx-en": 81.7949}},
+        "languages": {
+            "de": {"pairs": 1000, "xx-en": 97.8, "en-xx": 97.7},
+            "sw": {"pairs": 390, "xx-en": 81.7949},
+        },
         "averages": {"all": {"xx-en": 89.8}},
     },
     {"pooling": "mean", "prefix": "", "max_seq_length": 128, "data": ["/home/someone/tatoeba"]},
@@ -47,7 +67,17 @@ TATOEBA = report(
 BUCC = report(
     "/home/someone/out",
     "BUCC, sample",
-    {"pairs": {"zh-en": {"precision": 90.5, "recall": 80.25, "f1": 85.07, "threshold": 1.06, "gold": 257}}},
+    {
+        "pairs": {
+            "zh-en": {
+                "precision": 90.5,
+                "recall": 80.25,
+                "f1": 85.07,
+                "threshold": 1.06,
+                "gold": 257,
+            }
+        }
+    },
     {"bucc": "/home/someone/bucc", "margin": "ratio", "k": 4, "threshold": None},
     10.0,
 )
@@ -55,7 +85,10 @@ XNLI = report(
     "/home/someone/out",
     "XNLI, zero-shot",
     {
-        "languages": {"en": {"pairs": 5010, "accuracy": 70.5}, "sw": {"pairs": 5010, "accuracy": 60.25}},
+        "languages": {
+            "en": {"pairs": 5010, "accuracy": 70.5},
+            "sw": {"pairs": 5010, "accuracy": 60.25},
+        },
         "mean": {"languages": 2, "accuracy": 65.375},
         "dev": {"en": {"accuracy": 71.0}},
     },
@@ -73,7 +106,10 @@ def test_card_says_what_is_known() -> None:
         steps=320,
         reports=[TATOEBA, BUCC, XNLI],
         dataset_info={
-            "languages": {"de": {"origins": {"Tanzil": 876, "Europarl": 31000}}, "sw": {"origins": {"Tanzil": 1}}},
+            "languages": {
+                "de": {"origins": {"Tanzil": 876, "Europarl": 31000}},
+                "sw": {"origins": {"Tanzil": 1}},
+            },
             "licences": {"Europarl": "public domain"},
         },
         licence="apache-2.0",
@@ -112,7 +148,10 @@ def test_model_index_has_every_metric_and_nothing_else() -> None:
     name, results = model_index_to_eval_results(ModelCard(str(card)).data.to_dict()["model-index"])
     assert name == "dap-e5"
     test = [result for result in results if result.dataset_split is None]
-    found = {(r.dataset_name, r.dataset_config, r.metric_name): (r.metric_type, r.metric_value) for r in test}
+    found = {
+        (r.dataset_name, r.dataset_config, r.metric_name): (r.metric_type, r.metric_value)
+        for r in test
+    }
     assert found == {
         ("tatoeba", "de", "accuracy xx→en"): ("accuracy", 97.8),
         ("tatoeba", "de", "accuracy en→xx"): ("accuracy", 97.7),
@@ -133,7 +172,10 @@ def test_model_index_has_every_metric_and_nothing_else() -> None:
 
 
 def test_numbers_of_several_seeds_keep_their_spread() -> None:
-    seeds = {f"{i}.json": {**XNLI, "seed": i, "mean": {"languages": 2, "accuracy": 60.0 + i}} for i in (1, 2, 3)}
+    seeds = {
+        f"{i}.json": {**XNLI, "seed": i, "mean": {"languages": 2, "accuracy": 60.0 + i}}
+        for i in (1, 2, 3)
+    }
     merged = merge_seeds(seeds)
     mean = next(result for result in eval_results(merged) if result.dataset_config == "mean")
     assert mean.metric_value == pytest.approx(62.0)
@@ -141,23 +183,42 @@ def test_numbers_of_several_seeds_keep_their_spread() -> None:
 
 
 def test_numbers_of_shortened_vectors_are_told_apart() -> None:
-    short = {**TATOEBA, "settings": {**TATOEBA["settings"], "truncate_dim": 256, "precision": "int8"}}
+    short = {
+        **TATOEBA,
+        "settings": {**TATOEBA["settings"], "truncate_dim": 256, "precision": "int8"},
+    }
     names = {result.metric_name for result in eval_results(short)}
-    assert names == {f"accuracy {way} (truncate_dim 256, precision int8)" for way in ("xx→en", "en→xx")}
-    whole = {**TATOEBA, "settings": {**TATOEBA["settings"], "truncate_dim": None, "precision": "float32"}}
-    assert {result.metric_name for result in eval_results(whole)} == {"accuracy xx→en", "accuracy en→xx"}
+    assert names == {
+        f"accuracy {way} (truncate_dim 256, precision int8)" for way in ("xx→en", "en→xx")
+    }
+    whole = {
+        **TATOEBA,
+        "settings": {**TATOEBA["settings"], "truncate_dim": None, "precision": "float32"},
+    }
+    assert {result.metric_name for result in eval_results(whole)} == {
+        "accuracy xx→en",
+        "accuracy en→xx",
+    }
 
 
 def test_what_is_not_known_is_absent() -> None:
     card = model_card("user/mystery", PLAIN, Sources())
     data = card.data.to_dict()
-    assert not {"language", "license", "base_model", "model-index", "datasets", "metrics"} & set(data)
+    assert not {"language", "license", "base_model", "model-index", "datasets", "metrics"} & set(
+        data
+    )
     assert "Languages: not stated." in card.text
     assert "Recipe and training data: not stated." in card.text
     assert "No evaluation was given" in card.text
     outside_code = re.sub(r"```.*?```", "", card.text, flags=re.DOTALL)
-    assert set(re.findall(r"\d+(?:\.\d+)?", outside_code)) == {"12", "384", "128"}  # what the config itself says
-    trained = model_card("user/dap", PLAIN, Sources(config={"objective": "tr", "model_type": "dap"})).text
+    assert set(re.findall(r"\d+(?:\.\d+)?", outside_code)) == {
+        "12",
+        "384",
+        "128",
+    }  # what the config itself says
+    trained = model_card(
+        "user/dap", PLAIN, Sources(config={"objective": "tr", "model_type": "dap"})
+    ).text
     assert "Amount of text: not stated." in trained
     assert "Sources and licences: not stated." in trained
     assert "### Loss" not in trained
@@ -168,23 +229,35 @@ def test_what_is_not_known_is_absent() -> None:
     [
         ({"pooling": "cls"}, "`pooler_output` is the sentence vector times 2⁻¹⁰"),
         ({}, "`pooler_output` is all zeros: a pooler sees the first token alone"),
-        ({"pooling": "cls", "has_pooler": False}, "vectors = model(**batch).last_hidden_state[:, 0]"),
-        ({"normalize": True}, "sentence-transformers gives it length 1; Transformers and SentenceEncoder leave"),
+        (
+            {"pooling": "cls", "has_pooler": False},
+            "vectors = model(**batch).last_hidden_state[:, 0]",
+        ),
+        (
+            {"normalize": True},
+            "sentence-transformers gives it length 1; Transformers and SentenceEncoder leave",
+        ),
     ],
 )
-def test_card_says_which_line_gives_the_vector_and_its_length(made: dict[str, Any], said: str) -> None:
+def test_card_says_which_line_gives_the_vector_and_its_length(
+    made: dict[str, Any], said: str
+) -> None:
     assert said in model_card("user/dap", replace(PLAIN, **made), Sources()).text
 
 
 def test_an_encoder_of_masked_language_modelling_is_not_called_aligned() -> None:
-    made = model_card("user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})).text
+    made = model_card(
+        "user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})
+    ).text
     assert "An encoder (`bert`, 12 layers) to start training from" in made
     assert "objective `mlm` of masked language modelling" in made
     assert "lie next to each other" not in made
 
 
 def test_loss_curve_keeps_ends_and_evaluations() -> None:
-    rows = [line.split(" | ") for line in loss_curve(HISTORY).splitlines() if re.match(r"\| \d", line)]
+    rows = [
+        line.split(" | ") for line in loss_curve(HISTORY).splitlines() if re.match(r"\| \d", line)
+    ]
     steps = [int(row[0].strip("| ")) for row in rows]
     assert steps[0] == 10
     assert steps[-1] == 320
@@ -196,18 +269,28 @@ def test_loss_curve_keeps_ends_and_evaluations() -> None:
     assert loss_curve(HISTORY[-2:]) == ""
 
 
-@pytest.mark.parametrize(("layout", "pooling"), [("plain", "mean"), ("plain", "cls"), ("dap", "mean")])
+@pytest.mark.parametrize(
+    ("layout", "pooling"), [("plain", "mean"), ("plain", "cls"), ("dap", "mean")]
+)
 def test_snippets_run_as_they_are_written(
-    layout: str, pooling: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    layout: str,
+    pooling: str,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling=pooling)
     prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
     options = Options(layout=layout, prefix=prefix, max_seq_length=14)
-    published = write(checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint))
+    published = write(
+        checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint)
+    )
     monkeypatch.chdir(tmp_path)  # where the repository's id is a folder
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     sentences = ["Guten Morgen!", "Good morning!"]
-    expected = SentenceEncoder.from_pretrained(str(checkpoint), prefix=prefix, max_seq_length=14).encode(sentences)
+    expected = SentenceEncoder.from_pretrained(
+        str(checkpoint), prefix=prefix, max_seq_length=14
+    ).encode(sentences)
     card = ModelCard.load("user/tiny/README.md").text
     snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(snippets) == (4 if published.heads else 3)
@@ -216,7 +299,10 @@ def test_snippets_run_as_they_are_written(
         tolerance = 1e-5
         exec(snippet, names)
         vectors = np.asarray(names["vectors"])
-        if snippet is snippets[1] and (layout, pooling) == ("plain", "cls"):  # by pooler_output, whose tanh bends
+        if snippet is snippets[1] and (layout, pooling) == (
+            "plain",
+            "cls",
+        ):  # by pooler_output, whose tanh bends
             vectors, tolerance = vectors / POOLER_SCALE, 1e-4
             assert "times 2⁻¹⁰" in card
         np.testing.assert_allclose(vectors, expected, atol=tolerance)
@@ -228,7 +314,9 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
     (tmp_path / "out/run.json").write_text(json.dumps(RUN))
     state = {"log_history": HISTORY, "global_step": 320}
     for folder in (tmp_path / "out", last):
-        (folder / "config.json").write_text(json.dumps({"model_type": "dap", "objective": "tr+rtl"}))
+        (folder / "config.json").write_text(
+            json.dumps({"model_type": "dap", "objective": "tr+rtl"})
+        )
         (folder / "trainer_state.json").write_text(json.dumps(state))
         sources = read_sources(folder)
         assert sources.run == RUN
@@ -243,14 +331,21 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
 
 def test_data_card_and_dataset_info(tmp_path: Path) -> None:
     config = {"config": {"objective": "tr", "model_type": "dap"}}
-    (tmp_path / "README.md").write_text("---\nlanguage: [de]\n---\n# Our pairs\n\nTanzil, CC-BY 3.0.\n")
+    (tmp_path / "README.md").write_text(
+        "---\nlanguage: [de]\n---\n# Our pairs\n\nTanzil, CC-BY 3.0.\n"
+    )
     stated = read_sources(tmp_path, dataset_info=tmp_path / "README.md").dataset_info
     text = model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
     assert "Tanzil, CC-BY 3.0." in text
     assert "language: [de]" not in text
-    (tmp_path / "info.json").write_text('{"description": "Pairs.", "license": ["mit", "cc0-1.0"], "languages": []}')
+    (tmp_path / "info.json").write_text(
+        '{"description": "Pairs.", "license": ["mit", "cc0-1.0"], "languages": []}'
+    )
     stated = read_sources(tmp_path, dataset_info=tmp_path / "info.json").dataset_info
-    assert "Licence: mit, cc0-1.0." in model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
+    assert (
+        "Licence: mit, cc0-1.0."
+        in model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
+    )
     (tmp_path / "info.json").write_text("[]")
     with pytest.raises(ValueError, match="info.json: holds a JSON list, expected an object"):
         read_sources(tmp_path, dataset_info=tmp_path / "info.json")
@@ -278,10 +373,16 @@ def test_steps_are_those_of_the_weights(tmp_path: Path) -> None:
     last.mkdir(parents=True)
     for folder in (tmp_path / "out", last):
         (folder / "config.json").write_text(json.dumps({"model_type": "dap", "objective": "tr"}))
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": 12, "best_global_step": 8}))
+        (folder / "trainer_state.json").write_text(
+            json.dumps({"global_step": 12, "best_global_step": 8})
+        )
     assert read_sources(last).steps == 12
-    assert read_sources(tmp_path / "out").steps is None  # the last or the best: an old run does not tell
-    (tmp_path / "out/train_results.json").write_text(json.dumps({"model_step": 8, "base_commit": "614241f"}))
+    assert (
+        read_sources(tmp_path / "out").steps is None
+    )  # the last or the best: an old run does not tell
+    (tmp_path / "out/train_results.json").write_text(
+        json.dumps({"model_step": 8, "base_commit": "614241f"})
+    )
     assert read_sources(tmp_path / "out").steps == 8
     assert read_sources(last).steps == 12
     assert read_sources(last).run == {"base_commit": "614241f"}

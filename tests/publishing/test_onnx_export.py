@@ -23,18 +23,26 @@ SENTENCES = [source for source, _ in synthetic_pairs("de", 12)] + ["", "ka", "lo
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A DAP checkpoint of an XLM-R encoder, whose positions begin at the padding id, with mean pooling."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("xlmr")
     config = tiny_config("xlm-roberta", len(tiny_tokenizer))
     config.num_hidden_layers = 1
     plain = AutoModel.from_config(config)
-    for parameter in plain.parameters():  # an untrained encoder gives all sentences nearly the same vector
+    for (
+        parameter
+    ) in plain.parameters():  # an untrained encoder gives all sentences nearly the same vector
         torch.nn.init.normal_(parameter, std=0.3)
     save(folder / "plain", plain, tiny_tokenizer)
     options = {"objective": "tr", "pooling": "mean", "mask_token_id": 4}
-    save(folder / "dap", DAPForPreTraining.from_encoder(str(folder / "plain"), **options), tiny_tokenizer)
+    save(
+        folder / "dap",
+        DAPForPreTraining.from_encoder(str(folder / "plain"), **options),
+        tiny_tokenizer,
+    )
     return folder / "dap"
 
 
@@ -57,11 +65,15 @@ def test_the_graph_gives_the_models_vectors_with_length_1(checkpoint: Path, expo
         vectors = graph.encode(SENTENCES, token_budget)
         assert vectors.dtype == np.float32
         assert np.abs(vectors - expected).max() < 1e-5
-    for ours, theirs in zip(graph.encode_tokens(SENTENCES), model.encode_tokens(SENTENCES), strict=True):
+    for ours, theirs in zip(
+        graph.encode_tokens(SENTENCES), model.encode_tokens(SENTENCES), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(checkpoint: Path, exported: Path) -> None:
+def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(
+    checkpoint: Path, exported: Path
+) -> None:
     session = OnnxEncoder(exported / "onnx" / "model.onnx").model.session
     tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
     settings = json.loads((exported / "tokenizer_config.json").read_text())
@@ -70,7 +82,9 @@ def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(checkpoi
     assert len(tokenizer.encode(SENTENCES[-1]).ids) > length
     for text, vector in zip(SENTENCES, expected, strict=True):
         ids = tokenizer.encode(text).ids[:length]
-        ids[-1] = closing  # Transformers.js takes it away, and its recipe in examples/serve.md puts it back
+        ids[-1] = (
+            closing  # Transformers.js takes it away, and its recipe in examples/serve.md puts it back
+        )
         feed = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
         found = session.run(["sentence_embedding"], feed)[0][0]
         np.testing.assert_allclose(found, vector / np.linalg.norm(vector), atol=1e-5)
@@ -92,7 +106,9 @@ def test_both_outputs_for_any_batch_and_padding(
         out = AutoModel.from_pretrained(checkpoint)(ids, mask)
     real = mask.bool().numpy()
     np.testing.assert_allclose(states[real], out.last_hidden_state.numpy()[real], atol=1e-4)
-    np.testing.assert_allclose(vectors, torch.nn.functional.normalize(out.pooler_output).numpy(), atol=1e-5)
+    np.testing.assert_allclose(
+        vectors, torch.nn.functional.normalize(out.pooler_output).numpy(), atol=1e-5
+    )
 
 
 def test_int8_is_smaller_and_close(exported: Path) -> None:
@@ -105,7 +121,9 @@ def test_int8_is_smaller_and_close(exported: Path) -> None:
     assert len({model_fingerprint(OnnxEncoder(path)) for path in paths}) == 2
 
 
-def test_weights_that_do_not_fit_into_one_file_are_beside_it(exported: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_into_one_file_are_beside_it(
+    exported: Path, tmp_path: Path
+) -> None:
     whole = exported / "onnx" / "model.onnx"
     large = tmp_path / "onnx" / "model.onnx"
     large.parent.mkdir()
@@ -117,7 +135,10 @@ def test_weights_that_do_not_fit_into_one_file_are_beside_it(exported: Path, tmp
     weights = large.with_name("model.onnx_data")
     assert large.stat().st_size < whole.stat().st_size - 50_000
     onnx_export.quantize(large, large.with_name("model_quantized.onnx"))
-    assert OnnxEncoder(large.with_name("model_quantized.onnx")).encode(SENTENCES).shape == (len(SENTENCES), 32)
+    assert OnnxEncoder(large.with_name("model_quantized.onnx")).encode(SENTENCES).shape == (
+        len(SENTENCES),
+        32,
+    )
     before = model_fingerprint(encoders[1])
     data = weights.read_bytes()
     weights.write_bytes(data[:-4] + b"\0\0\0\1")
@@ -131,7 +152,9 @@ def test_the_folder_holds_what_a_server_needs_and_no_path_of_this_machine(export
     for path in (exported / "onnx").iterdir():
         content = path.read_bytes()
         assert b"layer.0" in content  # weights keep their names
-        assert all(part not in content for part in (b"site-packages", b".py", str(REPOSITORY).encode()))
+        assert all(
+            part not in content for part in (b"site-packages", b".py", str(REPOSITORY).encode())
+        )
 
 
 @pytest.fixture
@@ -147,7 +170,9 @@ def test_a_graph_that_differs_is_not_written(checkpoint: Path, tmp_path: Path) -
     assert export(encoder, tmp_path / "same").is_file()
     with torch.no_grad():
         next(encoder.model.encoder.encoder.parameters()).add_(0.5)
-    with pytest.raises(ValueError, match=r"differ from the model's by .* above 0.0001: not written"):
+    with pytest.raises(
+        ValueError, match=r"differ from the model's by .* above 0.0001: not written"
+    ):
         export(encoder, tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*"))
 
@@ -159,7 +184,9 @@ def test_a_checkpoints_own_folder_gains_the_files_only(checkpoint: Path, tmp_pat
     (tmp_path / "own" / "onnx" / "model_quantized.onnx").write_text("of an earlier model")
     before = {path: path.read_bytes() for path in (tmp_path / "own").iterdir() if path.is_file()}
     assert export(tmp_path / "own") == tmp_path / "own" / "onnx" / "model.onnx"
-    assert {path: path.read_bytes() for path in (tmp_path / "own").iterdir() if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "own").iterdir() if path.is_file()
+    } == before
     assert [path.name for path in (tmp_path / "own" / "onnx").iterdir()] == ["model.onnx"]
     with pytest.raises(ValueError, match="is not empty: give a new folder"):
         export(checkpoint, tmp_path / "own")

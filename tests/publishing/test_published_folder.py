@@ -10,7 +10,13 @@ import transformers
 from conftest import save, synthetic_pairs, tiny_config
 from safetensors import safe_open
 from tiny_models import make_batch, tiny_model
-from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 from dap.encoding.encoder import SentenceEncoder
 from dap.publishing.folder import Options, build, write, write_modules
@@ -41,21 +47,33 @@ def library_vectors(folder: Path, **options: object) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("model_type", "pooling"),
-    [("bert", "cls"), ("xlm-roberta", "mean"), ("modernbert", "cls"), ("deberta-v2", "mean"), ("distilbert", "cls")],
+    [
+        ("bert", "cls"),
+        ("xlm-roberta", "mean"),
+        ("modernbert", "cls"),
+        ("deberta-v2", "mean"),
+        ("distilbert", "cls"),
+    ],
 )
 def test_every_library_gives_the_checkpoints_vectors(
     model_type: str, pooling: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, model_type, pooling=pooling, objective="tr")
+    checkpoint = dap_checkpoint(
+        tmp_path / "dap", tiny_tokenizer, model_type, pooling=pooling, objective="tr"
+    )
     published = build(checkpoint, tmp_path / "out")
     expected = SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES)
     assert published.pooling == pooling
     np.testing.assert_allclose(library_vectors(tmp_path / "out"), expected, atol=1e-5)
-    np.testing.assert_allclose(SentenceEncoder.from_pretrained(str(tmp_path / "out")).encode(SENTENCES), expected)
+    np.testing.assert_allclose(
+        SentenceEncoder.from_pretrained(str(tmp_path / "out")).encode(SENTENCES), expected
+    )
     plain = AutoModel.from_pretrained(tmp_path / "out")
     assert published.has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
     assert published.has_pooler == (model_type in ("bert", "xlm-roberta"))
-    assert published.pools_itself == (model_type == "bert")  # the others have no pooler, or not the first token's
+    assert published.pools_itself == (
+        model_type == "bert"
+    )  # the others have no pooler, or not the first token's
     assert plain.config.model_type == model_type
     assert type(plain).__module__.startswith("transformers.")
     assert "auto_map" not in (tmp_path / "out/config.json").read_text()
@@ -73,13 +91,18 @@ def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_trainin
     tokenizer(["ka"], truncation=True, max_length=3, padding="max_length")
     tokenizer.save_pretrained(tmp_path / "dap")
     (tmp_path / "dap/training_args.bin").write_bytes(b"pickle")
-    for source, options in (("dap", Options(with_heads=True)), ("encoder", Options(pooling="mean"))):
+    for source, options in (
+        ("dap", Options(with_heads=True)),
+        ("encoder", Options(pooling="mean")),
+    ):
         out = tmp_path / f"out-{source}"
         write(tmp_path / source, out, "user/tiny", options, Sources())
         with safe_open(out / "model.safetensors", framework="pt") as weights:
             names = set(weights.keys())
             scale = POOLER_SCALE if source == "dap" else 0.0
-            torch.testing.assert_close(weights.get_tensor("pooler.dense.weight"), scale * torch.eye(32))
+            torch.testing.assert_close(
+                weights.get_tensor("pooler.dense.weight"), scale * torch.eye(32)
+            )
             assert not weights.get_tensor("pooler.dense.bias").any()
         assert names == set(plain.state_dict())
         files = [path for path in out.rglob("*") if path.is_file()]
@@ -97,16 +120,26 @@ def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_trainin
 def test_module_files_have_the_names_that_servers_know(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "out", Options(normalize=True))
+    build(
+        dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "out", Options(normalize=True)
+    )
     modules = json.loads((tmp_path / "out/modules.json").read_text())
     kinds = ("Transformer", "Pooling", "Normalize")
-    assert [module["type"] for module in modules] == [f"sentence_transformers.models.{kind}" for kind in kinds]
+    assert [module["type"] for module in modules] == [
+        f"sentence_transformers.models.{kind}" for kind in kinds
+    ]
     pooling = json.loads((tmp_path / "out/1_Pooling/config.json").read_text())
-    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_cls_token", "include_prompt"]
+    assert [name for name, value in pooling.items() if value is True] == [
+        "pooling_mode_cls_token",
+        "include_prompt",
+    ]
     assert pooling["word_embedding_dimension"] == 32
     assert (tmp_path / "out/2_Normalize/config.json").exists()
     transformer = json.loads((tmp_path / "out/sentence_bert_config.json").read_text())
-    assert set(transformer) == {"max_seq_length", "do_lower_case"}  # ONNX and OpenVINO take no argument of a class
+    assert set(transformer) == {
+        "max_seq_length",
+        "do_lower_case",
+    }  # ONNX and OpenVINO take no argument of a class
     settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert settings["model_max_length"] == transformer["max_seq_length"] == 64
 
@@ -116,18 +149,27 @@ def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
     name: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config_class = getattr(transformers, f"{name}Config")
-    shape = {"vocab_size": len(tiny_tokenizer), "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape = {
+        "vocab_size": len(tiny_tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
     shape |= {"intermediate_size": 48, "pad_token_id": 1}
     extra = {"attention_type": "original_full", "emb_size": 32, "embedding_size": 32}
     more = {name: value for name, value in extra.items() if hasattr(config_class(), name)}
     model = AutoModel.from_config(config_class(**shape, **more))
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(0.1)
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(
+            0.1
+        )
     save(tmp_path / "plain", model, tiny_tokenizer)
     for pooling in ("cls", "mean"):
         out = tmp_path / pooling
         published = build(tmp_path / "plain", out, Options(pooling=pooling))
-        batch = AutoTokenizer.from_pretrained(out)(SENTENCES, padding=True, truncation=True, return_tensors="pt")
+        batch = AutoTokenizer.from_pretrained(out)(
+            SENTENCES, padding=True, truncation=True, return_tensors="pt"
+        )
         again, report = AutoModel.from_pretrained(out, output_loading_info=True)
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
@@ -152,9 +194,14 @@ def test_modules_make_a_checkpoint_a_model_of_the_library(
     encoder = SentenceEncoder.from_pretrained(str(checkpoint), max_seq_length=9)
     expected = encoder.encode(SENTENCES)
     write_modules(encoder, checkpoint)
-    for options in ({}, {"trust_remote_code": True}):  # modeling_dap is imported here; the folder's own code
+    for options in (
+        {},
+        {"trust_remote_code": True},
+    ):  # modeling_dap is imported here; the folder's own code
         np.testing.assert_allclose(library_vectors(checkpoint, **options), expected, atol=1e-5)
-    np.testing.assert_allclose(SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES), expected)
+    np.testing.assert_allclose(
+        SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES), expected
+    )
     library = json.loads((checkpoint / "config_sentence_transformers.json").read_text())
     assert library == {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
 
@@ -176,18 +223,27 @@ def test_prefix_length_and_normalisation_of_a_library_folder_stay(
     options = Options(prefix="kaban: ", max_seq_length=9, normalize=True)
     build(encoder, tmp_path / "first", options)
     again = build(tmp_path / "first", tmp_path / "second")
-    assert (again.prefix, again.max_seq_length, again.normalize, again.pooling) == ("kaban: ", 9, True, "cls")
+    assert (again.prefix, again.max_seq_length, again.normalize, again.pooling) == (
+        "kaban: ",
+        9,
+        True,
+        "cls",
+    )
     model = AutoModel.from_pretrained(encoder)
     expected = []
     for sentence in SENTENCES:
-        batch = tiny_tokenizer(["kaban: " + sentence], truncation=True, max_length=9, return_tensors="pt")
+        batch = tiny_tokenizer(
+            ["kaban: " + sentence], truncation=True, max_length=9, return_tensors="pt"
+        )
         with torch.no_grad():
             vector = model(batch["input_ids"]).pooler_output[0].double()
         expected.append((vector / vector.norm()).numpy())
     from sentence_transformers import SentenceTransformer
 
     for folder in ("first", "second"):
-        np.testing.assert_allclose(library_vectors(tmp_path / folder), np.array(expected), atol=1e-5)
+        np.testing.assert_allclose(
+            library_vectors(tmp_path / folder), np.array(expected), atol=1e-5
+        )
         library = SentenceTransformer(str(tmp_path / folder), device="cpu")
         for encode in (library.encode_query, library.encode_document):
             np.testing.assert_allclose(encode(SENTENCES), np.array(expected), atol=1e-5)
@@ -199,17 +255,26 @@ def test_prefix_length_and_normalisation_of_a_library_folder_stay(
         np.testing.assert_allclose(encode(SENTENCES), bare, atol=1e-5)
 
 
-def test_heads_load_from_the_subfolder_and_train_on(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_heads_load_from_the_subfolder_and_train_on(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     model = tiny_model(target_vocab_size=100)
     model.set_target_vocabulary(list(range(50, 150)))
     save(tmp_path / "dap", model, tiny_tokenizer)
     build(tmp_path / "dap", tmp_path / "out", Options(with_heads=True))
-    again = AutoModelForPreTraining.from_pretrained(tmp_path / "out", subfolder="pretraining").train()
+    again = AutoModelForPreTraining.from_pretrained(
+        tmp_path / "out", subfolder="pretraining"
+    ).train()
     assert isinstance(again, DAPForPreTraining)
-    assert again(**make_batch()).loss.item() == pytest.approx(model(**make_batch()).loss.item(), rel=1e-6)
+    assert again(**make_batch()).loss.item() == pytest.approx(
+        model(**make_batch()).loss.item(), rel=1e-6
+    )
     assert again.prediction_head.token_ids.tolist() == list(range(50, 150))
     config = json.loads((tmp_path / "out/pretraining/config.json").read_text())
-    for place in ("out", "out/pretraining"):  # the root, where Transformers looks; and the folder alone
+    for place in (
+        "out",
+        "out/pretraining",
+    ):  # the root, where Transformers looks; and the folder alone
         for reference in config["auto_map"].values():
             assert (tmp_path / place / f"{reference.split('.')[0]}.py").exists()
         assert (tmp_path / place / "losses_dap.py").exists()
@@ -245,13 +310,16 @@ def test_pickles_are_not_read_and_the_remedy_works(
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("a pickle was read"))
-        with pytest.raises(ValueError, match="only as pytorch_model.bin, a pickle.*convert it: python -c") as error:
+        with pytest.raises(
+            ValueError, match="only as pytorch_model.bin, a pickle.*convert it: python -c"
+        ) as error:
             build(folder, tmp_path / "out", Options(pooling="cls"))
     assert not (tmp_path / "out").exists()
     exec(str(error.value).split('python -c "')[1].rstrip('"'), {})
     build(tmp_path / "old-safe", tmp_path / "out", Options(pooling="cls"))
     torch.testing.assert_close(
-        AutoModel.from_pretrained(tmp_path / "out").embeddings.state_dict(), model.embeddings.state_dict()
+        AutoModel.from_pretrained(tmp_path / "out").embeddings.state_dict(),
+        model.embeddings.state_dict(),
     )
 
 
@@ -259,7 +327,10 @@ def test_pickles_are_not_read_and_the_remedy_works(
     ("options", "message"),
     [
         (Options(), "does not say how it pools: give --pooling cls"),
-        (Options(pooling="cls", with_heads=True), "plain 'bert' encoder without DAP heads: leave --with_heads"),
+        (
+            Options(pooling="cls", with_heads=True),
+            "plain 'bert' encoder without DAP heads: leave --with_heads",
+        ),
         (Options(layout="flat"), "layout='flat': choose one of plain, dap"),
     ],
 )
@@ -298,7 +369,11 @@ def test_a_folder_that_holds_something_is_left_alone_but_what_a_kill_left_goes(
     assert (tmp_path / "out/mine").is_dir()
     (tmp_path / "killed/.unfinished/pretraining").mkdir(parents=True)
     build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "killed")
-    assert not [path for path in (tmp_path / "killed").iterdir() if path.name in (".unfinished", "pretraining")]
+    assert not [
+        path
+        for path in (tmp_path / "killed").iterdir()
+        if path.name in (".unfinished", "pretraining")
+    ]
 
 
 def test_a_checkpoint_that_is_nowhere_is_named(tmp_path: Path) -> None:
@@ -309,12 +384,21 @@ def test_a_checkpoint_that_is_nowhere_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pooling": "mean"}, "tatoeba were measured with pooling='mean', the model is published with 'cls'"),
-        ({"max_seq_length": 512}, "measured with max_seq_length=512, the model is published with 64"),
+        (
+            {"pooling": "mean"},
+            "tatoeba were measured with pooling='mean', the model is published with 'cls'",
+        ),
+        (
+            {"max_seq_length": 512},
+            "measured with max_seq_length=512, the model is published with 64",
+        ),
     ],
 )
 def test_results_of_other_vectors_are_refused(
-    settings: dict[str, object], message: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    settings: dict[str, object],
+    message: str,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
     settings = {"pooling": "cls", "prefix": "", "data": ["tatoeba"], **settings}
@@ -327,7 +411,9 @@ def test_one_number_cannot_be_given_twice(tmp_path: Path) -> None:
     settings = {"pooling": "cls", "prefix": "", "data": ["tatoeba"]}
     report = {"protocol": "retrieval", "settings": settings, "languages": {"de": {"xx-en": 60.0}}}
     other = {**report, "languages": {"fr": {"xx-en": 70.0}, "de": {"xx-en": 70.0}}}
-    with pytest.raises(ValueError, match="two reports give tatoeba, de, accuracy xx→en: give one of them"):
+    with pytest.raises(
+        ValueError, match="two reports give tatoeba, de, accuracy xx→en: give one of them"
+    ):
         write(tmp_path, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report, other]))
     assert not (tmp_path / "out").exists()
 
@@ -352,8 +438,16 @@ def test_similarity_and_prompts_of_a_library_folder_stay(
     build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer, tr_similarity="dot"), tmp_path / "first")
     path = tmp_path / "first/config_sentence_transformers.json"
     prompts = {"query": "kaban: ", "passage": "loder: "}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": "passage"}))
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": "passage"}
+        )
+    )
     build(tmp_path / "first", tmp_path / "second")
     again = json.loads((tmp_path / "second/config_sentence_transformers.json").read_text())
     prompts["document"] = "loder: "  # which encode_document would leave out otherwise
-    assert again == {"prompts": prompts, "default_prompt_name": "passage", "similarity_fn_name": "dot"}
+    assert again == {
+        "prompts": prompts,
+        "default_prompt_name": "passage",
+        "similarity_fn_name": "dot",
+    }

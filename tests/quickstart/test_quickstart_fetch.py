@@ -15,7 +15,9 @@ def pinned(content: bytes) -> fetch.Wheel:
     return fetch.Wheel("toy==1.0", "toy-1.0-py3-none-any.whl", hashlib.sha256(content).hexdigest())
 
 
-def test_a_cached_wheel_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_wheel_is_not_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "toy-1.0-py3-none-any.whl").write_bytes(b"data")
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert fetch.fetch([pinned(b"data")], tmp_path) == [tmp_path / "toy-1.0-py3-none-any.whl"]
@@ -31,11 +33,15 @@ def test_a_wrong_hash_names_file_both_hashes_and_remedy(tmp_path: Path) -> None:
 def test_a_download_reaches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = tmp_path / "toy-1.0-py3-none-any.whl"
     with zipfile.ZipFile(toy, "w") as archive:
-        archive.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+        archive.writestr(
+            "toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
+        )
         archive.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert fetch.fetch([pinned(toy.read_bytes())], tmp_path / "wheels") == [tmp_path / "wheels" / toy.name]
+    assert fetch.fetch([pinned(toy.read_bytes())], tmp_path / "wheels") == [
+        tmp_path / "wheels" / toy.name
+    ]
     assert [path.name for path in (tmp_path / "wheels").iterdir()] == [toy.name]
 
 
@@ -48,7 +54,9 @@ def test_half_a_download_is_not_taken_for_a_whole_one_and_says_what_to_do(
     )
     pip.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(pip))
-    with pytest.raises(UserError, match=r"toy==1\.0 failed .*exit status 1(.|\n)*Check that pip reaches") as failure:
+    with pytest.raises(
+        UserError, match=r"toy==1\.0 failed .*exit status 1(.|\n)*Check that pip reaches"
+    ) as failure:
         fetch.fetch([pinned(b"data")], folder)
     assert f"--dest {folder} toy==1.0" in str(failure.value)  # a command that can be copied
     assert list(folder.iterdir()) == []

@@ -17,7 +17,10 @@ RECIPE = "max_steps: 60\nlearning_rate: 5.0e-5\n"
 @pytest.fixture
 def asked(tmp_path: Path) -> dict[str, Any]:
     """What a run from `model`, `recipe.yaml` and `train` in ``tmp_path`` would be made from."""
-    for folder, name, content in (("model", "weights", MODEL_FILE), ("train", "de-en.tsv", b"Ja\tYes\n")):
+    for folder, name, content in (
+        ("model", "weights", MODEL_FILE),
+        ("train", "de-en.tsv", b"Ja\tYes\n"),
+    ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_bytes(content)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
@@ -33,13 +36,17 @@ def finish(out: Path) -> None:
     (out / reuse.FINISHED).write_text("{}")
 
 
-def test_a_finished_run_of_the_same_settings_is_used_again(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_a_finished_run_of_the_same_settings_is_used_again(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
     assert not reuse.claim(tmp_path / "out", asked)
     finish(tmp_path / "out")
     (tmp_path / "recipe.yaml").write_text("# a remark\nlearning_rate: 0.00005\nmax_steps: 60\n")
     (tmp_path / "model").rename(tmp_path / "moved")
     (tmp_path / "moved").rename(tmp_path / "model")
-    os.utime(tmp_path / "train" / "de-en.tsv")  # written again with the same content, as every run does
+    os.utime(
+        tmp_path / "train" / "de-en.tsv"
+    )  # written again with the same content, as every run does
     assert reuse.claim(tmp_path / "out", look(tmp_path))
 
 
@@ -49,10 +56,16 @@ def test_a_finished_run_of_the_same_settings_is_used_again(tmp_path: Path, asked
     [
         ({"model": "user/other"}, r"start model='model \([0-9a-f]{16}\)', now 'user/other'"),
         ({"pooling": "cls"}, "pooling='mean', now 'cls'"),
-        ({"recipe.yaml": RECIPE.replace("60", "61")}, "recipe.yaml={'max_steps': 60}, now {'max_steps': 61}"),
+        (
+            {"recipe.yaml": RECIPE.replace("60", "61")},
+            "recipe.yaml={'max_steps': 60}, now {'max_steps': 61}",
+        ),
         ({"recipe.yaml": RECIPE + "rtl_layers: 1\n"}, "recipe.yaml={}, now {'rtl_layers': 1}"),
         ({"train/de-en.tsv": "Nein\tNo\n"}, "training text='[0-9a-f]{16}', now '[0-9a-f]{16}'"),
-        ({"model/weights": "other"}, r"start model='model \([0-9a-f]{16}\)', now 'model \([0-9a-f]{16}\)'"),
+        (
+            {"model/weights": "other"},
+            r"start model='model \([0-9a-f]{16}\)', now 'model \([0-9a-f]{16}\)'",
+        ),
     ],
 )
 def test_a_run_of_other_settings_is_refused(
@@ -64,7 +77,9 @@ def test_a_run_of_other_settings_is_refused(
     for name in [name for name in changed if (tmp_path / name).is_file()]:
         (tmp_path / name).write_text(changed[name])
         changed = {}
-    with pytest.raises(ValueError, match=rf"out holds a run .*\({difference}.*remove or rename the folder"):
+    with pytest.raises(
+        ValueError, match=rf"out holds a run .*\({difference}.*remove or rename the folder"
+    ):
         reuse.claim(out, look(tmp_path, **changed))
     assert json.loads((out / reuse.RECORD).read_text()) == asked
 
@@ -89,18 +104,30 @@ def test_a_run_killed_after_a_checkpoint_goes_on_and_one_of_unknown_settings_is_
     assert not reuse.claim(out, look(tmp_path))
     (out / reuse.RECORD).unlink()
     finish(out)
-    with pytest.raises(ValueError, match="out holds a run made from something else .*None.*remove or rename"):
+    with pytest.raises(
+        ValueError, match="out holds a run made from something else .*None.*remove or rename"
+    ):
         reuse.claim(out, asked)
 
 
 def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:
-    asked = [(None, "mean"), (None, "cls"), ("user/model", "mean"), ("user/model", "cls"), ("other", "cls")]
+    asked = [
+        (None, "mean"),
+        (None, "cls"),
+        ("user/model", "mean"),
+        ("user/model", "cls"),
+        ("other", "cls"),
+    ]
     assert len({run.output_folder(*choice) for choice in asked}) == len(asked)
 
 
 def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> None:
     model, data, training = parse_arguments(run.training_arguments("some/model", "mean", tmp_path))
-    assert (model.model_name_or_path, model.pooling, model.objective) == ("some/model", "mean", "tr")
+    assert (model.model_name_or_path, model.pooling, model.objective) == (
+        "some/model",
+        "mean",
+        "tr",
+    )
     assert (data.train_data, data.max_seq_length) == ([str(run.HOME / "train")], 32)
     assert training.output_dir == str(tmp_path)
     assert training.use_cpu

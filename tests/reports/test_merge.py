@@ -16,8 +16,17 @@ from dap.reports.records import RECORD, read_report, report, training_record
 
 
 def test_report_says_what_is_needed_to_get_the_number_again() -> None:
-    made = report("user/model", "Tatoeba", {"score": 1.5}, {"pooling": "cls"}, 2.342, revision="abc", seed=7)
-    told = {"model": "user/model", "revision": "abc", "protocol": "Tatoeba", "seed": 7, "score": 1.5, "seconds": 2.34}
+    made = report(
+        "user/model", "Tatoeba", {"score": 1.5}, {"pooling": "cls"}, 2.342, revision="abc", seed=7
+    )
+    told = {
+        "model": "user/model",
+        "revision": "abc",
+        "protocol": "Tatoeba",
+        "seed": 7,
+        "score": 1.5,
+        "seconds": 2.34,
+    }
     assert made.items() >= (told | {"settings": {"pooling": "cls"}}).items()
     assert {"python", "torch", "transformers"} <= set(made["versions"])
     assert made["machine"]["cpu"]
@@ -48,19 +57,27 @@ def written(folder: Path, reports: list[dict[str, Any]]) -> list[str]:
 
 @pytest.fixture
 def three(tmp_path: Path) -> list[str]:
-    return written(tmp_path, [retrieval_report(seed, forward) for seed, forward in enumerate(FORWARD)])
+    return written(
+        tmp_path, [retrieval_report(seed, forward) for seed, forward in enumerate(FORWARD)]
+    )
 
 
 def test_every_number_becomes_mean_and_sample_standard_deviation(three: list[str]) -> None:
     merged = merge_seeds({path: read_report(path) for path in three})
-    spread = {"mean": pytest.approx(statistics.mean(FORWARD)), "sd": pytest.approx(statistics.stdev(FORWARD))}
+    spread = {
+        "mean": pytest.approx(statistics.mean(FORWARD)),
+        "sd": pytest.approx(statistics.stdev(FORWARD)),
+    }
     assert merged["languages"]["de"]["xx-en"] == spread
     assert merged["languages"]["de"]["pairs"] == 1000
     assert merged["averages"]["36 languages"]["en-xx"] == {"mean": 50.0, "sd": 0.0}
     assert (merged["n"], merged["seeds"], merged["model"]) == (3, [0, 1, 2], "runs/dap-seed*")
     assert merged["settings"] == SETTINGS
     assert len(merged["versions"]) == 3
-    assert merge_seeds({path: read_report(path) for path in three[::-1]})["averages"] == merged["averages"]
+    assert (
+        merge_seeds({path: read_report(path) for path in three[::-1]})["averages"]
+        == merged["averages"]
+    )
     with pytest.raises(ValueError, match="no reports to merge"):
         merge_seeds({})
 
@@ -79,54 +96,96 @@ def test_the_command_prints_the_paper_beside_and_writes_the_merged_report(
 
 def test_some_of_the_pairs_do_not_stand_beside_the_papers_tatoeba() -> None:
     assert paper_beside(retrieval_report(0, 90.0)) is not None
-    assert paper_beside(retrieval_report(0, 90.0) | {"settings": {**SETTINGS, "max_pairs": 250}}) is None
+    assert (
+        paper_beside(retrieval_report(0, 90.0) | {"settings": {**SETTINGS, "max_pairs": 250}})
+        is None
+    )
 
 
 def test_one_report_has_no_deviation(three: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(three[:1])["languages"]["de"]["xx-en"] == {"mean": 90.0, "sd": None}
-    assert ["languages", "de", "90.00", "89.00"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["languages", "de", "90.00", "89.00"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
 
 
-def test_xnli_reports_stand_beside_the_papers_xnli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = [{"languages": {"de": {"pairs": 8, "accuracy": 60.0 + seed}}, "dev": {"accuracy": 70.0}} for seed in (0, 1)]
-    run(written(tmp_path, [report("mbert", "XNLI", each, {}, 1.0, seed=seed) for seed, each in enumerate(made)]))
+def test_xnli_reports_stand_beside_the_papers_xnli(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [
+        {"languages": {"de": {"pairs": 8, "accuracy": 60.0 + seed}}, "dev": {"accuracy": 70.0}}
+        for seed in (0, 1)
+    ]
+    run(
+        written(
+            tmp_path,
+            [report("mbert", "XNLI", each, {}, 1.0, seed=seed) for seed, each in enumerate(made)],
+        )
+    )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["mbert", "(n=2)", "-", "-", "-", "60.5", *"-" * 12] in lines
     assert ["languages", "de", "60.50", "±", "0.71"] in lines
 
 
-def mining_report(pair: str, seed: int, f1: float, protocol: str = "training-optimal") -> dict[str, Any]:
-    numbers = {"precision": 90.0, "recall": 80.0, "f1": f1, "threshold": 1.0625, "extracted": 10 + seed, "gold": 12}
+def mining_report(
+    pair: str, seed: int, f1: float, protocol: str = "training-optimal"
+) -> dict[str, Any]:
+    numbers = {
+        "precision": 90.0,
+        "recall": 80.0,
+        "f1": f1,
+        "threshold": 1.0625,
+        "extracted": 10 + seed,
+        "gold": 12,
+    }
     settings = {"margin": "ratio", "pair": pair}
-    return report(f"dap-seed{seed}", f"BUCC {protocol}: best F1", {"pairs": {pair: numbers}}, settings, 1.0, seed=seed)
+    return report(
+        f"dap-seed{seed}",
+        f"BUCC {protocol}: best F1",
+        {"pairs": {pair: numbers}},
+        settings,
+        1.0,
+        seed=seed,
+    )
 
 
 def test_mining_reports_of_all_pairs_and_seeds_give_the_papers_average(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [(pair, seed, 84.0 + 2 * i + seed) for i, pair in enumerate(BUCC_PAIRS) for seed in range(2)]
+    runs = [
+        (pair, seed, 84.0 + 2 * i + seed) for i, pair in enumerate(BUCC_PAIRS) for seed in range(2)
+    ]
     merged = run(written(tmp_path, [mining_report(*each) for each in runs]))
     assert merged["pairs"]["zh-en"]["f1"] == {"mean": 90.5, "sd": pytest.approx(0.5**0.5)}
     assert merged["pairs"]["zh-en"]["gold"] == 12
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     ours = [["90.0", "80.0", f"{84.5 + 2 * i}"] for i in range(4)]
     assert ["dap-seed*", "(n=2)", *sum(ours, []), "87.5"] in lines
-    assert any(line[:2] == ["paper:", "XLM-R+DAP"] and line[-1] == "95.4" for line in lines)  # the training table
+    assert any(
+        line[:2] == ["paper:", "XLM-R+DAP"] and line[-1] == "95.4" for line in lines
+    )  # the training table
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (mining_report("fr-en", 0, 80.0, "sample"), "has protocol 'BUCC training-optimal: .*'BUCC sample: "),
+        (
+            mining_report("fr-en", 0, 80.0, "sample"),
+            "has protocol 'BUCC training-optimal: .*'BUCC sample: ",
+        ),
         (mining_report("fr-en", 1, 80.0), r"0.json is of the seeds \[0\], .*1.json of \[1\]"),
     ],
 )
-def test_pairs_of_other_protocols_or_seeds_are_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:
+def test_pairs_of_other_protocols_or_seeds_are_refused(
+    tmp_path: Path, other: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run(written(tmp_path, [mining_report("de-en", 0, 90.0), other]))
 
 
-def test_the_sample_protocol_stands_beside_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sample_protocol_stands_beside_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(written(tmp_path, [mining_report("zh-en", 0, 90.0, "sample")]))
     printed = capsys.readouterr().out
     assert "1.0625" in printed
@@ -152,14 +211,24 @@ def changed(place: str, value: Any) -> dict[str, Any]:
         ("settings.pooling", "mean", "0.json has settings.pooling 'cls', .*1.json has 'mean'"),
         ("settings.text", "77aa", "0.json has settings.text '5f2c', .*1.json has '77aa'"),
         ("settings.recipe", "1e8d", "0.json has settings.recipe None, .*1.json has '1e8d'"),
-        ("model", "runs/tr-seed1", r"0.json has model 'runs/dap-seed\*', .*1.json has 'runs/tr-seed\*'"),
+        (
+            "model",
+            "runs/tr-seed1",
+            r"0.json has model 'runs/dap-seed\*', .*1.json has 'runs/tr-seed\*'",
+        ),
         ("languages.fr", {"pairs": 1}, "only one of .*0.json and .*1.json has 'languages fr'"),
         ("languages.de.en-xx", None, "only one of .*0.json and .*1.json has 'languages de en-xx'"),
         ("languages.de.pairs", 999, "languages de pairs: .*0.json has 1000, .*1.json has 999"),
-        ("languages.de.xx-en", "90.0", "languages de xx-en: .*0.json has 90.0, .*1.json has '90.0'"),
+        (
+            "languages.de.xx-en",
+            "90.0",
+            "languages de xx-en: .*0.json has 90.0, .*1.json has '90.0'",
+        ),
     ],
 )
-def test_reports_of_other_evaluations_are_refused(three: list[str], place: str, value: Any, message: str) -> None:
+def test_reports_of_other_evaluations_are_refused(
+    three: list[str], place: str, value: Any, message: str
+) -> None:
     write_json(changed(place, value), three[1])
     with pytest.raises(ValueError, match=message):
         run(three)
@@ -170,26 +239,45 @@ def test_one_run_is_not_taken_for_two_seeds(three: list[str], of_recipe: dict[st
     for path, copy_of in zip(three, ("seed0", "seed0", "seed2"), strict=True):
         name = {"model": "runs/dap-seed0" if not of_recipe else path, "seed": int(copy_of[-1])}
         write_json(retrieval_report(0, 90.0) | name | {"settings": SETTINGS | of_recipe}, path)
-    with pytest.raises(ValueError, match="0.json and .*1.json are of the same model .* and seed 0; give each run on"):
+    with pytest.raises(
+        ValueError,
+        match="0.json and .*1.json are of the same model .* and seed 0; give each run on",
+    ):
         run(three)
 
 
 @pytest.mark.parametrize(
     ("own", "key", "found"),
     [
-        ([{"seed": 42}] * 3, "seeds", [42, 42, 42]),  # several models may have been fine-tuned with one seed
-        ([{}, {"settings": SETTINGS | {"data": ["elsewhere"]}}, {}], "n", 3),  # the same text may lie elsewhere
+        (
+            [{"seed": 42}] * 3,
+            "seeds",
+            [42, 42, 42],
+        ),  # several models may have been fine-tuned with one seed
+        (
+            [{}, {"settings": SETTINGS | {"data": ["elsewhere"]}}, {}],
+            "n",
+            3,
+        ),  # the same text may lie elsewhere
         # models of one recipe may have any name
-        ([{"model": name, "settings": SETTINGS | {"recipe": "1e8d"}} for name in "abc"], "models", ["a", "b", "c"]),
+        (
+            [{"model": name, "settings": SETTINGS | {"recipe": "1e8d"}} for name in "abc"],
+            "models",
+            ["a", "b", "c"],
+        ),
     ],
 )
-def test_what_may_differ(tmp_path: Path, own: list[dict[str, Any]], key: str, found: object) -> None:
+def test_what_may_differ(
+    tmp_path: Path, own: list[dict[str, Any]], key: str, found: object
+) -> None:
     reports = [retrieval_report(seed, FORWARD[seed]) | more for seed, more in enumerate(own)]
     assert run(written(tmp_path, reports))[key] == found
 
 
 @pytest.mark.parametrize("bucc", ["bucc2018", "elsewhere/bucc2018"])
-def test_mining_reports_of_one_text_may_come_from_several_folders(tmp_path: Path, bucc: str) -> None:
+def test_mining_reports_of_one_text_may_come_from_several_folders(
+    tmp_path: Path, bucc: str
+) -> None:
     reports = [mining_report("zh-en", seed, 84.0 + seed) for seed in (0, 1)]
     for made, folder in zip(reports, ("bucc2018", bucc), strict=True):
         made["settings"] |= {"bucc": folder, "text": "5f2c"}
@@ -232,16 +320,28 @@ def test_a_report_that_is_given_twice_or_absent_is_named(three: list[str]) -> No
         run(["absent.json"])
 
 
-def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_it(tmp_path: Path) -> None:
+def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_it(
+    tmp_path: Path,
+) -> None:
     def recipe(**run: Any) -> tuple[int | None, str | None]:
-        write_json({"learning_rate": 5e-5, "training text": {"de": f"{run} pairs"}} | run, tmp_path / RECORD)
+        write_json(
+            {"learning_rate": 5e-5, "training text": {"de": f"{run} pairs"}} | run,
+            tmp_path / RECORD,
+        )
         return training_record(str(tmp_path))
 
-    (first, same), (second, again), (_, other) = recipe(seed=1), recipe(seed=2), recipe(seed=1, learning_rate=1e-5)
+    (first, same), (second, again), (_, other) = (
+        recipe(seed=1),
+        recipe(seed=2),
+        recipe(seed=1, learning_rate=1e-5),
+    )
     assert (first, second) == (1, 2)
     assert same == again != other
     assert recipe(seed=1, target_vocab_size=7)[1] == same  # the seed's part of the text has as many
-    own = [recipe(seed=1, target_vocabulary_file="v.json", target_vocab_size=size)[1] for size in (7, 8)]
+    own = [
+        recipe(seed=1, target_vocabulary_file="v.json", target_vocab_size=size)[1]
+        for size in (7, 8)
+    ]
     assert len({same, *own}) == 3
     recipe(seed=1, learning_rate=1e-5)
     checkpoint = tmp_path / "checkpoint-20"
@@ -249,4 +349,6 @@ def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_i
     assert training_record(str(checkpoint))[0] == 1
     assert training_record(str(checkpoint))[1] != other  # an earlier step is another recipe
     (tmp_path / "encoder").mkdir()
-    assert training_record(str(tmp_path / "encoder")) == training_record("user/model") == (None, None)
+    assert (
+        training_record(str(tmp_path / "encoder")) == training_record("user/model") == (None, None)
+    )

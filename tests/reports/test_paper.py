@@ -31,7 +31,9 @@ def test_printed_averages_of_tatoeba_follow_from_the_appendix_but_for_three() ->
     for model, directions in PAPER_TATOEBA_LANGUAGES.items():
         for direction, accuracies in directions.items():
             assert tuple(accuracies) == TATOEBA_36
-            for printed, (size, group) in zip(PAPER_TATOEBA[model][direction], GROUPS.items(), strict=True):
+            for printed, (size, group) in zip(
+                PAPER_TATOEBA[model][direction], GROUPS.items(), strict=True
+            ):
                 rows = [accuracies[code] for code in group]
                 if off_by_more_than_rounding(rows, printed):
                     off[model, direction, size] = (round(sum(rows) / size, 2), printed)
@@ -56,9 +58,13 @@ def test_bucc_is_consistent(split: str) -> None:
     for model, numbers in PAPER_BUCC[split].items():
         f1 = [numbers[pair][2] for pair in BUCC_PAIRS]
         assert not off_by_more_than_rounding(f1, numbers["average"][2]), model
-        for precision, recall, printed in (numbers[pair] for pair in BUCC_PAIRS if numbers[pair][0] is not None):
+        for precision, recall, printed in (
+            numbers[pair] for pair in BUCC_PAIRS if numbers[pair][0] is not None
+        ):
             harmonic = 2 * precision * recall / (precision + recall)
-            assert harmonic == pytest.approx(printed, abs=0.1), model  # each of the three is rounded
+            assert harmonic == pytest.approx(printed, abs=0.1), (
+                model
+            )  # each of the three is rounded
 
 
 @pytest.mark.skipif(not PAPER.is_dir(), reason="../shared with the paper is absent")
@@ -70,7 +76,10 @@ def test_every_row_is_in_the_papers_tables() -> None:
     for name, model, numbers in _rows():
         (table,) = (table for table in tables if _MARKS[name] in table)
         printed = {tuple(cell.strip() for cell in line.split("&")) for line in table.splitlines()}
-        assert (model, *("-" if number is None else str(number) for number in numbers)) in printed, name
+        assert (
+            model,
+            *("-" if number is None else str(number) for number in numbers),
+        ) in printed, name
 
 
 _MARKS = {
@@ -93,7 +102,9 @@ def _rows() -> list[tuple[str, str, list[float | None]]]:
     for split, models in PAPER_BUCC.items():
         for model, numbers in models.items():
             triples = [numbers[pair] for pair in BUCC_PAIRS]
-            rows.append((split, model, [x for triple in triples for x in triple] + [numbers["average"][2]]))
+            rows.append(
+                (split, model, [x for triple in triples for x in triple] + [numbers["average"][2]])
+            )
     return rows
 
 
@@ -103,7 +114,10 @@ def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> Non
             "de": {"pairs": 1000, "xx-en": 80.0, "en-xx": 70.0},
             "gsw": {"pairs": 5, "xx-en": 1.0, "en-xx": 2.0},
         },
-        "averages": {"36 languages": {"xx-en": 50.0, "en-xx": 40.0}, "all 2": {"xx-en": 3.0, "en-xx": 4.0}},
+        "averages": {
+            "36 languages": {"xx-en": 50.0, "en-xx": 40.0},
+            "all 2": {"xx-en": 3.0, "en-xx": 4.0},
+        },
     }
     lines = tatoeba_tables(numbers, "mine").splitlines()
     cells = [line.split() for line in lines[2:]]

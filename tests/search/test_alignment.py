@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from dap.search.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
+from dap.search.alignment import (
+    align_tokens,
+    alignment_quality,
+    token_retrieval_accuracy,
+    word_states,
+)
 
 Pairs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 
@@ -13,7 +18,9 @@ def pairs(seed: int, count: int = 7) -> Pairs:
     rng = np.random.default_rng(seed)
     source = [rng.normal(size=(rng.integers(2, 7), 5)) for _ in range(count)]
     orders = [rng.permutation(len(states)) for states in source]
-    target = [states[order] + rng.normal(size=states.shape) for states, order in zip(source, orders)]
+    target = [
+        states[order] + rng.normal(size=states.shape) for states, order in zip(source, orders)
+    ]
     links = [np.stack([order, np.arange(len(order))], 1)[: rng.integers(1, 7)] for order in orders]
     links[0] = np.concatenate([links[0], [[0, 0], [0, 1]]])  # a token may have several links
     empty = np.empty((0, 5))
@@ -25,7 +32,9 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other / lengths) if lengths else 0.0
 
 
-def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
+def naive_alignment(
+    source: np.ndarray, target: np.ndarray
+) -> tuple[list[list[int]], list[list[float]]]:
     """Links between rows that are each other's nearest, and the cosine of each row with each, all in plain loops."""
     table = [[cosine(a, b) for b in target.astype(np.float64)] for a in source.astype(np.float64)]
     links = []
@@ -37,7 +46,9 @@ def naive_alignment(source: np.ndarray, target: np.ndarray) -> tuple[list[list[i
     return links, table
 
 
-def naive_accuracy(queries: list[np.ndarray], keys: list[np.ndarray], links: list[np.ndarray]) -> tuple[float, float]:
+def naive_accuracy(
+    queries: list[np.ndarray], keys: list[np.ndarray], links: list[np.ndarray]
+) -> tuple[float, float]:
     hits, total = [0, 0], 0
     for row, states in enumerate(queries):
         for i, query in enumerate(states):
@@ -46,7 +57,11 @@ def naive_accuracy(queries: list[np.ndarray], keys: list[np.ndarray], links: lis
                 continue
             total += 1
             own = {(row, j): cosine(query, key) for j, key in enumerate(keys[row])}
-            pool = {(other, j): cosine(query, key) for other, side in enumerate(keys) for j, key in enumerate(side)}
+            pool = {
+                (other, j): cosine(query, key)
+                for other, side in enumerate(keys)
+                for j, key in enumerate(side)
+            }
             hits[0] += max(pool, key=pool.get) in gold
             hits[1] += max(own, key=own.get) in gold
     return 100 * hits[0] / total, 100 * hits[1] / total
@@ -80,7 +95,9 @@ def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> Non
         (np.ones(3), np.ones((2, 3)), r"source states have shape \(3,\)"),
     ],
 )
-def test_alignment_refuses_what_cannot_be_compared(source: np.ndarray, target: np.ndarray, words: str) -> None:
+def test_alignment_refuses_what_cannot_be_compared(
+    source: np.ndarray, target: np.ndarray, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         align_tokens(source, target)
 
@@ -91,9 +108,14 @@ def test_token_retrieval_equals_a_plain_loop(seed: int) -> None:
     found = token_retrieval_accuracy(source, target, links)
     forward = naive_accuracy(source, target, links)
     backward = naive_accuracy(target, source, [pair[:, ::-1] for pair in links])
-    assert list(zip(found.pool, found.sentence)) == [pytest.approx(forward), pytest.approx(backward)]
+    assert list(zip(found.pool, found.sentence)) == [
+        pytest.approx(forward),
+        pytest.approx(backward),
+    ]
     assert 0 < found.pool[0] < found.sentence[0] < 100  # the pool is harder, and neither is trivial
-    assert found.queries == tuple(sum(len(set(pair[:, side].tolist())) for pair in links) for side in (0, 1))
+    assert found.queries == tuple(
+        sum(len(set(pair[:, side].tolist())) for pair in links) for side in (0, 1)
+    )
 
 
 def test_retrieval_is_of_angles_and_of_pairs_in_any_order() -> None:
@@ -102,16 +124,27 @@ def test_retrieval_is_of_angles_and_of_pairs_in_any_order() -> None:
     scaled = [states * 10.0 ** np.arange(len(states))[:, None] for states in source]
     assert token_retrieval_accuracy(scaled, target, links) == found
     order = np.random.default_rng(0).permutation(len(source))
-    assert token_retrieval_accuracy(*([side[row] for row in order] for side in (source, target, links))) == found
+    assert (
+        token_retrieval_accuracy(
+            *([side[row] for row in order] for side in (source, target, links))
+        )
+        == found
+    )
 
 
 def test_quality_equals_a_plain_loop() -> None:
     rng = np.random.default_rng(0)
-    draw = [[np.unique(rng.integers(0, 4, size=(size, 2)), axis=0) for size in (5, 0, 7)] for _ in range(3)]
+    draw = [
+        [np.unique(rng.integers(0, 4, size=(size, 2)), axis=0) for size in (5, 0, 7)]
+        for _ in range(3)
+    ]
     links, sure, further = draw
     right = correct = found = certain = 0
     for row in range(3):
-        one, gold = {tuple(link) for link in links[row].tolist()}, {tuple(link) for link in sure[row].tolist()}
+        one, gold = (
+            {tuple(link) for link in links[row].tolist()},
+            {tuple(link) for link in sure[row].tolist()},
+        )
         allowed = gold | {tuple(link) for link in further[row].tolist()}
         found, certain = found + len(one), certain + len(gold)
         right, correct = right + len(one & gold), correct + len(one & allowed)
@@ -134,7 +167,9 @@ def test_quality_of_one_kind_of_link_is_one_minus_f1() -> None:
 
 def test_word_states_are_means_of_the_subwords_that_touch_the_word() -> None:
     states = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    tokens = np.array([[0, 3], [3, 5], [5, 8], [8, 8], [9, 12]])  # 5-8 spans a space, 8-8 has no character
+    tokens = np.array(
+        [[0, 3], [3, 5], [5, 8], [8, 8], [9, 12]]
+    )  # 5-8 spans a space, 8-8 has no character
     words = np.array([[0, 5], [6, 7], [7, 8], [20, 22]])
     found = word_states(states, tokens, words)
     expected = [states[:2].mean(0), states[2], states[2], np.zeros(3)]

@@ -17,7 +17,9 @@ from dap.search.alignment_plots import (
 
 def clouds(shift: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(120, 8)).astype(np.float32), rng.normal(size=(90, 8)).astype(np.float32) + shift
+    return rng.normal(size=(120, 8)).astype(np.float32), rng.normal(size=(90, 8)).astype(
+        np.float32
+    ) + shift
 
 
 def test_plane_equals_scikit_learns_pca_up_to_sign() -> None:
@@ -76,7 +78,9 @@ def test_heat_map_has_a_row_a_source_word_and_a_dot_a_link() -> None:
     expected, similarity = align_tokens(*states)
     np.testing.assert_array_equal(links, expected)
     np.testing.assert_array_equal(axes.images[0].get_array(), similarity)
-    np.testing.assert_array_equal(axes.collections[0].get_offsets(), expected[:, ::-1])  # x: target, y: source
+    np.testing.assert_array_equal(
+        axes.collections[0].get_offsets(), expected[:, ::-1]
+    )  # x: target, y: source
     assert [label.get_text() for label in axes.get_yticklabels()] == list("abc")
     assert [label.get_text() for label in axes.get_xticklabels()] == list("vwxyz")
 

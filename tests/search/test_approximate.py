@@ -19,10 +19,17 @@ def sides(rows: int = 1000) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_flat_index_finds_the_exact_neighbours() -> None:
     source, target = sides()
-    found, exact = approximate_neighbours(source, target, 4, "Flat"), mutual_neighbours(source, target, 4)
+    found, exact = (
+        approximate_neighbours(source, target, 4, "Flat"),
+        mutual_neighbours(source, target, 4),
+    )
     for name in ("forward", "backward"):
-        np.testing.assert_array_equal(getattr(found, f"{name}_indices"), getattr(exact, f"{name}_indices"))
-        np.testing.assert_allclose(getattr(found, f"{name}_scores"), getattr(exact, f"{name}_scores"), atol=1e-5)
+        np.testing.assert_array_equal(
+            getattr(found, f"{name}_indices"), getattr(exact, f"{name}_indices")
+        )
+        np.testing.assert_allclose(
+            getattr(found, f"{name}_scores"), getattr(exact, f"{name}_scores"), atol=1e-5
+        )
     assert recall_at_k(found, source, target) == 1
 
 
@@ -32,8 +39,13 @@ def test_recall_grows_with_the_lists_that_are_visited_and_is_that_of_a_full_comp
     recalls = []
     for probes in (1, 4, 16):
         found = approximate_neighbours(source, target, 4, f"IVF16,Flat:nprobe={probes}")
-        pairs = ((found.forward_indices, exact.forward_indices), (found.backward_indices, exact.backward_indices))
-        full = np.mean([len(set(a) & set(b)) / 4 for one, other in pairs for a, b in zip(one, other)])
+        pairs = (
+            (found.forward_indices, exact.forward_indices),
+            (found.backward_indices, exact.backward_indices),
+        )
+        full = np.mean(
+            [len(set(a) & set(b)) / 4 for one, other in pairs for a, b in zip(one, other)]
+        )
         assert recall_at_k(found, source, target) == pytest.approx(full)
         recalls.append(full)
     assert recalls[0] < recalls[1] < recalls[2] == 1
@@ -41,14 +53,21 @@ def test_recall_grows_with_the_lists_that_are_visited_and_is_that_of_a_full_comp
 
 def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
     source, target = sides(40)
-    found, exact = approximate_neighbours(source, target, 4, "IVF16,Flat:nprobe=1"), mutual_neighbours(source, target)
-    cosines = np.array([[a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for b in target] for a in source], float)
+    found, exact = (
+        approximate_neighbours(source, target, 4, "IVF16,Flat:nprobe=1"),
+        mutual_neighbours(source, target),
+    )
+    cosines = np.array(
+        [[a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for b in target] for a in source], float
+    )
     for name, side in (("forward", cosines), ("backward", cosines.T)):
         scores, indices = getattr(found, f"{name}_scores"), getattr(found, f"{name}_indices")
         assert all(len(set(row)) == 4 for row in indices.tolist())
         np.testing.assert_allclose(scores, np.take_along_axis(side, indices, 1), atol=1e-5)
         assert (np.diff(scores) <= 0).all()
-    assert (mine(found).scores <= mine(exact).scores.max() * 1.5).all()  # means of true cosines alone
+    assert (
+        mine(found).scores <= mine(exact).scores.max() * 1.5
+    ).all()  # means of true cosines alone
     with pytest.raises(AssertionError):  # the index is approximate where its lists are long enough
         np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
 
@@ -59,7 +78,11 @@ def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
         ("IVF16,Nonsense", 4, "--index IVF16,Nonsense: faiss refuses it for 1000 target rows"),
         ("IVF5000,Flat", 4, "--index IVF5000,Flat: faiss refuses it for 1000 target rows"),
         ("IVF16,Flat:probes=3", 4, "faiss refuses it"),
-        ("IDMap,Flat", 4, "IDMap,Flat: faiss refuses it for 1000 target rows: add does not make sense with"),
+        (
+            "IDMap,Flat",
+            4,
+            "IDMap,Flat: faiss refuses it for 1000 target rows: add does not make sense with",
+        ),
         ("Flat", 1001, "k=1001 with 1000 source and 1000 target rows"),
     ],
 )
@@ -71,9 +94,13 @@ def test_what_faiss_refuses_is_named(index: str, k: int, message: str) -> None:
 def test_compressed_vectors_do_not_blur_the_scores() -> None:
     source, target = sides()
     found = approximate_neighbours(source, target, 4, "PQ4x4")
-    unit_source, unit_target = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (source, target))
+    unit_source, unit_target = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (source, target)
+    )
     cosines = unit_source @ unit_target.T
-    np.testing.assert_allclose(found.forward_scores, np.take_along_axis(cosines, found.forward_indices, 1), atol=1e-5)
+    np.testing.assert_allclose(
+        found.forward_scores, np.take_along_axis(cosines, found.forward_indices, 1), atol=1e-5
+    )
     assert (np.diff(found.forward_scores) <= 0).all()
     assert recall_at_k(found, source, target) < 1
 
@@ -83,7 +110,9 @@ def test_a_row_that_is_not_finite_is_named_where_some_rows_train_the_index_too(
 ) -> None:
     source, target = sides()
     with pytest.raises(ValueError, match="source: row 321 "):
-        approximate_neighbours(np.where(np.arange(1000)[:, None] == 321, np.inf, source), target, 4, "Flat")
+        approximate_neighbours(
+            np.where(np.arange(1000)[:, None] == 321, np.inf, source), target, 4, "Flat"
+        )
     target[330, 3] = np.nan
     monkeypatch.setattr(dap.search.approximate, "TRAINING_ROWS", 100)
     monkeypatch.setattr(dap.search.approximate, "PART", 16)

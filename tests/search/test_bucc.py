@@ -8,7 +8,15 @@ import pytest
 import written
 from conftest import REPOSITORY
 
-from dap.search.bucc import best_threshold, default_protocol, find_splits, judge, read_gold, read_text, score_at
+from dap.search.bucc import (
+    best_threshold,
+    default_protocol,
+    find_splits,
+    judge,
+    read_gold,
+    read_text,
+    score_at,
+)
 from dap.search.distinct import DistinctSentences
 from dap.search.mining import Pairs
 
@@ -29,11 +37,16 @@ def write_split(folder: Path, name: str = "training", pair: str = "fr-en", **sid
     return folder
 
 
-def read(folder: Path, protocol: str = "training-optimal", pair: str = "fr-en") -> tuple[list[str], list[str], list]:
+def read(
+    folder: Path, protocol: str = "training-optimal", pair: str = "fr-en"
+) -> tuple[list[str], list[str], list]:
     split = find_splits(folder, pair, protocol)[-1]
     source_ids: dict[str, int] = {}
     target_ids: dict[str, int] = {}
-    source, target = list(read_text(split.source, source_ids)), list(read_text(split.target, target_ids))
+    source, target = (
+        list(read_text(split.source, source_ids)),
+        list(read_text(split.target, target_ids)),
+    )
     return source, target, read_gold(split, source_ids, target_ids).tolist()
 
 
@@ -55,18 +68,32 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"gold": "fr-1\ten-2\nfr-9\ten-1\n"}, r"fr-en\.training\.gold, line 2: fr-9 is no id of .*training\.fr"),
-        ({"gold": "fr-1\ten-2\nfr-3\ten-9\n"}, r"gold, line 2: en-9 is no id of .*\.en, nor of the other side"),
+        (
+            {"gold": "fr-1\ten-2\nfr-9\ten-1\n"},
+            r"fr-en\.training\.gold, line 2: fr-9 is no id of .*training\.fr",
+        ),
+        (
+            {"gold": "fr-1\ten-2\nfr-3\ten-9\n"},
+            r"gold, line 2: en-9 is no id of .*\.en, nor of the other side",
+        ),
         ({"gold": "en-2\tfr-1\n"}, "line 1: en-2 is no id of .*: are the languages swapped"),
         ({"gold": "fr-1 en-2\n"}, "gold, line 1: 'fr-1 en-2' is not two ids"),
         ({"gold": "fr-1\ten-2\nfr-3\ten-0\nfr-1\ten-2\n"}, "gold, line 3: .* is on line 1, too"),
         ({"gold": ""}, r"training\.gold is empty"),
-        ({"fr": "fr-1\ta\nfr-3\tb\nfr-1\tc\n"}, r"training\.fr, line 3: the id fr-1 is that of line 1, too"),
-        ({"en": "en-2\ta\nen-0 b\n"}, r"training\.en, line 2: 'en-0 b' is not an id, a tab and a sentence"),
+        (
+            {"fr": "fr-1\ta\nfr-3\tb\nfr-1\tc\n"},
+            r"training\.fr, line 3: the id fr-1 is that of line 1, too",
+        ),
+        (
+            {"en": "en-2\ta\nen-0 b\n"},
+            r"training\.en, line 2: 'en-0 b' is not an id, a tab and a sentence",
+        ),
         ({"en": "en-2\ta\n\tb\n"}, r"training\.en, line 2"),
     ],
 )
-def test_faults_in_the_files_are_named_by_line(files: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_faults_in_the_files_are_named_by_line(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         read(write_split(tmp_path, **files))
 
@@ -75,7 +102,11 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     write_split(tmp_path)
     for pair, protocol, message in (
         ("fr-en", "training-threshold-on-test", r"has no fr-en\.test\.fr"),
-        ("fr-en", "training-optimal", r"has no fr-en\.training\.gold; fr-en\.training\.en fr-en\.training\.fr"),
+        (
+            "fr-en",
+            "training-optimal",
+            r"has no fr-en\.training\.gold; fr-en\.training\.en fr-en\.training\.fr",
+        ),
         ("de-en", "training-optimal", r"has no de-en\.training\.de, de-en\.training\.en"),
     ):
         with pytest.raises(FileNotFoundError, match=message):
@@ -97,17 +128,27 @@ def test_the_sample_stands_in_for_no_training_split_but_not_for_half_of_one(tmp_
         default_protocol(tmp_path, "fr-en")
 
 
-@pytest.mark.parametrize(("pair", "protocol", "message"), [("fren", "sample", "fren"), ("fr-en", "mteb", "mteb")])
-def test_unknown_pairs_and_protocols(pair: str, protocol: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pair", "protocol", "message"), [("fren", "sample", "fren"), ("fr-en", "mteb", "mteb")]
+)
+def test_unknown_pairs_and_protocols(
+    pair: str, protocol: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=f"'{message}'"):
         find_splits(tmp_path, pair, protocol)
 
 
 def test_an_example_by_hand() -> None:
     # scores 5 and 4 are right, 3 is wrong, 2 is right, 1 is wrong, and one gold pair is not mined
-    scores, correct, one = np.array([2.0, 5.0, 3.0, 1.0, 4.0]), np.array([1, 1, 0, 0, 1]), np.ones(5, int)
+    scores, correct, one = (
+        np.array([2.0, 5.0, 3.0, 1.0, 4.0]),
+        np.array([1, 1, 0, 0, 1]),
+        np.ones(5, int),
+    )
     threshold = best_threshold(scores, one, correct, gold=4)
-    assert threshold == 1.5  # F1 there is 2·3 / (4 + 4); above it 2·2 / (2 + 4), below it 2·3 / (5 + 4)
+    assert (
+        threshold == 1.5
+    )  # F1 there is 2·3 / (4 + 4); above it 2·2 / (2 + 4), below it 2·3 / (5 + 4)
     found = score_at(threshold, scores, one, correct, gold=4)
     assert (found.precision, found.recall, found.f1) == (75.0, 75.0, 75.0)
     assert (found.extracted, found.correct, found.gold) == (4, 3, 4)
@@ -129,7 +170,10 @@ def test_thresholds_at_the_ends_and_between_equal_scores(
     scores: list[float], correct: list[int], threshold: float
 ) -> None:
     gold = max(1, sum(correct))
-    assert best_threshold(np.array(scores), np.ones(len(scores), int), np.array(correct), gold) == threshold
+    assert (
+        best_threshold(np.array(scores), np.ones(len(scores), int), np.array(correct), gold)
+        == threshold
+    )
 
 
 def test_no_pairs_have_no_threshold() -> None:
@@ -170,15 +214,24 @@ def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
 def test_judging_agrees_with_sets_of_ids() -> None:
     random_state = np.random.default_rng(0)
     for _ in range(20):
-        source, target = (DistinctSentences([str(n) for n in random_state.integers(0, 8, 15)]) for _ in range(2))
+        source, target = (
+            DistinctSentences([str(n) for n in random_state.integers(0, 8, 15)]) for _ in range(2)
+        )
         gold = np.unique(random_state.integers(0, 15, (9, 2)), axis=0)
         rows = np.unique(
-            np.stack([random_state.integers(0, len(source), 6), random_state.integers(0, len(target), 6)]), axis=1
+            np.stack(
+                [random_state.integers(0, len(source), 6), random_state.integers(0, len(target), 6)]
+            ),
+            axis=1,
         )
         mined = Pairs(np.arange(float(rows.shape[1])), *rows)
         extracted, correct = judge(mined, gold, source.rows, target.rows)
         for number, (i, j) in enumerate(rows.T):
-            ids = {(a, b) for a in np.flatnonzero(source.rows == i) for b in np.flatnonzero(target.rows == j)}
+            ids = {
+                (a, b)
+                for a in np.flatnonzero(source.rows == i)
+                for b in np.flatnonzero(target.rows == j)
+            }
             assert extracted[number] == len(ids)
             assert correct[number] == len(ids & set(map(tuple, gold)))
 
@@ -188,8 +241,12 @@ def test_the_real_sample_is_read_whole() -> None:
     source, target, gold = read(SHARED, "sample", "zh-en")
     assert (len(source), len(target), len(gold)) == (8624, 13589, 257)
     texts = DistinctSentences(source), DistinctSentences(target)
-    rows = np.array([[texts[0].rows[i], texts[1].rows[j]] for i, j in gold]).T  # mined without a fault
+    rows = np.array(
+        [[texts[0].rows[i], texts[1].rows[j]] for i, j in gold]
+    ).T  # mined without a fault
     scores = np.linspace(2, 1, len(gold))
     extracted, correct = judge(Pairs(scores, *rows), np.array(gold), texts[0].rows, texts[1].rows)
-    best = score_at(best_threshold(scores, extracted, correct, 257), scores, extracted, correct, 257)
+    best = score_at(
+        best_threshold(scores, extracted, correct, 257), scores, extracted, correct, 257
+    )
     assert (best.precision, best.recall, best.gold) == (100, 100, 257)

@@ -40,7 +40,9 @@ TEXT = [
 
 
 @pytest.mark.parametrize(("text", "changed"), NEGATIONS.items())
-def test_a_negation_goes_in_where_there_is_none_and_out_where_there_is_one(text: str, changed: str) -> None:
+def test_a_negation_goes_in_where_there_is_none_and_out_where_there_is_one(
+    text: str, changed: str
+) -> None:
     copies = list(negations(text))
     assert copies[0] == changed
     assert text not in copies
@@ -53,11 +55,20 @@ def test_not_only_is_no_negation_and_a_last_word_is_not_negated() -> None:
 
 @pytest.mark.parametrize(
     ("text", "places"),
-    [("In 1998", [6]), ("10,000 men", [0]), ("at 2:30", [3, 5]), ("5.75%", [0, 3]), ("0 or 000", [])],
+    [
+        ("In 1998", [6]),
+        ("10,000 men", [0]),
+        ("at 2:30", [3, 5]),
+        ("5.75%", [0, 3]),
+        ("0 or 000", []),
+    ],
 )
 def test_of_a_number_its_last_digit_but_zeros_changes(text: str, places: list[int]) -> None:
     copies = list(numbers(text))
-    changed = [[i for i, (old, new) in enumerate(zip(text, copy, strict=True)) if old != new] for copy in copies]
+    changed = [
+        [i for i, (old, new) in enumerate(zip(text, copy, strict=True)) if old != new]
+        for copy in copies
+    ]
     assert changed == [[place] for place in places]
     assert all(copy[each[0]] in "123456789" for copy, each in zip(copies, changed, strict=True))
 
@@ -96,7 +107,9 @@ def test_copies_differ_from_every_sentence_and_say_otherwise_in_one_place() -> N
     for copy in copies:
         same = len(set(copy.sentence.split()) & set(copy.text.split()))
         assert len(set(copy.sentence.split())) - 2 <= same <= len(set(copy.text.split()))
-    assert hard_negative_copies(["He is here.", "he  is not Here."]) == []  # each would be the other
+    assert (
+        hard_negative_copies(["He is here.", "he  is not Here."]) == []
+    )  # each would be the other
 
 
 def test_copies_depend_on_the_sentences_and_not_on_their_order() -> None:
@@ -104,7 +117,9 @@ def test_copies_depend_on_the_sentences_and_not_on_their_order() -> None:
     for seed in range(3):
         shuffled = random.Random(seed).sample(TEXT, len(TEXT))
         assert sorted(hard_negative_copies([*shuffled, *TEXT])) == sorted(copies)
-    alone = [copy for text in TEXT[2:] for copy in hard_negative_copies([text])]  # no name of another sentence
+    alone = [
+        copy for text in TEXT[2:] for copy in hard_negative_copies([text])
+    ]  # no name of another sentence
     assert alone == [copy for copy in copies if copy.sentence in TEXT[2:]]
     assert copies[-1] == Copy(TEXT[3], "negation", "Three men bought the new house before 1998.")
 
@@ -131,7 +146,9 @@ def test_hostile_text_gives_copies_that_differ_or_none() -> None:
     assert not {copy.sentence for copy in copies} & {"", " ", "\n", "你好。", "?" * 99, "n't"}
 
 
-def random_vectors(pairs: int, copies: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+def random_vectors(
+    pairs: int, copies: int, noise: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     rng = np.random.default_rng(5)
     source = rng.normal(size=(pairs, 16))
     target = source + noise * rng.normal(size=source.shape)
@@ -139,11 +156,16 @@ def random_vectors(pairs: int, copies: int, noise: float) -> tuple[np.ndarray, n
     return source, target, copied, list(rng.choice(COPY_KINDS, copies))
 
 
-def naive_errors(source: np.ndarray, target: np.ndarray, copies: np.ndarray, kinds: list[str]) -> dict[str, float]:
+def naive_errors(
+    source: np.ndarray, target: np.ndarray, copies: np.ndarray, kinds: list[str]
+) -> dict[str, float]:
     counts = dict.fromkeys(["error", *COPY_KINDS, "other"], 0)
     for i, query in enumerate(source):
         best, winner = -2.0, ""
-        for name, key in [*zip(kinds, copies, strict=True), *((str(j), row) for j, row in enumerate(target))]:
+        for name, key in [
+            *zip(kinds, copies, strict=True),
+            *((str(j), row) for j, row in enumerate(target)),
+        ]:
             cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
             if cosine > best:
                 best, winner = cosine, name
@@ -161,16 +183,24 @@ def test_errors_equal_the_naive_loop(copies: int, noise: float) -> None:
     assert 5 < errors["error"] < 95
     assert errors["error"] == pytest.approx(sum(errors[won] for won in (*COPY_KINDS, "other")))
     if not copies:
-        assert errors["error"] == errors["other"] == pytest.approx(100 - retrieval_accuracy(*vectors[:2])[0])
+        assert (
+            errors["error"]
+            == errors["other"]
+            == pytest.approx(100 - retrieval_accuracy(*vectors[:2])[0])
+        )
 
 
 def test_an_encoder_that_cannot_tell_a_copy_from_the_sentence_is_wrong() -> None:
     eye = np.eye(6)
     errors = hard_negative_errors(eye, eye, eye[:3], ["number", "name", "name"])
-    assert errors == pytest.approx({"error": 50, "number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0})
+    assert errors == pytest.approx(
+        {"error": 50, "number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0}
+    )
 
 
-@pytest.mark.parametrize("text", ["Everybody wants to WİN.", "ſix people came.", "It was a ſmall boat."])
+@pytest.mark.parametrize(
+    "text", ["Everybody wants to WİN.", "ſix people came.", "It was a ſmall boat."]
+)
 def test_letters_that_only_fold_to_those_of_a_word_are_no_word(text: str) -> None:
     assert [*numbers(text)] == []
     assert not any("lose" in copy or "large" in copy or "big" in copy for copy in negations(text))

@@ -24,7 +24,9 @@ from dap.search.mining import (
 from dap.search.similarity import Neighbours
 
 
-def vectors(source: int, target: int, seed: int = 0, dimensions: int = 6) -> tuple[np.ndarray, np.ndarray]:
+def vectors(
+    source: int, target: int, seed: int = 0, dimensions: int = 6
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of any length, around a common direction as sentence vectors are."""
     random = np.random.default_rng(seed)
     rows = random.normal(size=(source + target, dimensions)) + 1.0
@@ -33,7 +35,9 @@ def vectors(source: int, target: int, seed: int = 0, dimensions: int = 6) -> tup
 
 def cosines(source: np.ndarray, target: np.ndarray) -> list[list[float]]:
     def cosine(a: list[float], b: list[float]) -> float:
-        return sum(x * y for x, y in zip(a, b)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+        return sum(x * y for x, y in zip(a, b)) / math.sqrt(
+            sum(x * x for x in a) * sum(y * y for y in b)
+        )
 
     return [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
 
@@ -43,8 +47,15 @@ def naive_margins(source: np.ndarray, target: np.ndarray, k: int, margin: str) -
     similar = cosines(source, target)
     of_source = [sum(sorted(row)[-k:]) / (2 * k) for row in similar]
     of_target = [sum(sorted(column)[-k:]) / (2 * k) for column in zip(*similar)]
-    score = {"ratio": lambda a, b: a / b, "distance": lambda a, b: a - b, "absolute": lambda a, b: a}[margin]
-    return [[score(s, of_source[i] + of_target[j]) for j, s in enumerate(row)] for i, row in enumerate(similar)]
+    score = {
+        "ratio": lambda a, b: a / b,
+        "distance": lambda a, b: a - b,
+        "absolute": lambda a, b: a,
+    }[margin]
+    return [
+        [score(s, of_source[i] + of_target[j]) for j, s in enumerate(row)]
+        for i, row in enumerate(similar)
+    ]
 
 
 def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retrieval: str) -> dict:
@@ -62,12 +73,17 @@ def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retr
                 used_rows.add(i)
                 used_columns.add(j)
     else:
-        found = {"forward": forward, "backward": backward, "intersection": forward & backward}[retrieval]
+        found = {"forward": forward, "backward": backward, "intersection": forward & backward}[
+            retrieval
+        ]
     return {(i, j): scores[i][j] for i, j in found}
 
 
 def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
-    return {(i, j): s for i, j, s in zip(pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist())}
+    return {
+        (i, j): s
+        for i, j, s in zip(pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist())
+    }
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
@@ -87,13 +103,17 @@ def test_equal_scores_come_in_the_order_of_the_rows() -> None:
 
 
 @pytest.mark.parametrize("margin", MARGINS)
-def test_given_pairs_get_the_margin_over_both_texts(margin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_pairs_get_the_margin_over_both_texts(
+    margin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dap.search.mining.BLOCK", 3)
     a, b = vectors(20, 30)
     source, target = np.array([3, 0, 3, 19]), np.array([7, 7, 7, 29])
     found = score_pairs(a, b, source, target, neighbourhoods(a, b), margin)
     expected = naive_margins(a, b, 4, margin)
-    assert found.scores.tolist() == pytest.approx([expected[i][j] for i, j in zip(source, target)], abs=1e-5)
+    assert found.scores.tolist() == pytest.approx(
+        [expected[i][j] for i, j in zip(source, target)], abs=1e-5
+    )
     assert (found.source.tolist(), found.target.tolist()) == (source.tolist(), target.tolist())
 
 
@@ -104,7 +124,9 @@ def test_a_ratio_without_positive_neighbourhoods_is_0() -> None:
     assert mine(neighbourhoods(zeros, zeros, 2), retrieval="forward").scores.tolist() == [0.0] * 3
 
 
-def test_more_neighbours_than_sentences_are_as_many_as_there_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_neighbours_than_sentences_are_as_many_as_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     a, b = vectors(3, 10)
     with caplog.at_level(logging.WARNING):
         found = neighbourhoods(a, b, 4)
@@ -115,7 +137,11 @@ def test_more_neighbours_than_sentences_are_as_many_as_there_are(caplog: pytest.
 
 @pytest.mark.parametrize(
     ("source", "target", "k", "message"),
-    [(0, 3, 4, "the source text has no sentences"), (3, 0, 4, "the target text"), (3, 3, 0, "k=0: at least 1")],
+    [
+        (0, 3, 4, "the source text has no sentences"),
+        (3, 0, 4, "the target text"),
+        (3, 3, 0, "k=0: at least 1"),
+    ],
 )
 def test_what_cannot_be_mined(source: int, target: int, k: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -124,7 +150,9 @@ def test_what_cannot_be_mined(source: int, target: int, k: int, message: str) ->
 
 def test_unknown_choices_are_named() -> None:
     neighbours = neighbourhoods(*vectors(5, 5))
-    with pytest.raises(ValueError, match="margin='cosine': choose one of ratio, distance, absolute"):
+    with pytest.raises(
+        ValueError, match="margin='cosine': choose one of ratio, distance, absolute"
+    ):
         mine(neighbours, margin="cosine")
     with pytest.raises(ValueError, match="retrieval='both': choose one of max, intersection"):
         mine(neighbours, retrieval="both")
@@ -161,8 +189,19 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
         text = DistinctSentences(iter(lines), tmp_path)
         mined = [mine(neighbours, retrieval=retrieval, folder=tmp_path) for retrieval in RETRIEVALS]
         kept = [select(pairs, 0.9, 20, tmp_path) for pairs in mined]
-        numbers = [array.tolist() for pairs in mined + kept for array in (pairs.scores, pairs.source, pairs.target)]
-        return [list(text), text.rows.tolist(), text.first_line.tolist(), text.counts(), text.digest(), numbers]
+        numbers = [
+            array.tolist()
+            for pairs in mined + kept
+            for array in (pairs.scores, pairs.source, pairs.target)
+        ]
+        return [
+            list(text),
+            text.rows.tolist(),
+            text.first_line.tolist(),
+            text.counts(),
+            text.digest(),
+            numbers,
+        ]
 
     whole = outcome()
     first = {line: lines.index(line) + 1 for line in lines if line.strip()}
@@ -184,8 +223,12 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
         for name in "ab":
             text = DistinctSentences(f"{name} {row}" for row in range(count))
             assert len(text) == count
-        scores = on_disk(np.full((part.stop - part.start, 2), 0.5, np.float32) for part in parts(count))
-        rows = on_disk(np.arange(2 * part.start, 2 * part.stop).reshape(-1, 2) % count for part in parts(count))
+        scores = on_disk(
+            np.full((part.stop - part.start, 2), 0.5, np.float32) for part in parts(count)
+        )
+        rows = on_disk(
+            np.arange(2 * part.start, 2 * part.stop).reshape(-1, 2) % count for part in parts(count)
+        )
         pairs = select(mine(Neighbours(scores, rows, scores, rows)), 0.5, count // 2)
         assert 0 < len(pairs) <= count // 2
         found = tracemalloc.get_traced_memory()[1]

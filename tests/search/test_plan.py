@@ -16,7 +16,9 @@ def test_operations_are_those_of_a_loop_over_tiles(index: str | None) -> None:
     flops = 0.0
     if index:
         for strip in (*rows, *columns):
-            flops += 2 * 16 * 64 * (10 * min(256 * 64, strip) + strip)  # ten rounds of training, then all are added
+            flops += (
+                2 * 16 * 64 * (10 * min(256 * 64, strip) + strip)
+            )  # ten rounds of training, then all are added
     for queries in rows:
         for keys in columns:
             if index:

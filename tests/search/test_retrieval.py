@@ -35,8 +35,13 @@ def test_equals_the_translation_evaluator_of_sentence_transformers() -> None:
     source, target = noisy_pairs()
 
     class GivenEmbeddings(TranslationEvaluator):
-        def embed_inputs(self, model: object, sentences: list[str], **_: object) -> list[torch.Tensor]:
-            return [torch.tensor({"s": source, "t": target}[name[0]][int(name[1:])]) for name in sentences]
+        def embed_inputs(
+            self, model: object, sentences: list[str], **_: object
+        ) -> list[torch.Tensor]:
+            return [
+                torch.tensor({"s": source, "t": target}[name[0]][int(name[1:])])
+                for name in sentences
+            ]
 
         def store_metrics_in_model_card_data(self, *_: object) -> None:
             """There is no model."""
@@ -62,7 +67,11 @@ def test_groups_are_averaged_only_when_complete() -> None:
         mean = np.mean([accuracies[code] for code in group], axis=0)
         assert averages[f"{len(group)} languages"] == pytest.approx(tuple(mean))
     del accuracies["jv"]
-    assert list(group_averages(accuracies)) == ["14 languages", "28 languages", "35 of 36 languages"]
+    assert list(group_averages(accuracies)) == [
+        "14 languages",
+        "28 languages",
+        "35 of 36 languages",
+    ]
 
 
 def test_languages_beyond_the_benchmark_have_their_own_mean() -> None:

@@ -35,10 +35,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def naive_neighbours(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def naive_neighbours(
+    queries: np.ndarray, keys: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Cosine by cosine in float64, sorted by (-score, index)."""
     scores = np.zeros((len(queries), len(keys)))
-    queries, keys = ([(row, np.linalg.norm(row)) for row in rows.astype(np.float64)] for rows in (queries, keys))
+    queries, keys = (
+        [(row, np.linalg.norm(row)) for row in rows.astype(np.float64)] for rows in (queries, keys)
+    )
     for i, (query, length) in enumerate(queries):
         for j, (key, other) in enumerate(keys):
             scores[i, j] = query @ key / (length * other) if length and other else 0.0
@@ -46,11 +50,15 @@ def naive_neighbours(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.
     return np.take_along_axis(scores, indices, 1), indices
 
 
-@pytest.mark.parametrize(("k", "blocks"), [(1, (4, 3)), (8, (4, 3)), (3, (4, 4)), (8, (1, 1)), (3, (1024, 16384))])
+@pytest.mark.parametrize(
+    ("k", "blocks"), [(1, (4, 3)), (8, (4, 3)), (3, (4, 4)), (8, (1, 1)), (3, (1024, 16384))]
+)
 @pytest.mark.parametrize("dimensions", [4, 64])
 def test_ties_go_to_the_lowest_index(k: int, blocks: tuple[int, int], dimensions: int) -> None:
     rng = np.random.default_rng(1)
-    rows = rng.choice([-1.0, 1.0], size=(9, dimensions))  # products of halves or eighths: exact in float32
+    rows = rng.choice(
+        [-1.0, 1.0], size=(9, dimensions)
+    )  # products of halves or eighths: exact in float32
     rows[5] = 0  # whose cosine with everything is 0
     keys = rows[rng.integers(0, 9, size=41)]
     scores, indices = nearest_neighbours(rows, keys, k, blocks)
@@ -71,7 +79,9 @@ def test_repeated_rows_of_real_numbers_go_to_the_lowest_index() -> None:
 
 @pytest.mark.parametrize(("huge", "tiny"), [(np.float32(1e38), np.float32(1e-30)), (1e300, 1e-60)])
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
-def test_huge_and_tiny_rows_neither_overflow_nor_vanish(huge: float, tiny: float, kind: Callable) -> None:
+def test_huge_and_tiny_rows_neither_overflow_nor_vanish(
+    huge: float, tiny: float, kind: Callable
+) -> None:
     rows = np.array([[1.0, 2.0], [2.0, -1.0]], np.asarray(huge).dtype)
     scores, indices = nearest_neighbours(kind(rows * huge), kind(rows * tiny))
     np.testing.assert_array_equal(indices[:, 0], [0, 1])
@@ -109,7 +119,13 @@ def test_a_row_that_is_not_finite_is_named(value: float, side: str) -> None:
         (nearest_neighbours, (2, 3), (2, 3), 0, "k=0"),
         (nearest_neighbours, (2, 3), (0, 3), 1, "k=1 with 2 queries and 0 keys"),
         (nearest_neighbours, (3,), (2, 3), 1, r"queries has shape \(3,\)"),
-        (mutual_neighbours, (5, 3), (2, 3), 3, "k=3 with 5 source and 2 target rows: choose 1 to 2"),
+        (
+            mutual_neighbours,
+            (5, 3),
+            (2, 3),
+            3,
+            "k=3 with 5 source and 2 target rows: choose 1 to 2",
+        ),
     ],
 )
 def test_wrong_arguments(
@@ -125,14 +141,17 @@ def both_directions(source: np.ndarray, target: np.ndarray, k: int) -> Neighbour
 
 def assert_equal_neighbours(found: Neighbours, expected: Neighbours) -> None:
     for name in ("forward", "backward"):
-        np.testing.assert_array_equal(getattr(found, f"{name}_indices"), getattr(expected, f"{name}_indices"))
+        np.testing.assert_array_equal(
+            getattr(found, f"{name}_indices"), getattr(expected, f"{name}_indices")
+        )
         scores = getattr(found, f"{name}_scores")
         np.testing.assert_allclose(scores, getattr(expected, f"{name}_scores"), atol=1e-6)
         assert scores.dtype == np.float32
 
 
 @pytest.mark.parametrize(
-    ("blocks", "k"), [(None, 1), (None, 9), ((64, 96), 4), ((50, 33), 1), ((8, 7), 9), ((5, 200), 9), ((7, 5), 131)]
+    ("blocks", "k"),
+    [(None, 1), (None, 9), ((64, 96), 4), ((50, 33), 1), ((8, 7), 9), ((5, 200), 9), ((7, 5), 131)],
 )
 def test_neighbours_are_those_of_the_naive_loop(k: int, blocks: tuple[int, int] | None) -> None:
     rng = np.random.default_rng(5)
@@ -156,11 +175,16 @@ def test_neighbours_are_those_of_float32_whatever_else_multiplies_in_half_precis
     torch.set_float32_matmul_precision("medium")  # bfloat16 on CPUs that have it
     with torch.autocast("cpu", torch.bfloat16):
         found = mutual_neighbours(source, target, 3, blocks=(64, 64))
-        assert (torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()) == (True, "medium")
+        assert (torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()) == (
+            True,
+            "medium",
+        )
     assert_equal_neighbours(found, both_directions(source, target, 3))
 
 
-@pytest.mark.parametrize("layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]])
+@pytest.mark.parametrize(
+    "layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]]
+)
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
     rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
@@ -172,12 +196,18 @@ def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None
 
 
 @pytest.mark.parametrize(("blocks", "k"), [(None, 1), ((64, 96), 5), ((33, 40), 30), ((7, 10), 4)])
-def test_whole_numbers_tie_exactly_in_both_directions(blocks: tuple[int, int] | None, k: int) -> None:
-    signs = np.random.default_rng(7).choice([-1.0, 1.0], size=(300, 16))  # products of quarters: exact in float32
+def test_whole_numbers_tie_exactly_in_both_directions(
+    blocks: tuple[int, int] | None, k: int
+) -> None:
+    signs = np.random.default_rng(7).choice(
+        [-1.0, 1.0], size=(300, 16)
+    )  # products of quarters: exact in float32
     source, target = signs[:140], signs[140:]
     source[7] = target[3] = 0  # a zero row ties with everything
     target[90:] = target[:70]
-    assert_equal_neighbours(mutual_neighbours(source, target, k, blocks=blocks), both_directions(source, target, k))
+    assert_equal_neighbours(
+        mutual_neighbours(source, target, k, blocks=blocks), both_directions(source, target, k)
+    )
 
 
 def test_memory_beyond_the_inputs_is_a_few_blocks() -> None:
@@ -204,7 +234,9 @@ def in_a_corner(spread: float) -> Callable:
 #: What becomes of random rows (N, D) that is hard to bound.
 SHAPES: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
     "spiky": lambda rng, rows: rows * np.where(np.arange(rows.shape[1]) < 2, 1e3, 1),
-    "hub": lambda rng, rows: np.where(rng.random((len(rows), 1)) < 0.5, rows, rows[0] + 1e-3 * rows),
+    "hub": lambda rng, rows: np.where(
+        rng.random((len(rows), 1)) < 0.5, rows, rows[0] + 1e-3 * rows
+    ),
     "one-hot": lambda rng, rows: np.eye(rows.shape[1])[rng.integers(rows.shape[1], size=len(rows))],
     "Cauchy": lambda rng, rows: rng.standard_cauchy(rows.shape),
     "sorted": lambda rng, rows: np.sort(rows, axis=0),
@@ -223,7 +255,9 @@ def hard_rows(shape: str, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
 
 def in_float64(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     source, target = (rows.astype(np.float64) for rows in (source, target))
-    return (source / np.linalg.norm(source, axis=1)[:, None]) @ (target / np.linalg.norm(target, axis=1)[:, None]).T
+    return (source / np.linalg.norm(source, axis=1)[:, None]) @ (
+        target / np.linalg.norm(target, axis=1)[:, None]
+    ).T
 
 
 @pytest.mark.parametrize("dimensions", [1, 3, 48, 384])
@@ -233,7 +267,10 @@ def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
 ) -> None:
     monkeypatch.setattr(screening, "ALWAYS", 0)
     source, target = hard_rows(shape, dimensions)
-    found, cosines = mutual_neighbours(source, target, 4, blocks=(64, 128)), in_float64(source, target)
+    found, cosines = (
+        mutual_neighbours(source, target, 4, blocks=(64, 128)),
+        in_float64(source, target),
+    )
     for matrix, indices, scores in (
         (cosines, found.forward_indices, found.forward_scores),
         (cosines.T, found.backward_indices, found.backward_scores),
@@ -244,7 +281,9 @@ def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
         assert all(len(set(row)) == 4 for row in indices)
 
 
-def test_scores_are_the_same_bits_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_scores_are_the_same_bits_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     source, target = hard_rows("corner of 0.3", 48)
     monkeypatch.setattr(screening, "rounding_pays", lambda device: False)
     whole = mutual_neighbours(source, target, 4)
@@ -266,7 +305,9 @@ def test_only_neighbours_above_given_cosines_are_sought() -> None:
     assert (found.backward_indices == -1).all()
 
 
-def certificate(caplog: pytest.LogCaptureFixture, *arguments: Any, **options: Any) -> dict[str, int]:
+def certificate(
+    caplog: pytest.LogCaptureFixture, *arguments: Any, **options: Any
+) -> dict[str, int]:
     """What a search says of the pairs that it looked at."""
     with caplog.at_level("DEBUG", "dap.search.similarity"):
         mutual_neighbours(*arguments, **options)
@@ -287,9 +328,15 @@ def test_blocks_stay_whole_numbers_though_the_first_bounds_do_not_close(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(screening, "ALWAYS", 0)
-    source, target = (np.random.default_rng(seed).normal(size=(1024 * seed, 128)) for seed in (2, 1))
+    source, target = (
+        np.random.default_rng(seed).normal(size=(1024 * seed, 128)) for seed in (2, 1)
+    )
     found = certificate(caplog, source, target, 16, blocks=(256, 1024))
-    assert found["in_float32"] == found["pairs"] if way == "float32" else 0 < found["in_float32"] < found["pairs"] / 2
+    assert (
+        found["in_float32"] == found["pairs"]
+        if way == "float32"
+        else 0 < found["in_float32"] < found["pairs"] / 2
+    )
 
 
 def overflow(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -297,7 +344,9 @@ def overflow(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 def absent(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError("Could not run 'aten::_int_mm' with arguments from the 'made up' backend")
+    raise NotImplementedError(
+        "Could not run 'aten::_int_mm' with arguments from the 'made up' backend"
+    )
 
 
 @pytest.mark.parametrize("product", [overflow, absent])
@@ -312,7 +361,9 @@ def test_whole_numbers_are_left_alone_where_their_products_fail(
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(1.01, False), (0.99, True)])
-def test_whole_numbers_pay_where_the_device_is_done_with_them_in_half_the_time(seconds: float, pays: bool) -> None:
+def test_whole_numbers_pay_where_the_device_is_done_with_them_in_half_the_time(
+    seconds: float, pays: bool
+) -> None:
     queue, now = [], [0.0]
 
     def wait() -> None:
@@ -320,5 +371,7 @@ def test_whole_numbers_pay_where_the_device_is_done_with_them_in_half_the_time(s
         queue.clear()
 
     queue.append(5.0)  # work of others
-    found = screening.takes_half(lambda: queue.append(seconds), lambda: queue.append(2.0), wait, lambda: now[0])
+    found = screening.takes_half(
+        lambda: queue.append(seconds), lambda: queue.append(2.0), wait, lambda: now[0]
+    )
     assert found == pays

@@ -43,13 +43,20 @@ def test_rows_of_a_stream_name_the_place_in_the_text(tmp_path: Path) -> None:
     write_format(tmp_path / "y", "a.XX", many(1))
     paths = [tmp_path / "fr-en.tsv", tmp_path / "x", tmp_path / "y"]
     data = load_bitext(paths, streaming=True, max_bad_lines=0.5)
-    assert [row["row"] for row in data["fr"]] == ["0", "1", "2", "3"]  # as the rows of a map-style dataset
+    assert [row["row"] for row in data["fr"]] == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]  # as the rows of a map-style dataset
     names = ["x/de-en.tsv:0", "x/de-en.tsv:1", "y/a.de:0", "y/de-en.tsv:0", "y/de-en.tsv:1"]
     assert [row["row"] for row in data["de"]] == names
     assert [row["row"] for row in load_bitext(tmp_path / "y", streaming=True)["de"]][0] == "a.de:0"
 
 
-def test_a_stream_warns_of_bad_lines_in_its_first_pass_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_warns_of_bad_lines_in_its_first_pass_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write(tmp_path / "de-en.tsv", text_of([*many(9), ("alone",)]))
     stream = load_bitext(path, streaming=True, max_bad_lines=0.1)["de"]
     for _ in range(3):
@@ -80,7 +87,9 @@ def test_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
 
 def test_a_cache_file_read_leniently_is_not_used_strictly(tmp_path: Path) -> None:
     path = write(tmp_path / "de-en.tsv", text_of([*PAIRS, ("alone",)]))
-    assert pairs_of(load_bitext(path, max_bad_lines=0.5, cache_dir=tmp_path / "cache")["de"]) == PAIRS
+    assert (
+        pairs_of(load_bitext(path, max_bad_lines=0.5, cache_dir=tmp_path / "cache")["de"]) == PAIRS
+    )
     with pytest.raises(ValueError, match="line 7"):
         load_bitext(path, cache_dir=tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 1  # nothing half written

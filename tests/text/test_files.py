@@ -48,8 +48,12 @@ def test_a_target_language_other_than_english(tmp_path: Path) -> None:
         find_bitext(tmp_path, target_language="german")
 
 
-@pytest.mark.parametrize("name", ["missing/de-en.tsv", "gone.tsv", "/no/such/folder", "some-user/no-such-dataset"])
-def test_missing_path_names_what_was_looked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["missing/de-en.tsv", "gone.tsv", "/no/such/folder", "some-user/no-such-dataset"]
+)
+def test_missing_path_names_what_was_looked_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such file or folder") as error:
         load_bitext(name)
@@ -71,14 +75,19 @@ def test_names_that_tell_no_language(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "train.tsv is left out" in caplog.text
     write(tmp_path / "fr-en.tsv.bz2", b"")
     assert list(find_bitext(tmp_path)) == ["de"]
-    assert "fr-en.tsv.bz2 is left out: it tells no language that it pairs with 'en', or is packed" in caplog.text
+    assert (
+        "fr-en.tsv.bz2 is left out: it tells no language that it pairs with 'en', or is packed"
+        in caplog.text
+    )
 
 
 def test_a_folder_of_folders_is_refused_with_their_names(tmp_path: Path) -> None:
     write(tmp_path / "report.json", "{}")
     for name in ("dev", "test"):
         write(tmp_path / name / "de-en.tsv", "a\tb\n")
-    with pytest.raises(ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/test/ itself"):
+    with pytest.raises(
+        ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/test/ itself"
+    ):
         find_bitext(tmp_path)
     write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
     assert list(find_bitext(tmp_path)) == ["fr"]  # whose name tells what it is for
@@ -88,7 +97,10 @@ def test_what_cannot_be_read_in_a_folder_stops_instead_of_vanishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
-    odd, remedy = folder / "fr-en.tsv", "is no file that can be read; give the right to read it, or move it elsewhere"
+    odd, remedy = (
+        folder / "fr-en.tsv",
+        "is no file that can be read; give the right to read it, or move it elsewhere",
+    )
 
     def refused(make: Callable[[], object], message: str) -> None:
         made = make()
@@ -104,7 +116,9 @@ def test_what_cannot_be_read_in_a_folder_stops_instead_of_vanishing(
     refused(lambda: os.mkfifo(odd), remedy)
     refused(lambda: socket.socket(socket.AF_UNIX).bind(str(odd)), remedy)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda path, _: Path(path) != odd)  # tests may run as root, who may read all
+        patch.setattr(
+            os, "access", lambda path, _: Path(path) != odd
+        )  # tests may run as root, who may read all
         refused(odd.touch, remedy)
     odd.symlink_to(write(tmp_path / "elsewhere", "oui\tyes\n"))
     assert list(find_bitext(folder)) == ["de", "fr"]
@@ -114,11 +128,19 @@ def test_hidden_files_that_editors_and_macos_leave_are_no_text(tmp_path: Path) -
     folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
     write(folder / "._de-en.tsv", "Mac OS X\tattributes\n")
     (folder / ".#de-en.tsv").symlink_to("someone@host.4711")  # the lock of an editor
-    zip_of(folder / "a.zip", {"fr-en.tsv": b"oui\tyes\n", "__MACOSX/._fr-en.tsv": b"Mac OS X\tattributes\n"})
+    zip_of(
+        folder / "a.zip",
+        {"fr-en.tsv": b"oui\tyes\n", "__MACOSX/._fr-en.tsv": b"Mac OS X\tattributes\n"},
+    )
     found = find_bitext(folder)
-    assert [read(file) for files in found.values() for file in files] == [[("ja", "yes")], [("oui", "yes")]]
+    assert [read(file) for files in found.values() for file in files] == [
+        [("ja", "yes")],
+        [("oui", "yes")],
+    ]
     assert sorted(read_evaluation([str(folder)])) == ["ja", "oui", "yes"]
-    assert [read(file) for file in find_bitext(folder / "._de-en.tsv")["de"]] == [[("Mac OS X", "attributes")]]
+    assert [read(file) for file in find_bitext(folder / "._de-en.tsv")["de"]] == [
+        [("Mac OS X", "attributes")]
+    ]
 
 
 def test_only_what_has_the_name_of_a_target_side_is_looked_at_beside_it(tmp_path: Path) -> None:
@@ -132,7 +154,9 @@ def test_only_what_has_the_name_of_a_target_side_is_looked_at_beside_it(tmp_path
 
 def test_names_that_are_no_utf8_are_shown_as_they_are(tmp_path: Path) -> None:
     write(tmp_path / os.fsdecode(b"b\xff.de-en.tsv"), "ja\tyes\n")
-    with pytest.raises(UserError, match=r"^b'.*/b\\xff\.de-en\.tsv': a file name that is no UTF-8; rename it$"):
+    with pytest.raises(
+        UserError, match=r"^b'.*/b\\xff\.de-en\.tsv': a file name that is no UTF-8; rename it$"
+    ):
         find_bitext(tmp_path)
 
 
@@ -161,7 +185,11 @@ def test_endings_that_are_no_languages(tmp_path: Path, caplog: pytest.LogCapture
             find_bitext(path)
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
-    assert caplog.text.count("x.xh + ") == caplog.text.count("is taken for text in the language 'xh'") == 1
+    assert (
+        caplog.text.count("x.xh + ")
+        == caplog.text.count("is taken for text in the language 'xh'")
+        == 1
+    )
 
 
 def hub_folder(folder: Path, records: dict[str, list[dict]]) -> str:
@@ -169,7 +197,12 @@ def hub_folder(folder: Path, records: dict[str, list[dict]]) -> str:
     header = ["configs:"]
     for config, rows in records.items():
         write(folder / f"{config}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        header += [f"- config_name: {config}", "  data_files:", "  - split: train", f"    path: {config}.jsonl"]
+        header += [
+            f"- config_name: {config}",
+            "  data_files:",
+            "  - split: train",
+            f"    path: {config}.jsonl",
+        ]
     write(folder / "README.md", "\n".join(["---", *header, "---", ""]))
     return str(folder)
 
@@ -192,9 +225,15 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
     assert [file.language for file in found] == ["de", "fr", "sw"]
     assert files._find_hub(f"{name}:de-en", "en") == found[:1]
     for file in found:
-        data = corpus._stream([file], 0.001) if streaming else corpus._load_cached(file, 0.001, tmp_path)
+        data = (
+            corpus._stream([file], 0.001)
+            if streaming
+            else corpus._load_cached(file, 0.001, tmp_path)
+        )
         assert pairs_of(data) == PAIRS
-    with pytest.raises(ValueError, match="columns are .*; expected 'source' and 'target', or 'translation'"):
+    with pytest.raises(
+        ValueError, match="columns are .*; expected 'source' and 'target', or 'translation'"
+    ):
         read(without)
     with pytest.raises(ValueError, match="no configuration of"):
         files._find_hub(name, "zh")
@@ -204,8 +243,13 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
         read(bad)
     write(tmp_path / "hub/de-fr.jsonl", json.dumps(records["de-fr"][0]) + "\n{")  # it breaks off
     write(tmp_path / "script/script.py", "")
-    for folder, reason in (("hub", "Arrow|DatasetGeneration"), ("script", "RuntimeError: Dataset scripts")):
-        file = files.BitextFile("de", (str(tmp_path / folder),), "hub", config="de-fr", streaming=streaming)
+    for folder, reason in (
+        ("hub", "Arrow|DatasetGeneration"),
+        ("script", "RuntimeError: Dataset scripts"),
+    ):
+        file = files.BitextFile(
+            "de", (str(tmp_path / folder),), "hub", config="de-fr", streaming=streaming
+        )
         with pytest.raises(UserError, match=rf"{folder}:de-fr cannot be loaded \(({reason})"):
             read(file)
 
@@ -213,7 +257,10 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
 def read_folder(folder: Path) -> dict[str, list[tuple[str, ...]]]:
     """Pairs of every language, no line of which may be bad."""
     found = find_bitext(folder)
-    return {code: [tuple(pair.values()) for file in found[code] for pair in read_pairs(file, 0.0)] for code in found}
+    return {
+        code: [tuple(pair.values()) for file in found[code] for pair in read_pairs(file, 0.0)]
+        for code in found
+    }
 
 
 def test_tatoeba_folder_by_line_and_without_tolerance(tmp_path: Path) -> None:
@@ -233,7 +280,9 @@ def test_real_data(tmp_path: Path) -> None:
     assert list(find_bitext(SHARED / "data/train")) == list(texts)
     path = SHARED / "data/train/jv-en.tsv.xz"
     lines = lzma.decompress(path.read_bytes()).decode().split("\n")[:-1]
-    assert pairs_of(load_bitext(path, cache_dir=tmp_path)["jv"]) == [tuple(line.split("\t")[:2]) for line in lines]
+    assert pairs_of(load_bitext(path, cache_dir=tmp_path)["jv"]) == [
+        tuple(line.split("\t")[:2]) for line in lines
+    ]
 
 
 def test_moses_sides_have_regions_and_scripts_on_either_side(tmp_path: Path) -> None:
@@ -242,7 +291,11 @@ def test_moses_sides_have_regions_and_scripts_on_either_side(tmp_path: Path) -> 
     write_format(tmp_path, "d.XX", PAIRS, ("fr", "en"))
     write(tmp_path / "d.en-US", "no\n")
     assert read_folder(tmp_path) == dict.fromkeys(("de", "es", "fr"), PAIRS)
-    assert list(find_bitext(tmp_path / "nllb.deu_Latn")) == list(find_bitext(tmp_path / "nllb.eng_Latn")) == ["de"]
+    assert (
+        list(find_bitext(tmp_path / "nllb.deu_Latn"))
+        == list(find_bitext(tmp_path / "nllb.eng_Latn"))
+        == ["de"]
+    )
 
 
 def test_text_that_is_not_taken_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -258,5 +311,7 @@ def test_text_that_is_not_taken_is_named(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_packed_copy_beside_a_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
     write(tmp_path / "de-en.tsv.gz", text_of(PAIRS))
-    with pytest.raises(UserError, match=r"de-en\.tsv and .*de-en\.tsv\.gz are the same text twice: keep one"):
+    with pytest.raises(
+        UserError, match=r"de-en\.tsv and .*de-en\.tsv\.gz are the same text twice: keep one"
+    ):
         find_bitext(tmp_path)

@@ -23,7 +23,9 @@ def numbered(file: BitextFile) -> Numbered:
     """Line -> pair, whatever the share of bad lines."""
     tables = list(read_tables(file, LineAudit(file, 1.0)))
     assert all(table.schema.equals(TABLE) and 0 < len(table) <= formats.BATCH for table in tables)
-    return {row["line"]: (row["source"], row["target"]) for table in tables for row in table.to_pylist()}
+    return {
+        row["line"]: (row["source"], row["target"]) for table in tables for row in table.to_pylist()
+    }
 
 
 @pytest.mark.parametrize("batch", [1, 4, 10_000])
@@ -62,7 +64,12 @@ def read_naively(file: BitextFile, parse: Callable[..., tuple[str, str]]) -> Num
             f"{source}{target}".encode()
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
-        if isinstance(source, str) and isinstance(target, str) and source.strip() and target.strip():
+        if (
+            isinstance(source, str)
+            and isinstance(target, str)
+            and source.strip()
+            and target.strip()
+        ):
             pairs[number] = source, target
     return pairs
 
@@ -95,8 +102,13 @@ def test_wild_moses(tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(formats, "BATCH", batch)
     draw = random.Random(batch)
     pieces = [piece for piece in PIECES if b"\n" not in piece]
-    sides = [[b"".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(300)] for _ in range(2)]
-    paths = [str(write(tmp_path / f"a.{code}", b"\n".join(side) + b"\n")) for code, side in zip(("de", "en"), sides)]
+    sides = [
+        [b"".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(300)] for _ in range(2)
+    ]
+    paths = [
+        str(write(tmp_path / f"a.{code}", b"\n".join(side) + b"\n"))
+        for code, side in zip(("de", "en"), sides)
+    ]
     file = BitextFile("de", tuple(paths), "moses")
     expected = read_naively(file, lambda *sides: sides)
     assert len(expected) > 15
@@ -123,7 +135,9 @@ JSON_LINES = [
 def test_wild_json(tmp_path: Path, place: int) -> None:
     good = b'{"source": "x", "target": "y"}'
     lines = [good] * place + [line for wild in JSON_LINES for line in (wild, good)]
-    file = BitextFile("de", (str(write(tmp_path / "de-en.jsonl", b"\n".join(lines) + b"\n")),), "jsonl")
+    file = BitextFile(
+        "de", (str(write(tmp_path / "de-en.jsonl", b"\n".join(lines) + b"\n")),), "jsonl"
+    )
     expected = read_naively(file, parse_json)
     assert len(expected) > len(JSON_LINES)
     assert numbered(file) == expected
@@ -133,14 +147,21 @@ def test_wild_json(tmp_path: Path, place: int) -> None:
     ("source", "read_back"),
     [
         (pa.array(["a", None, " ", ""]), {1: "a"}),
-        (pa.array(["a", "b", "a", "b"], pa.large_string()).dictionary_encode(), {1: "a", 2: "b", 3: "a", 4: "b"}),
+        (
+            pa.array(["a", "b", "a", "b"], pa.large_string()).dictionary_encode(),
+            {1: "a", 2: "b", 3: "a", 4: "b"},
+        ),
         (pa.array(["a", "b", "a", None], pa.string_view()), {1: "a", 2: "b", 3: "a"}),
         (pa.array([b"a", b"\xff", None, b"d"]), {1: "a", 4: "d"}),
         (pa.array([b"a", b"\xff", b"c", b"d"]).view(pa.string()), {1: "a", 3: "c", 4: "d"}),
     ],
 )
-def test_types_of_parquet_columns(tmp_path: Path, source: pa.Array, read_back: dict[int, str]) -> None:
-    pq.write_table(pa.table({"source": source, "target": ["w", "x", "y", "z"]}), tmp_path / "de-en.parquet")
+def test_types_of_parquet_columns(
+    tmp_path: Path, source: pa.Array, read_back: dict[int, str]
+) -> None:
+    pq.write_table(
+        pa.table({"source": source, "target": ["w", "x", "y", "z"]}), tmp_path / "de-en.parquet"
+    )
     file = BitextFile("de", (str(tmp_path / "de-en.parquet"),), "parquet")
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
@@ -152,14 +173,24 @@ TWO = ["source", "target"]
     ("names", "values", "message"),
     [
         (TWO, [[1, 2], ["a", "b"]], r"de-en\.parquet: .* no Parquet file of text \(.*int64"),
-        (["de", "en"], [["a"], ["b"]], r"columns are \['de', 'en'\]; expected 'source' and 'target'"),
+        (
+            ["de", "en"],
+            [["a"], ["b"]],
+            r"columns are \['de', 'en'\]; expected 'source' and 'target'",
+        ),
         ([*TWO, "source"], [["a"]] * 3, "expected 'source' and 'target', once each: rename them"),
         (TWO, [pa.array([], pa.string())] * 2, "holds no pair of language 'de'"),
         (TWO, [pa.nulls(4), ["a"] * 4], "holds no pair of language 'de'"),
-        (["so?rce", "target"], [["a"], ["b"]], r"de-en\.parquet: damaged or no Parquet file of text"),
+        (
+            ["so?rce", "target"],
+            [["a"], ["b"]],
+            r"de-en\.parquet: damaged or no Parquet file of text",
+        ),
     ],
 )
-def test_parquet_that_lacks_text(tmp_path: Path, names: list[str], values: list[Any], message: str) -> None:
+def test_parquet_that_lacks_text(
+    tmp_path: Path, names: list[str], values: list[Any], message: str
+) -> None:
     path = tmp_path / "de-en.parquet"
     pq.write_table(pa.table(list(map(pa.array, values)), names=names), path, store_schema=False)
     path.write_bytes(path.read_bytes().replace(b"so?rce", b"so\xcfrce"))  # a name that is no UTF-8
@@ -170,7 +201,9 @@ def test_parquet_that_lacks_text(tmp_path: Path, names: list[str], values: list[
 def test_what_is_no_parquet_or_holds_a_side_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"de-en\.parquet: damaged or no Parquet file"):
         read(write(tmp_path / "de-en.parquet", b"no parquet"))
-    pq.write_table(pa.table({"source": ["a", None], "target": ["b", "c"]}), tmp_path / "de-en.parquet")
+    pq.write_table(
+        pa.table({"source": ["a", None], "target": ["b", "c"]}), tmp_path / "de-en.parquet"
+    )
     with pytest.raises(ValueError, match="line 2: source side is None"):
         read(tmp_path / "de-en.parquet")
 
@@ -193,7 +226,9 @@ def test_sides_of_different_length_are_found_before_the_first_pair(
     else:
         for path, text in zip(file.paths, texts):
             write(Path(path), text)
-    message = rf"differ in length: {file.paths[0]} has {source} lines, {file.paths[1]} has {target};"
+    message = (
+        rf"differ in length: {file.paths[0]} has {source} lines, {file.paths[1]} has {target};"
+    )
     with pytest.raises(ValueError, match=message):
         next(read_tables(file, LineAudit(file, 0.0)))
 
@@ -203,7 +238,11 @@ def test_sides_of_different_length_are_found_before_the_first_pair(
 BAD = [
     ("de-en.tsv", b"no tab here", "one column, expected source<TAB>target"),
     ("de-en.tsv", b"", "one column"),
-    ("de-en.tsv", b"a\tb\rc\td", r"carriage return at offset 3, within the line: tr '\r' '\n' or ' '"),
+    (
+        "de-en.tsv",
+        b"a\tb\rc\td",
+        r"carriage return at offset 3, within the line: tr '\r' '\n' or ' '",
+    ),
     ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return at offset 15"),
     ("de-en.tsv", b"\tempty", "empty source side"),
     ("de-en.tsv", b"empty\t \xe2\x80\xa8", "empty target side"),
@@ -215,7 +254,11 @@ BAD = [
     ("de-en.jsonl", b'{"source": "a", "target": null}', "target side is None"),
     ("de-en.jsonl", b'{"source": 3, "target": "b"}', "source side is 3"),
     ("de-en.jsonl", b'{"source": "a", "target": ""}', "empty target side"),
-    ("de-en.jsonl", b'{"source": "\\ud800", "target": "b"}', "'utf-8' codec can't encode character '\\ud800'"),
+    (
+        "de-en.jsonl",
+        b'{"source": "\\ud800", "target": "b"}',
+        "'utf-8' codec can't encode character '\\ud800'",
+    ),
     ("de-en.jsonl", b'{"source": "\xff", "target": "b"}', "invalid UTF-8: byte 0xff at offset 12"),
     ("a.XX", b"caf\xe9", "invalid UTF-8: byte 0xe9 at offset 3"),
     ("a.XX", b"x\ry", "carriage return at offset 1"),
@@ -227,18 +270,24 @@ def test_a_bad_line_is_skipped_and_logged_or_stops(
     tmp_path: Path, name: str, line: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_format(tmp_path, name, many(199))
-    for path, own in zip(map(Path, file.paths), (b"x", line)[-len(file.paths) :]):  # of two sides the second is bad
+    for path, own in zip(
+        map(Path, file.paths), (b"x", line)[-len(file.paths) :]
+    ):  # of two sides the second is bad
         lines = path.read_bytes().split(b"\n")
         path.write_bytes(b"\n".join([*lines[:6], own, *lines[6:]]))
     assert read(file, 0.01) == many(199)
     assert f"{file}, line 7 skipped: {reason}" in caplog.text
     assert "1 of 200 lines skipped" in caplog.text
-    with pytest.raises(ValueError, match="1 of the first 200 lines are bad, more than max_bad_lines=0.001") as error:
+    with pytest.raises(
+        ValueError, match="1 of the first 200 lines are bad, more than max_bad_lines=0.001"
+    ) as error:
         read(file)
     assert f"{file}: " in str(error.value)
     assert f"line 7: {reason}" in str(error.value)
     assert "raise max_bad_lines" in str(error.value)
-    with pytest.raises(ValueError, match="Repair the file[.]$"):  # as in an evaluation, which has no such argument
+    with pytest.raises(
+        ValueError, match="Repair the file[.]$"
+    ):  # as in an evaluation, which has no such argument
         read(file, 0.0)
 
 
@@ -246,10 +295,18 @@ def test_a_bad_line_is_skipped_and_logged_or_stops(
 def test_every_format_quotes_the_first_bad_lines_and_counts_all(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = write_format(tmp_path, name, [(f"Satz {line}" if line % 50 else " ", "sentence") for line in range(1, 400)])
+    file = write_format(
+        tmp_path,
+        name,
+        [(f"Satz {line}" if line % 50 else " ", "sentence") for line in range(1, 400)],
+    )
     assert len(read(file, 0.1)) == 399 - 7
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    quoted = [f"{file}, line {line} skipped: empty source side" for line in (50, 100, 150, 200, 250)]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    quoted = [
+        f"{file}, line {line} skipped: empty source side" for line in (50, 100, 150, 200, 250)
+    ]
     assert warnings == [*quoted, f"{file}: 7 of 399 lines skipped (limit 10%)"]
     with pytest.raises(ValueError, match="7 of the first 399 lines are bad") as error:
         read(file)

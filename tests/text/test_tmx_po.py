@@ -19,7 +19,9 @@ TAIL = "</body></tmx>\n"
 
 
 def unit(*variants: tuple[str, str]) -> str:
-    inside = "".join(f'<tuv xml:lang="{language}"><seg>{text}</seg></tuv>' for language, text in variants)
+    inside = "".join(
+        f'<tuv xml:lang="{language}"><seg>{text}</seg></tuv>' for language, text in variants
+    )
     return f"<tu><prop type='x'>not text</prop>{inside}</tu>\n"
 
 
@@ -46,7 +48,10 @@ def read(path: Path, language: str, max_bad_lines: float = 0.001) -> written.Pai
         ("see<ph>&lt;img alt='<sub>a tree</sub>'&gt;</ph> here", "see here"),
         ("<g>unknown</g> elements are <mrk>text</mrk>", "unknown elements are text"),
         ("\n    wrapped\n    by an editor\r\n  ", "wrapped by an editor"),
-        ("<![CDATA[<b>]]>&#x2028;\u0085\u200fשלום\u0301 \u00a0", "<b>\u2028\u0085\u200fשלום\u0301 \u00a0"),
+        (
+            "<![CDATA[<b>]]>&#x2028;\u0085\u200fשלום\u0301 \u00a0",
+            "<b>\u2028\u0085\u200fשלום\u0301 \u00a0",
+        ),
         ("", ""),
     ],
 )
@@ -56,20 +61,34 @@ def test_text_is_kept_and_codes_are_dropped(segment: str, text: str) -> None:
 
 def test_languages_with_regions_scripts_and_the_old_attribute() -> None:
     old = '<tu><tuv lang="DE-at"><seg>Jänner</seg></tuv><tuv><seg>of no language</seg></tuv></tu>'
-    found = units(unit(("EN-us", "color"), ("zh-Hans-CN", "颜色"), ("xh-ZA", "umbala"), ("cmn", "色")), old)
+    found = units(
+        unit(("EN-us", "color"), ("zh-Hans-CN", "颜色"), ("xh-ZA", "umbala"), ("cmn", "色")), old
+    )
     assert found == [{"en": ["color"], "zh": ["颜色", "色"], "xh": ["umbala"]}, {"de": ["Jänner"]}]
 
 
 def test_every_variant_is_paired_with_every_other(tmp_path: Path) -> None:
     path = write(
         tmp_path / "memory.tmx",
-        unit(("en-GB", "colour"), ("de", "Farbe"), ("en-US", "color"), ("de-AT", "Farbe"), ("de-CH", "Farb")),
+        unit(
+            ("en-GB", "colour"),
+            ("de", "Farbe"),
+            ("en-US", "color"),
+            ("de-AT", "Farbe"),
+            ("de-CH", "Farb"),
+        ),
         unit(("de", "ohne Englisch"), ("fr", "sans anglais")),
         unit(("en", "red"), ("fr", "rouge")),
         unit(("en", "one"), ("de", "eins")),
     )
     assert list(find_bitext(path)) == ["de", "fr"]
-    pairs = [("Farbe", "colour"), ("Farbe", "color"), ("Farb", "colour"), ("Farb", "color"), ("eins", "one")]
+    pairs = [
+        ("Farbe", "colour"),
+        ("Farbe", "color"),
+        ("Farb", "colour"),
+        ("Farb", "color"),
+        ("eins", "one"),
+    ]
     assert read(path, "de") == pairs
     assert read(path, "fr") == [("rouge", "red")]
 
@@ -80,21 +99,30 @@ def test_the_content_tells_the_languages_not_the_name(tmp_path: Path, name: str)
     assert read(tmp_path, "fr") == [("oui", "yes")]
 
 
-def test_an_empty_side_is_left_out_and_a_blank_one_is_bad(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_side_is_left_out_and_a_blank_one_is_bad(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     texts = [unit(("en", "x"), ("de", f"{number}")) for number in range(3)]
     texts += [unit(("en", "<ph>only a code</ph>"), ("de", "y")), unit(("en", "x"), ("de", ""))]
     assert len(read(write(tmp_path / "a.tmx", *texts), "de", max_bad_lines=0.0)) == 3
     assert "a.tmx: 2 pairs left out: a segment is empty" in caplog.text
     path = write(tmp_path / "b.tmx", *texts[:3], unit(("en", "&#160;"), ("de", "y")))
-    with pytest.raises(ValueError, match=r"b\.tmx: 1 of the first 4 lines .*\n.*line 4: empty target side"):
+    with pytest.raises(
+        ValueError, match=r"b\.tmx: 1 of the first 4 lines .*\n.*line 4: empty target side"
+    ):
         read(path, "de")
     assert len(read(path, "de", max_bad_lines=0.5)) == 3
 
 
 def test_a_language_may_come_late_and_counts_where_it_has_a_translation(tmp_path: Path) -> None:
     texts = [unit(("en", f"{number}"), ("de", "x"), ("sw", "y")) for number in range(1500)]
-    path = write(tmp_path / "a.tmx", *texts, unit(("en", "yes"), ("fr", "oui")), unit(("fr", "a"), ("it", "b")))
+    path = write(
+        tmp_path / "a.tmx",
+        *texts,
+        unit(("en", "yes"), ("fr", "oui")),
+        unit(("fr", "a"), ("it", "b")),
+    )
     assert len(read(path, "de")) == len(read(path, "sw")) == 1500
     assert read(path, "fr") == [("oui", "yes")]
     assert list(find_bitext(path)) == ["de", "fr", "sw"]
@@ -103,10 +131,19 @@ def test_a_language_may_come_late_and_counts_where_it_has_a_translation(tmp_path
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((HEAD + unit(("en", "x"), ("de", "y")))[:-20], "memory.tmx, line 4: damaged or truncated TMX"),
-        (HEAD + "<tu><tuv xml:lang='en'><seg>a & b</seg></tuv></tu>" + TAIL, "line 4: .*not well-formed"),
+        (
+            (HEAD + unit(("en", "x"), ("de", "y")))[:-20],
+            "memory.tmx, line 4: damaged or truncated TMX",
+        ),
+        (
+            HEAD + "<tu><tuv xml:lang='en'><seg>a & b</seg></tuv></tu>" + TAIL,
+            "line 4: .*not well-formed",
+        ),
         (HEAD + unit(("en", "a\0b")) + TAIL, "line 4: .*not well-formed"),
-        (HEAD.encode() + b"<tu><tuv xml:lang='en'><seg>\xff</seg></tuv></tu>", "line 4: .*not well-formed"),
+        (
+            HEAD.encode() + b"<tu><tuv xml:lang='en'><seg>\xff</seg></tuv></tu>",
+            "line 4: .*not well-formed",
+        ),
         ("<xliff/>", "the root element is <xliff>, expected <tmx>"),
         ("plain text", "line 1: damaged"),
         ("", "line 1: damaged"),
@@ -190,7 +227,9 @@ PLURAL = [("%d Datei", "%d file"), ("%d Dateien", "%d files")]
 
 
 def write_po(path: Path, language: str = "de", charset: str = "utf-8", text: str = PO) -> Path:
-    return written.write(path, (text % (language, charset)).encode(charset.replace("CHARSET", "utf-8")))
+    return written.write(
+        path, (text % (language, charset)).encode(charset.replace("CHARSET", "utf-8"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +244,12 @@ def write_po(path: Path, language: str = "de", charset: str = "utf-8", text: str
     ],
 )
 def test_catalogues_of_translated_entries(
-    tmp_path: Path, name: str, header: str, charset: str, language: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    name: str,
+    header: str,
+    charset: str,
+    language: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = write_po(tmp_path / name, header, charset)
     with caplog.at_level(logging.INFO, "dap.text.tmx_po"):
@@ -227,8 +271,14 @@ def test_catalogues_in_a_folder_and_for_another_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "pair"),
     [
-        ('msgid "a\u2028b\x85c\x0cd"\nmsgstr "e\u2029f\x0bg"\n', ("e\u2029f\x0bg", "a\u2028b\x85c\x0cd")),
-        ('msgid "%d a"\nmsgid_plural "%d as"\nmsgstr[0] "1"\nmsgstr[1] "2"\nmsgstr[2] "форма"\n', ("форма", "%d as")),
+        (
+            'msgid "a\u2028b\x85c\x0cd"\nmsgstr "e\u2029f\x0bg"\n',
+            ("e\u2029f\x0bg", "a\u2028b\x85c\x0cd"),
+        ),
+        (
+            'msgid "%d a"\nmsgid_plural "%d as"\nmsgstr[0] "1"\nmsgstr[1] "2"\nmsgstr[2] "форма"\n',
+            ("форма", "%d as"),
+        ),
     ],
 )
 def test_separators_of_unicode_end_no_line_and_the_last_of_three_plurals_is_general(
@@ -247,12 +297,20 @@ def test_entries_know_their_lines(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b'msgid "a"\nmsgstr "\xff"\n', r"de\.po, line 2: not in its encoding utf-8"),
-        (b'msgid "a"\nmsgstr "b"c"\n', r"de\.po: no PO file that can be read \(Syntax error \(line 2\)"),
+        (
+            b'msgid "a"\nmsgstr "b"c"\n',
+            r"de\.po: no PO file that can be read \(Syntax error \(line 2\)",
+        ),
         (b"nonsense\n", r"Syntax error \(line 1\)"),
-        (b'msgid ""\nmsgstr "charset=klingon"\n\nmsgid "a"\nmsgstr "b"', "unknown encoding: klingon"),
+        (
+            b'msgid ""\nmsgstr "charset=klingon"\n\nmsgid "a"\nmsgstr "b"',
+            "unknown encoding: klingon",
+        ),
     ],
 )
-def test_damaged_catalogues_are_named_with_the_line(tmp_path: Path, data: bytes, message: str) -> None:
+def test_damaged_catalogues_are_named_with_the_line(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
     path = written.write(tmp_path / "de.po", data)
     with pytest.raises(ValueError, match=message):
         read(path, "de")

@@ -36,12 +36,16 @@ def bitext(bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def tokenized(bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast) -> dict[str, Dataset]:
+def tokenized(
+    bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Dataset]:
     return tokenize_bitext(bitext, tiny_tokenizer, 8)
 
 
 def made_up(sizes: dict[str, int]) -> dict[str, Dataset]:
-    rows = {language: [f"{language}:{row}" for row in range(size)] for language, size in sizes.items()}
+    rows = {
+        language: [f"{language}:{row}" for row in range(size)] for language, size in sizes.items()
+    }
     return {language: Dataset.from_dict({"pair_id": ids}) for language, ids in rows.items()}
 
 
@@ -61,14 +65,19 @@ def drawn(sampler: LanguageMixSampler, epoch: int = 0) -> list[int]:
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
     """A row with lists for arrays."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in row.items()
+    }
 
 
 # Tokens
 
 
 def test_tokens_are_the_tokenizers_own_one_sentence_at_a_time(
-    bitext: dict[str, Dataset], tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+    bitext: dict[str, Dataset],
+    tokenized: dict[str, Dataset],
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     for language in bitext:
         for row in (0, 3, 199):
@@ -104,14 +113,23 @@ def test_streams_are_shuffled_in_each_pass_anew_and_lose_nothing(
 
     order = ids(1)
     assert order == ids(1) != ids(2)
-    for start in range(0, 1000 - buffer, buffer):  # blocks hold what the files hold there, each pair as often
+    for start in range(
+        0, 1000 - buffer, buffer
+    ):  # blocks hold what the files hold there, each pair as often
         block = [number % 200 for number in range(start, start + buffer)]
-        assert sorted(order[start : start + buffer]) == sorted(block) != order[start : start + buffer]
+        assert (
+            sorted(order[start : start + buffer]) == sorted(block) != order[start : start + buffer]
+        )
     passes = [order[start : start + 200] for start in range(0, 1000, 200)]
     assert passes[0] != passes[1]
     if buffer >= 200:
         assert sorted(passes[0]) == list(range(200))
-    uses = np.array([[seen.count(row) for row in range(200)] for seen in (order[:137], order[:400], order[:777])])
+    uses = np.array(
+        [
+            [seen.count(row) for row in range(200)]
+            for seen in (order[:137], order[:400], order[:777])
+        ]
+    )
     assert (uses.max(axis=1) - uses.min(axis=1)).max() <= 2
 
 
@@ -124,15 +142,22 @@ def test_a_tokenised_stream_holds_one_tokenizer_that_others_cannot_change(
     for row in islice(mixed, 6):
         language, number = row["pair_id"].split(":")
         text = synthetic_pairs(language)[int(number)][0]
-        assert plain(row)["source_input_ids"] == tiny_tokenizer(text, truncation=True, max_length=8)["input_ids"]
+        assert (
+            plain(row)["source_input_ids"]
+            == tiny_tokenizer(text, truncation=True, max_length=8)["input_ids"]
+        )
 
 
 def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
-    bitext: dict[str, Dataset], tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+    bitext: dict[str, Dataset],
+    tokenized: dict[str, Dataset],
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding=True)
     again = tokenize_bitext(bitext, tiny_tokenizer, 8)
-    longer = tokenize_bitext(bitext, tiny_tokenizer, 65)  # the model's table decides, not model_max_length
+    longer = tokenize_bitext(
+        bitext, tiny_tokenizer, 65
+    )  # the model's table decides, not model_max_length
     assert again["de"].cache_files == tokenized["de"].cache_files != longer["de"].cache_files
     assert max(map(len, longer["de"]["source_input_ids"])) > 8
 
@@ -140,12 +165,19 @@ def test_tokens_come_from_the_cache_whatever_the_tokenizer_did_before(
 def test_target_vocabulary_holds_every_label_and_nothing_else(
     tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    naive = {token for data in tokenized.values() for ids in data["target_input_ids"] for token in ids[1:]}
+    naive = {
+        token
+        for data in tokenized.values()
+        for ids in data["target_input_ids"]
+        for token in ids[1:]
+    }
     vocabulary = target_vocabulary(tokenized, tiny_tokenizer)
     assert vocabulary == sorted(naive)
     assert tiny_tokenizer.sep_token_id in vocabulary
     few = target_vocabulary({"de": tokenized["de"].select([7])}, tiny_tokenizer)
-    assert few == sorted(set(tokenized["de"][7]["target_input_ids"][1:]))  # rows that are not selected do not count
+    assert few == sorted(
+        set(tokenized["de"][7]["target_input_ids"][1:])
+    )  # rows that are not selected do not count
     with pytest.raises(ValueError, match="the tokens of a stream are unknown"):
         target_vocabulary(streams(tokenized), tiny_tokenizer)
 
@@ -157,7 +189,9 @@ def test_tokens_are_counted_as_by_a_loop(
     for sides in (("target",), ("source",), ("source", "target")):
         naive = [0] * len(tiny_tokenizer)
         for row in (row for data in parts.values() for row in data):
-            for token in (token for side in sides for token in row[f"{side}_input_ids"][1:]):  # without CLS
+            for token in (
+                token for side in sides for token in row[f"{side}_input_ids"][1:]
+            ):  # without CLS
                 naive[token] += 1
         assert token_counts(parts, tiny_tokenizer, sides).tolist() == naive
 
@@ -173,7 +207,9 @@ def leaky(count: int = 300) -> dict[str, Dataset]:
         "sw": [f"SENTENCE-{row + 150}" for row in range(count)],
     }
     return {
-        language: Dataset.from_dict({"source": [f"{language} {row}" for row in range(count)], "target": texts})
+        language: Dataset.from_dict(
+            {"source": [f"{language} {row}" for row in range(count)], "target": texts}
+        )
         for language, texts in english.items()
     }
 
@@ -201,10 +237,19 @@ def test_no_dev_target_is_in_any_train_set(streaming: bool) -> None:
 
 def test_small_languages_give_a_tenth(caplog: pytest.LogCaptureFixture) -> None:
     data = leaky()
-    data["jv"] = Dataset.from_dict({"source": ["x"] * 57, "target": [f"other {row}" for row in range(57)]})
-    data["xx"] = Dataset.from_dict({"source": ["x"] * 9, "target": [f"more {row}" for row in range(9)]})
+    data["jv"] = Dataset.from_dict(
+        {"source": ["x"] * 57, "target": [f"other {row}" for row in range(57)]}
+    )
+    data["xx"] = Dataset.from_dict(
+        {"source": ["x"] * 9, "target": [f"more {row}" for row in range(9)]}
+    )
     train, dev = split_validation(data, 1000, seed=0)
-    assert {language: len(split) for language, split in dev.items()} == {"de": 30, "fr": 30, "sw": 30, "jv": 5}
+    assert {language: len(split) for language, split in dev.items()} == {
+        "de": 30,
+        "fr": 30,
+        "sw": 30,
+        "jv": 5,
+    }
     assert (len(train["jv"]), len(train["xx"])) == (52, 9)
     assert "xx: 9 pairs are too few for a dev set" in caplog.text
 
@@ -217,7 +262,9 @@ def test_ids_name_the_row_before_the_split(
     for text, ids in zip(train["de"], tokenized["de"]):
         row = int(ids["pair_id"].removeprefix("de:"))
         assert bitext["de"][row]["source"] == text["source"]
-    assert tokenize_bitext(train, tiny_tokenizer, 64)["de"].cache_files == tokenized["de"].cache_files
+    assert (
+        tokenize_bitext(train, tiny_tokenizer, 64)["de"].cache_files == tokenized["de"].cache_files
+    )
     again = tokenize_bitext(split_validation(bitext, 15, seed=3)[0], tiny_tokenizer, 64)
     assert again["de"].cache_files == tokenized["de"].cache_files
 
@@ -243,7 +290,9 @@ def test_dev_targets_are_dropped(streaming: bool, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "dap.training.data"):
         left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
     for language in data:
-        naive = [row for row in data[language]["source"] if int(row.split()[1]) not in DROPPED[language]]
+        naive = [
+            row for row in data[language]["source"] if int(row.split()[1]) not in DROPPED[language]
+        ]
         assert [row["source"] for row in left[language]] == naive
     if not streaming:
         assert [left["fr"][6]["row"], left["fr"][7]["row"]] == [6, 8]
@@ -262,7 +311,9 @@ def test_nothing_left_is_an_error_and_no_endless_search(
         drop_targets(bitext, targets)
     left = drop_targets(load_bitext(bitext_dir, streaming=True), targets)
     mixed = uniform(tokenize_bitext(left, tiny_tokenizer, 8, shuffle_buffer=100))
-    with pytest.raises(ValueError, match="de: all pairs of a stream have a target .* nothing is left"):
+    with pytest.raises(
+        ValueError, match="de: all pairs of a stream have a target .* nothing is left"
+    ):
         list(islice(mixed, 50))
 
 
@@ -295,7 +346,9 @@ def test_shares_of_the_mix(mix: str, alpha: float, shares: list[float]) -> None:
 
 
 def test_mix_depends_on_the_seed_alone_and_is_shuffled() -> None:
-    first, second, other = (drawn(LanguageMixSampler([4000, 1000, 10], "uniform", 0.5, seed)) for seed in (0, 0, 1))
+    first, second, other = (
+        drawn(LanguageMixSampler([4000, 1000, 10], "uniform", 0.5, seed)) for seed in (0, 0, 1)
+    )
     assert first == second != other
     languages = np.searchsorted([4000, 5000, 5010], first[:300], side="right")
     assert np.bincount(languages, minlength=3).min() > 70
@@ -312,12 +365,18 @@ def test_epochs_continue_the_walk_through_each_language() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "shares"), [("natural", [400, 100, 10]), ("uniform", [1, 1, 1]), ("temperature", [20, 10, 10**0.5])]
+    ("mix", "shares"),
+    [("natural", [400, 100, 10]), ("uniform", [1, 1, 1]), ("temperature", [20, 10, 10**0.5])],
 )
-def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(mix: str, shares: list[float]) -> None:
+def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(
+    mix: str, shares: list[float]
+) -> None:
     data = made_up({"aa": 400, "bb": 100, "cc": 10})
     sizes = {language: len(dataset) for language, dataset in data.items()}
-    names = [row["pair_id"] for row in islice(interleave_languages(streams(data), sizes, mix, 0.5, seed=0), 2000)]
+    names = [
+        row["pair_id"]
+        for row in islice(interleave_languages(streams(data), sizes, mix, 0.5, seed=0), 2000)
+    ]
     assert set(names) == {name for dataset in data.values() for name in dataset["pair_id"]}
     counts = Counter(name.split(":")[0] for name in names)
     for language, share in zip(data, shares):
@@ -326,7 +385,9 @@ def test_streamed_mixes_have_no_end_and_the_shares_of_the_mix(mix: str, shares: 
         assert max(times) - min(times) <= 1
 
 
-def test_a_streamed_mix_of_real_files_resumes(bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_streamed_mix_of_real_files_resumes(
+    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     def build() -> IterableDataset:
         train, _ = split_validation(load_bitext(bitext_dir, streaming=True), 10, seed=0)
         tokenized = tokenize_bitext(train, tiny_tokenizer, 16, shuffle_buffer=50, seed=7)
@@ -342,7 +403,12 @@ def test_a_streamed_mix_of_real_files_resumes(bitext_dir: Path, tiny_tokenizer: 
 
 # Streams over processes and workers
 
-SHARDS = {"one": (1, 1), "two": (2, 2), "three": (3, 3), "uneven": (3, 2)}  # files of German, of French
+SHARDS = {
+    "one": (1, 1),
+    "two": (2, 2),
+    "three": (3, 3),
+    "uneven": (3, 2),
+}  # files of German, of French
 PAIRS = {"de": 60, "fr": 30}
 
 
@@ -361,16 +427,26 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def batches(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, rank: int, workers: int, split: str = "datasets"
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    rank: int,
+    workers: int,
+    split: str = "datasets",
 ) -> DataLoader:
     """Batches of five pairs of one of two processes, split as `datasets` or as accelerate does."""
-    tokenized = tokenize_bitext(load_bitext(folder, streaming=True), tokenizer, 16, shuffle_buffer=25, seed=3)
+    tokenized = tokenize_bitext(
+        load_bitext(folder, streaming=True), tokenizer, 16, shuffle_buffer=25, seed=3
+    )
     mixed = interleave_languages(tokenized, PAIRS, "natural", 0.5, seed=3)
     if split == "datasets":
         mixed = split_dataset_by_node(mixed, rank, 2)
-    loader = DataLoader(mixed, batch_size=5, num_workers=workers, collate_fn=BitextCollator(1, ["de", "fr"]))
+    loader = DataLoader(
+        mixed, batch_size=5, num_workers=workers, collate_fn=BitextCollator(1, ["de", "fr"])
+    )
     if split == "accelerate":
-        loader = prepare_data_loader(loader, num_processes=2, process_index=rank, dispatch_batches=False)
+        loader = prepare_data_loader(
+            loader, num_processes=2, process_index=rank, dispatch_batches=False
+        )
     return loader
 
 
@@ -382,7 +458,11 @@ def batches(
     ],
 )
 def test_processes_draw_full_batches_of_different_pairs_without_end(
-    sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, split: str, workers: int
+    sharded: dict[str, Path],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    files: str,
+    split: str,
+    workers: int,
 ) -> None:
     drawn = []
     for rank in range(2):
@@ -411,31 +491,44 @@ def test_skipping_batches_resumes_exactly_beyond_the_first_pass(
 @pytest.mark.parametrize(
     ("sizes", "mix", "alpha", "message"),
     [
-        ([3, 1], "flat", 0.5, "unknown language mix 'flat'; it is one of natural, uniform, temperature"),
+        (
+            [3, 1],
+            "flat",
+            0.5,
+            "unknown language mix 'flat'; it is one of natural, uniform, temperature",
+        ),
         ([3, 1], "temperature", -0.1, "not -0.1"),
         ([3, 1], "temperature", 1.5, "not 1.5"),
         ([3, 0], "uniform", 0.5, "at least one pair"),
         ([], "uniform", 0.5, "at least one pair"),
     ],
 )
-def test_mixes_that_cannot_be_are_refused(sizes: list[int], mix: str, alpha: float, message: str) -> None:
+def test_mixes_that_cannot_be_are_refused(
+    sizes: list[int], mix: str, alpha: float, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         LanguageMixSampler(sizes, mix, alpha, seed=0)
 
 
 def test_what_cannot_be_split_tokenised_or_batched_is_refused(
-    bitext: dict[str, Dataset], tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
+    bitext: dict[str, Dataset],
+    tokenized: dict[str, Dataset],
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     train, dev = split_validation(leaky(), 0, seed=0)
     assert (len(train["de"]), dev) == (300, {})
-    same = leaky() | {"xx": Dataset.from_dict({"source": ["a"] * 30, "target": ["Always the same"] * 30})}
+    same = leaky() | {
+        "xx": Dataset.from_dict({"source": ["a"] * 30, "target": ["Always the same"] * 30})
+    }
     for message, attempt in {
         "not -1": lambda: split_validation(leaky(), -1, seed=0),
         "xx: all 30 pairs": lambda: split_validation(same, 20, seed=0),
         "max_seq_length=2 leaves no token of the text: give 3 or more": lambda: tokenize_bitext(
             bitext, tiny_tokenizer, 2
         ),
-        r"languages \['sw'\] are not among": lambda: BitextCollator(1, ["de"])([tokenized["sw"][0]]),
+        r"languages \['sw'\] are not among": lambda: BitextCollator(1, ["de"])(
+            [tokenized["sw"][0]]
+        ),
         "no padding token": lambda: BitextCollator(None, ["de"]),
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -466,7 +559,9 @@ def test_collator_gives_a_mask_of_zeros_to_pairs_without_a_negative(
     copies: list[list[int]], tokenized: dict[str, Dataset]
 ) -> None:
     rows = tokenized["de"].select(range(4)).to_list()
-    batch = BitextCollator(1, ["de"], negatives=lambda given: copies if given == rows else None)(rows)
+    batch = BitextCollator(1, ["de"], negatives=lambda given: copies if given == rows else None)(
+        rows
+    )
     ids, mask = batch["negative_input_ids"], batch["negative_attention_mask"]
     assert ids.shape == mask.shape == (4, max(1, *map(len, copies)))
     assert [row[real.bool()].tolist() for row, real in zip(ids, mask)] == copies

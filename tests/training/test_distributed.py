@@ -25,7 +25,12 @@ VARIANTS = [(1, False, None), (2, True, None), (1, False, 2), (2, True, 2)]
 #: Every loss at once, and the losses with options that change how they are divided: in every variant.
 EVERY_WAY = [
     {"objective": ALL, "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
-    {"objective": "tr+rtl", "projection": "mlp", "rtl_direction": "both", "rtl_languages": ["de", "fr", "sw"]},
+    {
+        "objective": "tr+rtl",
+        "projection": "mlp",
+        "rtl_direction": "both",
+        "rtl_languages": ["de", "fr", "sw"],
+    },
 ]
 #: The others in one variant each, in turn.
 IN_TURN = [
@@ -35,10 +40,17 @@ IN_TURN = [
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
     {"objective": "tr+rtl", "target_vocab_size": 140, "rtl_tied": False, "rtl_reembed": True},
     {"objective": "tr+rtl+tlm", "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
-    {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": ["de", "fr", "sw"]},
+    {
+        "objective": "tr+rtl",
+        "rtl_direction": "target-to-source",
+        "rtl_languages": ["de", "fr", "sw"],
+    },
 ]
 CASES = [*EVERY_WAY, *IN_TURN]
-RUNS = [*itertools.product(EVERY_WAY, VARIANTS), *zip(IN_TURN, itertools.cycle(VARIANTS), strict=False)]
+RUNS = [
+    *itertools.product(EVERY_WAY, VARIANTS),
+    *zip(IN_TURN, itertools.cycle(VARIANTS), strict=False),
+]
 PAIRS = 10  # in all processes together: an odd number in each of two
 
 
@@ -53,7 +65,10 @@ def micro_batch(step: int, case: dict) -> dict[str, Tensor]:
 
 def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
     """The rows of one process, without the columns that are padding in all of them."""
-    rows = {key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world] for key, value in batch.items()}
+    rows = {
+        key: value[rank * PAIRS // world : (rank + 1) * PAIRS // world]
+        for key, value in batch.items()
+    }
     languages = rows.pop("language_ids")
     sides = [key.split("_")[0] for key in rows if key.endswith("mask")]
     width = {side: int(rows[f"{side}_attention_mask"].sum(1).max()) for side in sides}
@@ -62,7 +77,12 @@ def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tenso
 
 
 def step_gradients(
-    case: dict, accumulation: int, checkpointing: bool, size: int | None = None, rank: int = 0, world: int = 1
+    case: dict,
+    accumulation: int,
+    checkpointing: bool,
+    size: int | None = None,
+    rank: int = 0,
+    world: int = 1,
 ) -> Tensor:
     """Parameter gradients after one optimizer step's backward passes."""
     model = tiny_model("xlm-roberta", **case)

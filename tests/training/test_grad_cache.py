@@ -13,7 +13,10 @@ from objectives_dap import Batch, Side, TranslationRanking
 
 @pytest.mark.parametrize(
     ("case", "size", "accumulation"),
-    [*itertools.product(EVERY_WAY, (1, 5), (2,)), *zip(IN_TURN, itertools.cycle((5, 3)), itertools.repeat(1))],
+    [
+        *itertools.product(EVERY_WAY, (1, 5), (2,)),
+        *zip(IN_TURN, itertools.cycle((5, 3)), itertools.repeat(1)),
+    ],
     ids=str,
 )
 def test_chunks_give_the_gradients_of_the_batch(
@@ -32,7 +35,9 @@ def test_losses_are_those_of_the_batch() -> None:
             cached.run(part)
         found = cached.output()
         torch.testing.assert_close(found.loss, expected.loss, msg=f"loss of {case}")
-        torch.testing.assert_close(dict(sorted(found.measures.items())), dict(sorted(expected.measures.items())))
+        torch.testing.assert_close(
+            dict(sorted(found.measures.items())), dict(sorted(expected.measures.items()))
+        )
 
 
 def with_dropout(**config: object) -> DAPForPreTraining:
@@ -46,11 +51,19 @@ def with_dropout(**config: object) -> DAPForPreTraining:
 @pytest.mark.parametrize("objective", [name for name in COMBINATIONS if name.startswith("tr+")])
 def test_dropout_is_the_same_in_both_passes(objective: str) -> None:
     """The gradients are those of all chunks' graphs held at once, each with its own dropout."""
-    model, batch = with_dropout(objective=objective, tlm_probability=0.5, mlm_probability=0.5), make_batch(PAIRS)
+    model, batch = (
+        with_dropout(objective=objective, tlm_probability=0.5, mlm_probability=0.5),
+        make_batch(PAIRS),
+    )
     cached = CachedBatch(model, model, batch, 5)
     outs = [cached._forward(part) for part in cached.parts]
-    compared = tuple(torch.cat([out[f"{side}_embeds"] for out in outs]) for side in ("source", "target"))
-    sides = (Side(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]) for side in ("source", "target"))
+    compared = tuple(
+        torch.cat([out[f"{side}_embeds"] for out in outs]) for side in ("source", "target")
+    )
+    sides = (
+        Side(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"])
+        for side in ("source", "target")
+    )
     total, _ = TranslationRanking(model.config).compare(compared, Batch(*sides))
     for own in model.objectives[1:]:
         total = total + own.weight * sum(out.measures[f"{own.name}_loss"] for out in outs)
@@ -66,7 +79,9 @@ def test_dropout_differs_between_chunks_and_steps() -> None:
     model, batch = with_dropout(objective="tr"), make_batch(2)
     batch = {name: value[:1].repeat(4, 1) for name, value in batch.items()}
     steps = [CachedBatch(model, model, batch, 2) for _ in range(2)]
-    drawn = [step._forward(part).source_embeds for step in steps for part in step.parts]  # (2, D) each
+    drawn = [
+        step._forward(part).source_embeds for step in steps for part in step.parts
+    ]  # (2, D) each
     assert len(torch.cat(drawn).unique(dim=0)) == 8
 
 
@@ -92,7 +107,9 @@ def test_without_dropout_the_same_tokens_are_masked_as_in_a_plain_step() -> None
 def test_a_part_is_as_wide_as_its_own_longest_row() -> None:
     model, batch = tiny_model(objective="tr"), make_batch(PAIRS, longest=11)
     order = batch["source_attention_mask"].sum(1).argsort()
-    parts = CachedBatch(model, model, {name: value[order] for name, value in batch.items()}, 3).parts
+    parts = CachedBatch(
+        model, model, {name: value[order] for name, value in batch.items()}, 3
+    ).parts
     widths = [part.inputs["source_input_ids"].shape[1] for part in parts]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1] == 11

@@ -27,12 +27,16 @@ from dap.training.resuming import FINISHED
 from modeling_dap import DAPForPreTraining
 from train_dap import run
 
-CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))}
+CONFIGS = {
+    path.stem: path for path in sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))
+}
 LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens")
 
 
 @pytest.fixture(scope="module")
-def encoder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def encoder(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A BERT of two layers."""
     folder = tmp_path_factory.mktemp("encoder")
     config = tiny_config("bert", len(tiny_tokenizer))
@@ -44,9 +48,32 @@ def encoder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def flags(encoder: Path, bitext_dir: Path) -> list[str]:
-    text = ["--model_name_or_path", str(encoder), "--train_data", str(bitext_dir), "--max_seq_length", "16"]
-    steps = ["--total_train_batch_size", "134", "--max_steps", "4", "--gradient_accumulation_steps", "2"]  # 2 an epoch
-    quiet = ["--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1", "--ddp_timeout", "100"]
+    text = [
+        "--model_name_or_path",
+        str(encoder),
+        "--train_data",
+        str(bitext_dir),
+        "--max_seq_length",
+        "16",
+    ]
+    steps = [
+        "--total_train_batch_size",
+        "134",
+        "--max_steps",
+        "4",
+        "--gradient_accumulation_steps",
+        "2",
+    ]  # 2 an epoch
+    quiet = [
+        "--report_to",
+        "none",
+        "--disable_tqdm",
+        "true",
+        "--logging_steps",
+        "1",
+        "--ddp_timeout",
+        "100",
+    ]
     rates = ["--learning_rate", "1e-4", "--head_learning_rate", "5e-4", "--rtl_layers", "1"]
     return [*text, *steps, *quiet, *rates, "--dev_pairs", "20"]
 
@@ -59,13 +86,43 @@ def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("runs")
     ddp = ["--mini_batch_size", "34", "--save_strategy", "no", "--output_dir", str(folder / "ddp")]
-    fsdp = ["--mini_batch_size", "34", "--save_strategy", "steps", "--save_steps", "3", "--load_best_model_at_end"]
-    fsdp += ["--eval_strategy", "steps", "--eval_steps", "3", "--eval_on_start", "--output_dir", str(folder / "fsdp2")]
-    heads = [*flags, "--freeze_encoder", "--max_steps", "2", "--save_strategy", "no", "--output_dir"]
+    fsdp = [
+        "--mini_batch_size",
+        "34",
+        "--save_strategy",
+        "steps",
+        "--save_steps",
+        "3",
+        "--load_best_model_at_end",
+    ]
+    fsdp += [
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        "3",
+        "--eval_on_start",
+        "--output_dir",
+        str(folder / "fsdp2"),
+    ]
+    heads = [
+        *flags,
+        "--freeze_encoder",
+        "--max_steps",
+        "2",
+        "--save_strategy",
+        "no",
+        "--output_dir",
+    ]
     run([*flags, "--save_strategy", "no", "--output_dir", str(folder / "one")])
     run([*heads, str(folder / "heads-one")])
     for config, own, again in (("ddp", ddp, []), ("fsdp2", fsdp, [[*flags, *fsdp]])):
-        run_two(train, CONFIGS[config], [*flags, *own], [*heads, str(folder / f"heads-{config}")], *again)
+        run_two(
+            train,
+            CONFIGS[config],
+            [*flags, *own],
+            [*heads, str(folder / f"heads-{config}")],
+            *again,
+        )
     return folder
 
 
@@ -84,7 +141,9 @@ def parse_as_with_gpus(argv: list[str]) -> Arguments:
 
 def train(rank: int, config: Path, *runs: list[str]) -> None:
     """One process of two: its trainings, one after the other; a second one in a folder goes on as after a kill."""
-    os.environ |= launch_environment(config, "--num_processes", "2") | os.environ  # rank, address and CPU stay
+    os.environ |= (
+        launch_environment(config, "--num_processes", "2") | os.environ
+    )  # rank, address and CPU stay
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         train_dap.parse_arguments = parse_as_with_gpus
     for flags in runs:
@@ -104,13 +163,21 @@ def test_two_processes_in_chunks_and_on_a_frozen_encoder_have_the_losses_of_one(
 ) -> None:
     for kind, steps in (("", 4), ("heads-", 2)):
         one, two = (
-            [line for line in state(runs / f"{kind}{run}")["log_history"] if "loss" in line] for run in ("one", name)
+            [line for line in state(runs / f"{kind}{run}")["log_history"] if "loss" in line]
+            for run in ("one", name)
         )
         assert len(one) == steps
         for first, second in zip(one, two, strict=True):
             for key in (*LOSSES, "head_learning_rate"):
-                assert second[key] == pytest.approx(first[key], rel=1e-4), (kind, key, first["step"])
-    saved, start = load_file(runs / f"heads-{name}" / "model.safetensors"), load_file(encoder / "model.safetensors")
+                assert second[key] == pytest.approx(first[key], rel=1e-4), (
+                    kind,
+                    key,
+                    first["step"],
+                )
+    saved, start = (
+        load_file(runs / f"heads-{name}" / "model.safetensors"),
+        load_file(encoder / "model.safetensors"),
+    )
     assert all(torch.equal(saved[f"dap.encoder.{key}"], start[key]) for key in start)
 
 
@@ -134,7 +201,9 @@ def test_checkpoints_of_shards_load_anywhere(runs: Path) -> None:
         assert not any(report.values()), report
         config = json.loads((folder / "config.json").read_text())
         assert config["auto_map"]["AutoModelForPreTraining"] == "modeling_dap.DAPForPreTraining"
-        assert {path.name for path in folder.glob("*.py")} == {path.name for path in (runs / "one").glob("*.py")}
+        assert {path.name for path in folder.glob("*.py")} == {
+            path.name for path in (runs / "one").glob("*.py")
+        }
 
 
 def test_a_run_of_shards_resumed_in_its_second_epoch_ends_with_the_same_weights(runs: Path) -> None:
@@ -147,7 +216,9 @@ def test_a_run_of_shards_resumed_in_its_second_epoch_ends_with_the_same_weights(
 @pytest.mark.parametrize("path", CONFIGS.values(), ids=CONFIGS)
 def test_accelerate_reads_the_configurations(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"accelerate launch --config_file {path.relative_to(REPOSITORY)}" in path.read_text()
-    config = load_config_from_file(str(path))  # refuses keys that it does not know, but for nested ones
+    config = load_config_from_file(
+        str(path)
+    )  # refuses keys that it does not know, but for nested ones
     known = vars(launch_command_parser().parse_args(["train_dap.py"]))
     assert {**(config.fsdp_config or {}), **(config.deepspeed_config or {})}.keys() <= known.keys()
     assert config.num_processes % config.num_machines == 0
@@ -166,7 +237,9 @@ def test_accelerate_reads_the_configurations(path: Path, monkeypatch: pytest.Mon
 
 def deepspeed_plugin(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeepSpeedPlugin:
     """What accelerate makes of a configuration in a process that it starts."""
-    args = launch_command_parser().parse_args(["--config_file", str(path), "--main_process_port", "0", "train_dap.py"])
+    args = launch_command_parser().parse_args(
+        ["--config_file", str(path), "--main_process_port", "0", "train_dap.py"]
+    )
     args, defaults, _ = _validate_launch_command(args)
     args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
     _, environment = prepare_deepspeed_cmd_env(args)
@@ -178,8 +251,14 @@ def deepspeed_plugin(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeepSpeedPl
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"fsdp_version": 1, "state_dict_type": "FULL_STATE_DICT"}, "fsdp_version=1 is not supported: give 2"),
-        ({"fsdp_version": 2, "state_dict_type": "SHARDED_STATE_DICT"}, "=SHARDED_STATE_DICT .*: give FULL_STATE_DICT"),
+        (
+            {"fsdp_version": 1, "state_dict_type": "FULL_STATE_DICT"},
+            "fsdp_version=1 is not supported: give 2",
+        ),
+        (
+            {"fsdp_version": 2, "state_dict_type": "SHARDED_STATE_DICT"},
+            "=SHARDED_STATE_DICT .*: give FULL_STATE_DICT",
+        ),
     ],
 )
 def test_settings_that_would_leave_no_model_are_refused(setting: dict, message: str) -> None:
@@ -195,7 +274,9 @@ def test_fsdp_that_accelerate_would_leave_out_is_refused(
         run([*flags, "--output_dir", str(tmp_path)])
 
 
-def test_chunks_under_deepspeed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_under_deepspeed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ValueError, match="mini_batch_size=4 does not go with DeepSpeed"):
         DAPTrainingArguments(output_dir=str(tmp_path), mini_batch_size=4)

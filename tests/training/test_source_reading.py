@@ -18,7 +18,9 @@ def cipher(count: int, seed: int, is_true: bool) -> tuple[list[str], list[str]]:
     rng = random.Random(seed)
     targets = [rng.choices(LETTERS, k=2) for _ in range(count)]
     kept = targets if is_true else [rng.choices(LETTERS, k=2) for _ in range(count)]
-    return [" ".join(chr(ord(letter) + 1) for letter in pair) for pair in kept], [" ".join(pair) for pair in targets]
+    return [" ".join(chr(ord(letter) + 1) for letter in pair) for pair in kept], [
+        " ".join(pair) for pair in targets
+    ]
 
 
 def new_model(**config: object) -> DAPForPreTraining:
@@ -40,14 +42,19 @@ def test_a_head_that_reads_the_source_is_told_from_one_that_does_not(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(50):
         rows = torch.randint(512, (64,))
-        model(**{name: value[rows] for name, value in batch.items()}).measures[f"{reader}_loss"].backward()
+        model(**{name: value[rows] for name, value in batch.items()}).measures[
+            f"{reader}_loss"
+        ].backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     found = source_reading(model, tiny_tokenizer, {"de": cipher(100, 1, is_true)}, 16)
     if is_true:
         assert found[f"{reader}_source_nats"] > 5 * HARDLY
-        assert min(value for name, value in found.items() if "_nats" in name and "25" not in name) > HARDLY
+        assert (
+            min(value for name, value in found.items() if "_nats" in name and "25" not in name)
+            > HARDLY
+        )
     else:
         assert abs(found[f"{reader}_source_nats"]) < HARDLY / 2
     assert len(found) == {"rtl": 6, "bow": 3}[reader]
@@ -77,11 +84,21 @@ def test_losses_are_those_of_pairs_one_by_one(
     def loss(sources: torch.Tensor, every: int) -> float:
         total, count = 0.0, 0
         for row in range(0, 28, every):
-            own = {name: value[row if name.startswith("target") else sources[row]] for name, value in batch.items()}
-            ids, chosen = own["target_input_ids"][1:], own["target_noise"][1:] < model.config.rtl_ratio
+            own = {
+                name: value[row if name.startswith("target") else sources[row]]
+                for name, value in batch.items()
+            }
+            ids, chosen = (
+                own["target_input_ids"][1:],
+                own["target_noise"][1:] < model.config.rtl_ratio,
+            )
             chosen &= own["target_attention_mask"][1:].bool()
-            labels = sum(vocabulary is None or token in vocabulary for token in ids[chosen].tolist())
-            total += labels * model(**{name: value[None] for name, value in own.items()}).rtl_loss.item()
+            labels = sum(
+                vocabulary is None or token in vocabulary for token in ids[chosen].tolist()
+            )
+            total += (
+                labels * model(**{name: value[None] for name, value in own.items()}).rtl_loss.item()
+            )
             count += labels
         return total / count
 
@@ -109,7 +126,9 @@ def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector
     for name, rows in ("bow_loss", range(28)), ("bow_loss_shuffled", others.tolist()):
         losses = [
             -shares[row, token].item()
-            for row, ids, mask in zip(rows, batch["target_input_ids"], batch["target_attention_mask"])
+            for row, ids, mask in zip(
+                rows, batch["target_input_ids"], batch["target_attention_mask"]
+            )
             for token in ids[mask.bool()][1:-1]
         ]
         assert found[name] == pytest.approx(sum(losses) / len(losses), abs=1e-4)

@@ -11,7 +11,9 @@ from dap.training.data import tokenize_pairs
 from dap.training.hard_negatives import LONGEST, HardNegatives, Word, edited, word_starts
 
 
-def rows_of(tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32, prefix: str = "") -> list[dict]:
+def rows_of(
+    tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32, prefix: str = ""
+) -> list[dict]:
     return tokenize_pairs(targets, targets, "de", tokenizer, length, prefix)
 
 
@@ -35,10 +37,16 @@ def test_copies_are_all_that_is_one_edit_away_and_nothing_else(words: list[Word]
 
 @pytest.mark.parametrize(
     ("pieces", "starts"),
-    [(["<s>", "▁a", "b", "▁c"], {1, 3}), (["<s>", "Ġa", "b", "Ġc"], {1, 3}), (["[CLS]", "a", "##b", "c"], {0, 1, 3})],
+    [
+        (["<s>", "▁a", "b", "▁c"], {1, 3}),
+        (["<s>", "Ġa", "b", "Ġc"], {1, 3}),
+        (["[CLS]", "a", "##b", "c"], {0, 1, 3}),
+    ],
 )
 def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: set[int]) -> None:
-    vocabulary = models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=pieces[0])
+    vocabulary = models.WordLevel(
+        {piece: number for number, piece in enumerate(pieces)}, unk_token=pieces[0]
+    )
     assert word_starts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary))) == starts
 
 
@@ -46,7 +54,9 @@ def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: se
 def test_copies_are_a_word_away_from_their_targets(
     length: int, prefix: str, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 60)], length, prefix)
+    rows = rows_of(
+        tiny_tokenizer, [target for _, target in synthetic_pairs("de", 60)], length, prefix
+    )
     copies = HardNegatives(tiny_tokenizer, length, 1.0, 0, prefix)(rows)
     kept = rows_of(tiny_tokenizer, [prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
     assert len(kept) == 1 or prefix
@@ -70,8 +80,15 @@ def test_copies_depend_on_seed_and_batch_alone(tiny_tokenizer: PreTrainedTokeniz
     assert make(rows[::-1])[::-1] != copies  # as of another epoch
 
 
-def test_a_target_without_text_brings_no_copy_and_lends_no_word(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_target_without_text_brings_no_copy_and_lends_no_word(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     for seed in range(8):
-        empty, word = HardNegatives(tiny_tokenizer, 32, 1.0, seed)(rows_of(tiny_tokenizer, ["", "misut"]))
+        empty, word = HardNegatives(tiny_tokenizer, 32, 1.0, seed)(
+            rows_of(tiny_tokenizer, ["", "misut"])
+        )
         assert empty == []
-        assert len(word) in (0, len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"]))
+        assert len(word) in (
+            0,
+            len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"]),
+        )

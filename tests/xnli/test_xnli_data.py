@@ -52,7 +52,9 @@ def write(path: Path, text: str) -> NLISource:
     return NLISource(str(written.write(path, text)))
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "snli.en.tsv.xz", "a.jsonl", "a.jsonl.xz", "a.parquet"])
+@pytest.mark.parametrize(
+    "name", ["a.tsv", "a.tsv.gz", "snli.en.tsv.xz", "a.jsonl", "a.jsonl.xz", "a.parquet"]
+)
 def test_every_format_gives_the_same_examples(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if ".tsv" in name:
@@ -60,7 +62,9 @@ def test_every_format_gives_the_same_examples(name: str, tmp_path: Path) -> None
     elif ".jsonl" in name:
         source = write(path, "".join(json.dumps(dict(zip(COLUMNS, row))) + "\n" for row in ROWS))
     else:
-        numbered = [(premise, hypothesis, LABEL.names.index(label)) for premise, hypothesis, label in ROWS]
+        numbered = [
+            (premise, hypothesis, LABEL.names.index(label)) for premise, hypothesis, label in ROWS
+        ]
         pq.write_table(pa.table(dict(zip(COLUMNS, map(list, zip(*numbered))))), path)
         source = NLISource(str(path))
     expected = [dict(zip(COLUMNS, (*row[:2], LABEL.names.index(row[2])))) for row in ROWS]
@@ -83,7 +87,11 @@ def test_another_label_is_an_error(label: object) -> None:
     ("name", "content", "message"),
     [
         ("a.tsv", b"x\ty\tneutral\nx\ty\tmaybe\n", "a.tsv, line 2: unknown label 'maybe'"),
-        ("a.tsv", b"x\ty\tneutral\nx\ty\n", "a.tsv, line 2: 2 columns; expected premise, hypothesis, label"),
+        (
+            "a.tsv",
+            b"x\ty\tneutral\nx\ty\n",
+            "a.tsv, line 2: 2 columns; expected premise, hypothesis, label",
+        ),
         ("a.tsv", b"x\ty\tz\t0\t1\n", "a.tsv, line 1: 5 columns"),
         ("a.tsv", b"x\ty\t0\n\xff\ty\t0\n", "a.tsv, line 2: invalid UTF-8"),
         ("a.tsv", b"", "a.tsv: no examples"),
@@ -91,20 +99,38 @@ def test_another_label_is_an_error(label: object) -> None:
         ("a.jsonl", b'{"premise": "x"}\n', "a.jsonl, line 1: no hypothesis or label"),
         ("a.jsonl", b"[]\n", "a.jsonl, line 1: no object"),
         ("a.jsonl", b"{\n", "a.jsonl, line 1: invalid JSON"),
-        ("a.jsonl", b'{"premise": "\\ud800", "hypothesis": "y", "label": 0}\n', "a.jsonl, line 1: invalid JSON"),
-        ("a.jsonl", b'{"premise": 1, "hypothesis": "y", "label": 0}\n', "a.jsonl, line 1: premise 1"),
+        (
+            "a.jsonl",
+            b'{"premise": "\\ud800", "hypothesis": "y", "label": 0}\n',
+            "a.jsonl, line 1: invalid JSON",
+        ),
+        (
+            "a.jsonl",
+            b'{"premise": 1, "hypothesis": "y", "label": 0}\n',
+            "a.jsonl, line 1: premise 1",
+        ),
         ("a.parquet", b"no", "a.parquet: not a parquet file"),
         ("a.parquet", NO_HYPOTHESIS.getvalue(), "no hypothesis or label among premise, gold"),
     ],
 )
-def test_bad_input_is_named_by_file_and_line(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_bad_input_is_named_by_file_and_line(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_nli(NLISource(str(tmp_path / name)))
 
 
-def test_pairs_without_a_gold_label_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [("a", "b", "-"), ("c", "d", "neutral"), ("e", "f", "-1"), ("g", "h", "0"), ("i", "j", "1")]
+def test_pairs_without_a_gold_label_are_skipped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        ("a", "b", "-"),
+        ("c", "d", "neutral"),
+        ("e", "f", "-1"),
+        ("g", "h", "0"),
+        ("i", "j", "1"),
+    ]
     source = write(tmp_path / "a.tsv", tsv(rows))
     assert load_nli(source)["label"][:] == [1, 0, 1]
     assert "2 pairs without a gold label are skipped, 3 are kept" in caplog.text
@@ -112,14 +138,26 @@ def test_pairs_without_a_gold_label_are_skipped_and_counted(tmp_path: Path, capl
 
 
 def test_a_dash_among_the_numbers_of_json_lines_is_no_label(tmp_path: Path) -> None:
-    rows = [{"premise": "2020-01-01", "hypothesis": "a", "label": label} for label in (0, "-", "neutral")]
+    rows = [
+        {"premise": "2020-01-01", "hypothesis": "a", "label": label}
+        for label in (0, "-", "neutral")
+    ]
     source = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert load_nli(source)["label"][:] == [0, 1]
     assert load_nli(source)["premise"][0] == "2020-01-01"  # text, no date
 
 
-def test_a_folder_is_read_by_split_and_language(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("test-sw.tsv", "test-deu.tsv.xz", "validation-en.jsonl", "train-en.parquet", "test-fi.tsv", "README"):
+def test_a_folder_is_read_by_split_and_language(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (
+        "test-sw.tsv",
+        "test-deu.tsv.xz",
+        "validation-en.jsonl",
+        "train-en.parquet",
+        "test-fi.tsv",
+        "README",
+    ):
         (tmp_path / name).touch()
     found = find_nli(str(tmp_path))
     languages = {split: list(sources) for split, sources in found.items()}
@@ -139,29 +177,44 @@ def test_where_no_inference_data_is_to_be_found(tmp_path: Path) -> None:
         find_nli(str(tmp_path / "no-such"))
     with pytest.raises(ValueError, match=r"holds a.txt; expected files \{train"):
         find_nli(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="nobody/nothing: no such folder, and not to be had from the Hub"):
+    with pytest.raises(
+        FileNotFoundError, match="nobody/nothing: no such folder, and not to be had from the Hub"
+    ):
         find_nli("nobody/nothing")
-    with pytest.raises(ValueError, match="xnli holds no train-en file: give English pairs by --train_data"):
+    with pytest.raises(
+        ValueError, match="xnli holds no train-en file: give English pairs by --train_data"
+    ):
         training_source(None, {"train": {}}, "xnli")
     with pytest.raises(FileNotFoundError, match="mnli.tsv: no such file"):
         training_source("mnli.tsv", {"train": {}}, "xnli")
     source = training_source("nobody/nothing:plain", {"train": {}}, "xnli")
     assert str(source) == "nobody/nothing:plain:train"
-    with pytest.raises(FileNotFoundError, match="nobody/nothing:plain:train: not to be had from the Hub"):
+    with pytest.raises(
+        FileNotFoundError, match="nobody/nothing:plain:train: not to be had from the Hub"
+    ):
         load_nli(source)
     (tmp_path / f"{tmp_path.name}.py").touch()
     for read in (_find_configs, lambda name: load_nli(NLISource(name, "de", "train"))):
-        with pytest.raises(FileNotFoundError, match="not to be had from the Hub .Dataset scripts are no longer"):
+        with pytest.raises(
+            FileNotFoundError, match="not to be had from the Hub .Dataset scripts are no longer"
+        ):
             read(str(tmp_path))
 
 
 def test_labels_of_parquet_files_and_of_data_sets_are_named_by_them(tmp_path: Path) -> None:
     names = ["contradiction", "entailment", "neutral"]  # another order than the Hub's
-    features = Features({name: Value("string") for name in COLUMNS[:2]} | {"label": ClassLabel(names=names)})
+    features = Features(
+        {name: Value("string") for name in COLUMNS[:2]} | {"label": ClassLabel(names=names)}
+    )
     rows = {"premise": ["a", "b", "c"], "hypothesis": ["d", "e", "f"], "label": [0, 2, -1]}
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
-    for source in (NLISource(str(tmp_path), None, "train"), NLISource(str(tmp_path / "train.parquet"))):
-        assert load_nli(source).to_list() == [dict(zip(COLUMNS, row)) for row in (("a", "d", 2), ("b", "e", 1))]
+    for source in (
+        NLISource(str(tmp_path), None, "train"),
+        NLISource(str(tmp_path / "train.parquet")),
+    ):
+        assert load_nli(source).to_list() == [
+            dict(zip(COLUMNS, row)) for row in (("a", "d", 2), ("b", "e", 1))
+        ]
     with pytest.raises(FileNotFoundError, match="test: not to be had"):
         load_nli(NLISource(str(tmp_path), None, "test"))
 
@@ -170,7 +223,11 @@ def test_languages_are_chosen_in_the_papers_order() -> None:
     test = {code: NLISource("") for code in ("de", "en", "sw")}
     assert chosen_languages(None, test, "xnli") == ["en", "de", "sw"]
     assert chosen_languages(["swh", "en"], test, "xnli") == ["en", "sw"]
-    for wanted, message in (("fr", "xnli has test sets of de en sw only"), ("fi", "XNLI has en fr"), ("qq", "qq")):
+    for wanted, message in (
+        ("fr", "xnli has test sets of de en sw only"),
+        ("fi", "XNLI has en fr"),
+        ("qq", "qq"),
+    ):
         with pytest.raises(ValueError, match=message):
             chosen_languages([wanted], test, "xnli")
     with pytest.raises(ValueError, match="xnli holds no test"):
@@ -193,19 +250,32 @@ def test_token_ids_are_the_tokenizers_own_and_are_cached(
     typed = copy.deepcopy(tiny_tokenizer)
     typed.model_input_names = [*typed.model_input_names, "token_type_ids"]
     for wanted in (True, False):
-        assert ("token_type_ids" in tokenize_nli(text, typed, 12, wanted, "a").column_names) == wanted
+        assert (
+            "token_type_ids" in tokenize_nli(text, typed, 12, wanted, "a").column_names
+        ) == wanted
     assert max(tokenize_nli(text, tiny_tokenizer, 9, False, "a")["length"]) == 9
     lengths = longest_first(tokenize_nli(text, tiny_tokenizer, 40, False, "a"))["length"][:]
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_data_is_prepared_by_split_and_language(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    source = write(tmp_path / "a.tsv", tsv([("kaban", "loder", "0"), ("loder", "kaban kaban", "2")]))
-    data = prepare_nli(source, {"en": source}, {"en": source, "sw": source}, tiny_tokenizer, max_train_pairs=1)
+def test_data_is_prepared_by_split_and_language(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    source = write(
+        tmp_path / "a.tsv", tsv([("kaban", "loder", "0"), ("loder", "kaban kaban", "2")])
+    )
+    data = prepare_nli(
+        source, {"en": source}, {"en": source, "sw": source}, tiny_tokenizer, max_train_pairs=1
+    )
     assert (len(data.train), list(data.dev), list(data.test)) == (1, ["en"], ["en", "sw"])
     assert data.test["sw"]["labels"][:] == [2, 0]  # the longer pair first
     assert len(data.missing) == 13
-    assert data.digests["test sw"] == data.digests["dev en"] == digest(load_nli(source)) != data.digests["train"]
+    assert (
+        data.digests["test sw"]
+        == data.digests["dev en"]
+        == digest(load_nli(source))
+        != data.digests["train"]
+    )
     cut = prepare_nli(source, {"en": source}, {"sw": source}, tiny_tokenizer, max_test_pairs=1)
     assert (len(cut.train), len(cut.dev["en"]), cut.test["sw"]["labels"][:]) == (2, 2, [0])
 
@@ -222,10 +292,15 @@ def test_steps_are_drawn_at_random_and_sorted_within() -> None:
     for block in blocks:
         assert all(lengths[a] >= lengths[b] for a, b in zip(block, block[1:]))
     drawn = np.random.default_rng((3, 0)).permutation(1000)
-    assert [set(block) for block in blocks] == [set(drawn[i : i + 64].tolist()) for i in range(0, 1000, 64)]
+    assert [set(block) for block in blocks] == [
+        set(drawn[i : i + 64].tolist()) for i in range(0, 1000, 64)
+    ]
 
     def padded(order: list[int]) -> int:
-        return sum(len(part) * lengths[part].max() for part in (order[i : i + 8] for i in range(0, len(order), 8)))
+        return sum(
+            len(part) * lengths[part].max()
+            for part in (order[i : i + 8] for i in range(0, len(order), 8))
+        )
 
     assert padded(first) < 1.2 * lengths.sum() < padded(drawn.tolist())
 
