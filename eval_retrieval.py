@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from dap.arguments import ArgumentParser, arg
-from dap.cluster import ClusterArguments
 from dap.commands import claimed, command, guarded
 from dap.encoding import (
     PRECISIONS,
@@ -37,7 +36,6 @@ from dap.encoding import (
     embed_to_disk,
     encode_shared,
     launched,
-    load_on,
     model_fingerprint,
     reduced,
     require_finite,
@@ -45,8 +43,10 @@ from dap.encoding import (
     tokens_of_a_batch,
 )
 from dap.errors import UserError
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.languages import base_language
+from dap.ray.connection import ClusterArguments
+from dap.ray.ray_encoder import load_on
 from dap.reports import (
     PAPER_MODELS,
     drawable_languages,

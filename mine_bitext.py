@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser, arg, require_least
-from dap.cluster import ClusterArguments, duration
 from dap.commands import command, guarded
 from dap.encoding import (
     SHARD_SIZE,
@@ -30,43 +29,38 @@ from dap.encoding import (
     SentenceError,
     embed_to_disk,
     launched,
-    load_on,
     model_fingerprint,
     tokens_of_a_batch,
 )
 from dap.errors import UserError, joined
-from dap.files import write_json
-from dap.progress import Progress, WholeRun
-from dap.reports import paper_beside
-from dap.search import (
+from dap.file_io import write_json
+from dap.mining import (
     MARGINS,
     PROTOCOLS,
     RETRIEVALS,
-    TILES,
     DistinctSentences,
     MiningScore,
-    Neighbours,
     Pairs,
-    Search,
     Side,
     Split,
     Texts,
-    approximate_neighbours,
-    cluster_neighbours,
     default_protocol,
     find_splits,
     mine,
-    mutual_neighbours,
     neighbourhoods,
-    plan_search,
-    product_rate,
     read_gold,
     read_text,
-    recall_at_k,
     score_splits,
     select,
     write_pairs,
 )
+from dap.progress import Progress, WholeRun
+from dap.ray.connection import ClusterArguments, duration
+from dap.ray.ray_encoder import load_on
+from dap.ray.ray_search import cluster_neighbours, plan_search, product_rate
+from dap.ray.search_plan import TILES
+from dap.reports import paper_beside
+from dap.search import Neighbours, Search, approximate_neighbours, mutual_neighbours, recall_at_k
 from dap.text import read_sentences
 
 MINING = "bitext mining by margin over nearest neighbours"

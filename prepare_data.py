@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from dap.arguments import ArgumentParser, arg, require_least
-from dap.cluster import ClusterArguments
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
-from dap.files import read_object, whole_file, write_json
+from dap.file_io import read_object, whole_file, write_json
 from dap.languages import base_language
 from dap.prepare import (
     NOT_IN_RELEASE,
@@ -42,6 +41,7 @@ from dap.prepare import (
     prepare,
     read_evaluation,
 )
+from dap.ray.connection import ClusterArguments
 from dap.reports import versions
 from dap.text import disk_path, find_bitext
 

@@ -20,7 +20,7 @@ from dap.arguments import ArgumentParser, arg
 from dap.commands import command, guarded
 from dap.encoding import require_packages
 from dap.errors import UserError, refusals
-from dap.files import disk_full
+from dap.file_io import disk_full
 from dap.publishing import Options, fetch, read_sources, upload, write, write_space
 from dap.publishing.onnx_export import export
 from dap.reports import read_report

@@ -2,7 +2,7 @@
 
     accelerate launch run_xnli.py --model_name_or_path out --data_dir xnli/ --train_data mnli.tsv --output_dir xnli-out
 
-`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (dap/xnli/data.py says more), or a Hub id such as
+`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (dap/xnli/nli_data.py says more), or a Hub id such as
 `facebook/xnli`. Each pair of learning rate and seed is a run of its own in `output_dir`: finished ones are used again,
 and a stopped one goes on from its checkpoint when the same command is given again.
 """
@@ -23,7 +23,7 @@ from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
 from dap.encoding import ModelArguments, SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
-from dap.files import disk_full, read_json, write_json
+from dap.file_io import disk_full, read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
 from dap.reports import merge_seeds, paper_beside, report, text_table
 from dap.tokenizers import require_padding

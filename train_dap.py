@@ -25,7 +25,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from dap.commands import command, guarded
 from dap.encoding import hub_commit
 from dap.errors import UserError
-from dap.files import disk_full, write_json
+from dap.file_io import disk_full, write_json
 from dap.publishing import Options, publish
 from dap.reports import CURVES, plot_curves
 from dap.text import count_pairs, find_bitext, load_bitext

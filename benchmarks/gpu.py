@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import WALL, show
-from dap.files import read_json
+from dap.file_io import read_json
 from dap.reports import machine, text_table, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent

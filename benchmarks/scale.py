@@ -24,23 +24,15 @@ import numpy as np
 import prepare_data
 from benchmarks.prepare import make_text
 from benchmarks.timing import in_own_process, peak_anonymous
-from dap.cluster import ClusterArguments, duration
-from dap.encoding import EncoderArguments, load_on
+from dap.encoding import EncoderArguments
+from dap.mining import DistinctSentences, Side, Texts, mine, select, write_pairs
+from dap.ray.connection import ClusterArguments, duration
+from dap.ray.ray_encoder import load_on
+from dap.ray.ray_search import cluster_neighbours
+from dap.ray.search_plan import TILES, SearchPlan
 from dap.reports import machine, text_table
 from dap.scratch import on_disk, parts
-from dap.search import (
-    TILES,
-    DistinctSentences,
-    Neighbours,
-    SearchPlan,
-    Side,
-    Texts,
-    cluster_neighbours,
-    mine,
-    mutual_neighbours,
-    select,
-    write_pairs,
-)
+from dap.search import Neighbours, mutual_neighbours
 
 #: Nodes of a cluster, or none, and threads.
 PLACES = {

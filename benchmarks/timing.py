@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports import machine, versions
 
 Step = Callable[[], object]

@@ -14,7 +14,7 @@ import fsspec.core
 from filelock import FileLock
 
 from dap.errors import UserError, one_line
-from dap.files import DiskFullError, disk_full
+from dap.file_io import DiskFullError, disk_full
 
 #: `DAP_CACHE` moves it; on a cluster it is a folder that all nodes share.
 CACHE = Path(os.environ.get("DAP_CACHE", "~/.cache/dap-transformers")).expanduser().absolute()

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from dap.errors import UserError, one_line
-from dap.files import disk_full
+from dap.file_io import disk_full
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dap.alignment import draw_alignment
 from dap.arguments import ArgumentParser
 from dap.commands import command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
-from dap.search import draw_alignment, unit_rows
+from dap.search import unit_rows
 from dap.text import read_sentences
 
 MATCHES = 5  # shown of each text

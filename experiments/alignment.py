@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 from transformers import HfArgumentParser
 
+from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from dap.commands import check_outputs, command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports import text_table
-from dap.search import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, lower_words, reference, word_spans
 from experiments.statistics import ALIGNMENT

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.files import read_object
+from dap.file_io import read_object
 from dap.reports import PAPER_COST
 from experiments.markdown import paragraph, table
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from transformers import HfArgumentParser
 
+from dap.alignment import plot_alignment, plot_token_states
 from dap.commands import command
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.languages import NAMES
-from dap.search import plot_alignment, plot_token_states
 from eval_retrieval import read_languages
 from experiments.alignment import states_of_words
 from experiments.reference import word_spans

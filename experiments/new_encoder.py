@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerBase
 
 from dap.commands import command
 from dap.errors import UserError
-from dap.files import read_object
+from dap.file_io import read_object
 from dap.text import find_bitext, read_pairs
 
 PAIRS = 2000  # of each language, whose pieces are counted

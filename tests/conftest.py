@@ -183,7 +183,7 @@ def training_flags(model: Path, text: Path) -> list[str]:
 
 def built(flags: list[str]) -> DAPTrainer:
     """The trainer that a command of `train_dap.py` makes."""
-    from dap.training.arguments import parse_arguments
+    from dap.training.training_arguments import parse_arguments
     from train_dap import build_trainer
 
     return build_trainer(*parse_arguments(flags))[0]

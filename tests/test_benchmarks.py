@@ -26,7 +26,7 @@ from benchmarks import (
     train_step,
 )
 from benchmarks.workload import PAD, Workload, token_counts
-from dap.files import read_json
+from dap.file_io import read_json
 from modeling_dap import DAPForPreTraining
 
 TINY = [

@@ -27,7 +27,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import check_outputs, claimed, guarded
 from dap.encoding import EncoderArguments
 from dap.errors import UserError, refusals
-from dap.files import read_json, read_object, whole_file, write_json
+from dap.file_io import read_json, read_object, whole_file, write_json
 from dap.publishing import Options, build
 from dap.text import load_bitext
 from dap.training import load_model, parse_arguments, read_start
@@ -84,7 +84,7 @@ def test_ctrl_c_is_one_line_from_the_first_import_on(name: str) -> None:
         import sys
         class Stop:
             def find_spec(name, *_):
-                light = ("dap", "dap.commands", "dap.errors", "dap.files", "{name}")
+                light = ("dap", "dap.commands", "dap.errors", "dap.file_io", "{name}")
                 if name not in light and name.split(".")[0] not in sys.stdlib_module_names:
                     raise KeyboardInterrupt
         sys.meta_path.insert(0, Stop)

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 import eval_retrieval
-from dap.encoding.encoder import SentenceEncoder
 from dap.encoding.precision import reduced
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError
 from dap.reports import plot_accuracies
 from dap.reports.merge import run as merge_reports
-from dap.search.hard_negatives import COPY_KINDS, hard_negative_copies, hard_negative_errors
 from dap.search.retrieval import retrieval_accuracy
+from dap.search.xsim import COPY_KINDS, hard_negative_copies, hard_negative_errors
 from eval_retrieval import main, read_languages, run
 from modeling_dap import DAPForPreTraining
 

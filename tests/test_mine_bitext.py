@@ -16,9 +16,9 @@ from forked import run_two
 from written import full_disk
 
 import eval_retrieval
-from dap.encoding.encoder import SentenceEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError
-from dap.search.mining import margin_scores
+from dap.mining.margin import margin_scores
 from mine_bitext import main, run
 
 PAIRS = synthetic_pairs("de", 40)

@@ -19,8 +19,8 @@ from written import full_disk, serve_folder, text_of, zip_of
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile
 from dap.text.corpus import load_bitext
-from dap.training.data import normalise, tokenize_bitext
-from dap.training.model import target_vocabulary
+from dap.training.batches import normalise, tokenize_bitext
+from dap.training.start import target_vocabulary
 from prepare_data import DataArguments, find_files, main, run
 
 SHARED = REPOSITORY.parent / "shared"

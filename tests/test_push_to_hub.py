@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from written import text_of
 
 import push_to_hub
-from dap.encoding.encoder import SentenceEncoder
-from dap.files import write_json
+from dap.encoding.sentence_encoder import SentenceEncoder
+from dap.file_io import write_json
 from dap.reports.merge import merge_seeds
 from dap.reports.records import report
 
@@ -113,7 +113,7 @@ from dap.publishing.folder import Options, publish
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForPreTraining
-from dap.encoding.encoder import SentenceEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 
 checkpoint, results, sentences = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 flags = ["--with_heads", "--results", results]

@@ -16,10 +16,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from dap.errors import UserError
 from dap.reports import CURVES
-from dap.training.arguments import parse_arguments
-from dap.training.data import BitextCollator
+from dap.training.batches import BitextCollator
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
+from dap.training.training_arguments import parse_arguments
 from train_dap import build_datasets, main, run
 
 

@@ -1,7 +1,5 @@
 """Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
 
-from dap.encoding.arguments import EncoderArguments, ModelArguments, tokens_of_a_batch
-from dap.encoding.cluster import ClusterEncoder, load_on
 from dap.encoding.embeddings import (
     SHARD_SIZE,
     Encoder,
@@ -12,7 +10,7 @@ from dap.encoding.embeddings import (
     model_fingerprint,
     require_finite,
 )
-from dap.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.encoding.encoder_arguments import EncoderArguments, ModelArguments, tokens_of_a_batch
 from dap.encoding.loading import (
     LibrarySettings,
     NeedsSentenceTransformers,
@@ -26,3 +24,4 @@ from dap.encoding.loading import (
 )
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap.encoding.precision import PRECISIONS, reduced, require_reducible
+from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder, load_encoder

@@ -25,9 +25,9 @@ from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
 from dap.addresses import fetch_sent, send
-from dap.encoding.encoder import LibraryEncoder, SentenceEncoder
+from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
-from dap.files import disk_full, whole_file
+from dap.file_io import disk_full, whole_file
 from dap.progress import Progress, bar_of
 from dap.scratch import on_disk
 from dap.tokenizers import tokenizer_state

@@ -17,7 +17,7 @@ from transformers import (
 
 from configuration_dap import CHOICES
 from dap.errors import UserError, loading, refusals
-from dap.files import read_json
+from dap.file_io import read_json
 from encoder_dap import load_masked_lm
 from modeling_dap import DAPForPreTraining
 

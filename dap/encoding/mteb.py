@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dap.encoding.arguments import tokens_of_a_batch
 from dap.encoding.embeddings import model_fingerprint
-from dap.encoding.encoder import load_encoder
+from dap.encoding.encoder_arguments import tokens_of_a_batch
+from dap.encoding.sentence_encoder import load_encoder
 from dap.errors import UserError
 from dap.search import Array, unit_rows
 

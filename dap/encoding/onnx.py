@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dap.encoding.encoder import SentenceEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError, loading
 from dap.tokenizers import load_tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.languages import NAMES
 from dap.prepare.filters import REASONS, REPAIRS
 from dap.prepare.run_folder import CARD, REPORT

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from dap.files import read_object
+from dap.file_io import read_object
 from dap.prepare.deduplication import code_points, normalise_all, text_keys
 
 

@@ -32,9 +32,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap.cluster import each_on_cluster
 from dap.errors import UserError, joined
-from dap.files import DiskFullError, read_object, whole_file, write_json
+from dap.file_io import DiskFullError, read_object, whole_file, write_json
 from dap.prepare.deduplication import (
     Admission,
     count_distinct,
@@ -49,6 +48,7 @@ from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
 from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
+from dap.ray.connection import each_on_cluster
 from dap.text import LineAudit, read_tables
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import SHOWN, UserError
-from dap.files import disk_full, read_object
+from dap.file_io import disk_full, read_object
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
 

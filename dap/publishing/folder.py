@@ -33,7 +33,7 @@ from dap.encoding import (
     longest_input,
 )
 from dap.errors import UserError, loading
-from dap.files import read_json, write_json
+from dap.file_io import read_json, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
 from dap.publishing.model_card import (

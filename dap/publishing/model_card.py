@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from configuration_dap import FIELDS
-from dap.files import read_object
+from dap.file_io import read_object
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, report_text
 from dap.reports import markdown_table

@@ -14,7 +14,7 @@ from typing import Any
 
 from dap.commands import command, guarded
 from dap.errors import UserError
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,

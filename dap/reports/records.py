@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.files import read_json
+from dap.file_io import read_json
 
 #: What a report says about the run; everything else in it is a number of the evaluation.
 HEAD = (

@@ -11,9 +11,9 @@ import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import config as datasets_config
 
-from dap.files import whole_file
+from dap.file_io import whole_file
 from dap.text.archives import disk_path
-from dap.text.files import BitextFile, find_bitext, hub_dataset
+from dap.text.find_files import BitextFile, find_bitext, hub_dataset
 from dap.text.formats import LineAudit, read_pairs, read_tables
 
 FEATURES = Features({"source": Value("string"), "target": Value("string")})

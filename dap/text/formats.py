@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from dap.errors import SHOWN, UserError, loading
 from dap.languages import base_language
 from dap.text.archives import decode, decode_line, read_lines
-from dap.text.files import BitextFile, hub_dataset
+from dap.text.find_files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
 logger = logging.getLogger(__name__)

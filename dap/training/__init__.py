@@ -1,14 +1,6 @@
 """Training on parallel text: arguments, text to batches, the model to start from, the trainer, and resuming."""
 
-from dap.training.arguments import (
-    DAPTrainingArguments,
-    DataArguments,
-    ModelArguments,
-    check_values,
-    follow_metric,
-    parse_arguments,
-)
-from dap.training.data import (
+from dap.training.batches import (
     BitextCollator,
     LanguageMixSampler,
     drop_targets,
@@ -18,8 +10,6 @@ from dap.training.data import (
     tokenize_bitext,
 )
 from dap.training.grad_cache import CachedBatch
-from dap.training.hard_negatives import HardNegatives
-from dap.training.model import load_model, read_start, token_counts
 from dap.training.resuming import (
     FINISHED,
     changes_weights,
@@ -30,4 +20,14 @@ from dap.training.resuming import (
     train_to_end,
 )
 from dap.training.source_reading import HARDLY, READERS
+from dap.training.start import load_model, read_start, token_counts
 from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together, require_batch
+from dap.training.training_arguments import (
+    DAPTrainingArguments,
+    DataArguments,
+    ModelArguments,
+    check_values,
+    follow_metric,
+    parse_arguments,
+)
+from dap.training.word_edits import HardNegatives

@@ -16,9 +16,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap.errors import UserError
-from dap.files import read_json, write_json
+from dap.file_io import read_json, write_json
 from dap.reports import RECORD
-from dap.training.arguments import CONFIG_FIELDS, GROUPS, Arguments, DAPTrainingArguments
+from dap.training.training_arguments import CONFIG_FIELDS, GROUPS, Arguments, DAPTrainingArguments
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dap.training.data import BitextCollator, tokenize_pairs
+from dap.training.batches import BitextCollator, tokenize_pairs
 from modeling_dap import DAPForPreTraining
 from objectives_dap import Batch, Objective, Side
 

@@ -31,11 +31,11 @@ from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
 from dap.errors import UserError
 from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
-from dap.training.arguments import DAPTrainingArguments, require
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
 from dap.training.resuming import GoOn, RecordInCheckpoints
 from dap.training.source_reading import source_reading
+from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 

@@ -1,6 +1,5 @@
 """Cross-lingual natural language inference: its text, fine-tuning, and accuracy by language."""
 
-from dap.xnli.data import NLISource, chosen_languages, find_nli, prepare_nli, training_source
 from dap.xnli.finetuning import (
     RESULT,
     Task,
@@ -9,3 +8,4 @@ from dap.xnli.finetuning import (
     measured,
     search,
 )
+from dap.xnli.nli_data import NLISource, chosen_languages, find_nli, prepare_nli, training_source

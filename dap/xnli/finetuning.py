@@ -32,10 +32,10 @@ from configuration_dap import DAPConfig
 from dap.arguments import arg
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
-from dap.files import read_json, write_json
+from dap.file_io import read_json, write_json
 from dap.tokenizers import forget_calls
 from dap.training import EpochOfSampler, check_values, find_resumable, follow_metric, train_to_end
-from dap.xnli.data import LABEL, NLIData, StepLengthSampler
+from dap.xnli.nli_data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
 logger = logging.getLogger(__name__)

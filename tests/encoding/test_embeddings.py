@@ -17,7 +17,7 @@ from written import full_disk
 
 import dap.encoding.embeddings
 from dap.encoding.embeddings import embed_to_disk, launched, model_fingerprint
-from dap.encoding.encoder import SentenceEncoder, load_encoder
+from dap.encoding.sentence_encoder import SentenceEncoder, load_encoder
 
 SENTENCES = [side for pair in synthetic_pairs("de", 25) for side in pair]  # 50
 

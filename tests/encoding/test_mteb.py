@@ -10,8 +10,8 @@ from conftest import save, synthetic_pairs
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from dap.encoding.encoder import SentenceEncoder
 from dap.encoding.mteb import MTEBEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.search.retrieval import retrieval_accuracy
 from modeling_dap import DAPForPreTraining
 

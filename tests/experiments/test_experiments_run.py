@@ -17,10 +17,10 @@ import eval_retrieval
 import train_dap
 from configuration_dap import DAPConfig
 from dap.commands import claimed
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports.records import RECORD
-from dap.training.arguments import given_fields, parse_arguments
 from dap.training.resuming import FINISHED
+from dap.training.training_arguments import given_fields, parse_arguments
 from experiments import run as runner
 from experiments import timing
 from experiments.recipes import flags, read_recipe

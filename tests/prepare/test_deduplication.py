@@ -17,7 +17,7 @@ from dap.prepare.deduplication import (
     sample,
     text_keys,
 )
-from dap.training.data import normalise
+from dap.training.batches import normalise
 
 
 def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:

@@ -12,16 +12,30 @@ import polars as pl
 import pytest
 from written import zip_of
 
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.prepare.deduplication import normalise_all, text_keys
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.filters import repair
 from dap.prepare.leaks import BANDS, LeakIndex, load_index
-from dap.training.data import normalise
+from dap.training.batches import normalise
 
-LATIN = (
-    ["the", "train", "leaves", "station", "at", "eight", "old", "birds", "sing", "over", "harbour", "Straße", "où", "élève", "mañana"]
-)  # noqa: SIM905
+LATIN = [
+    "the",
+    "train",
+    "leaves",
+    "station",
+    "at",
+    "eight",
+    "old",
+    "birds",
+    "sing",
+    "over",
+    "harbour",
+    "Straße",
+    "où",
+    "élève",
+    "mañana",
+]  # noqa: SIM905
 WORDS = {
     "latin": LATIN,
     "cyrillic": "поезд отходит от станции в восемь часов старые птицы поют над гаванью".split(),  # noqa: SIM905

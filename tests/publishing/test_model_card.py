@@ -14,7 +14,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from test_published_folder import dap_checkpoint
 from transformers import BertModel, PreTrainedTokenizerFast
 
-from dap.encoding.encoder import SentenceEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
 from dap.publishing.folder import Options, write
 from dap.publishing.model_card import (

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dap.encoding.encoder import SentenceEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.publishing.folder import Options, build, write, write_modules
 from dap.publishing.hub import fetch
 from dap.publishing.model_card import POOLER_SCALE, Sources

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoModel, BertModel, PreTrainedTokenizerFast, XLMRobertaModel
 
-from dap.encoding.encoder import SentenceEncoder
+from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.publishing.folder import Options, build
 from modeling_dap import DAPForPreTraining
 

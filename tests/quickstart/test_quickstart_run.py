@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dap.training.arguments import parse_arguments
+from dap.training.training_arguments import parse_arguments
 from quickstart import reuse, run
 
 MODEL_FILE = b"weights"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports.merge import merge_seeds, paper_beside, run
 from dap.reports.paper import BUCC_PAIRS
 from dap.reports.records import RECORD, read_report, report, training_record

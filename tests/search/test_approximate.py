@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import dap.search.approximate
+from dap.mining.margin import mine
 from dap.search.approximate import approximate_neighbours, recall_at_k
-from dap.search.mining import mine
 from dap.search.similarity import mutual_neighbours
 
 pytest.importorskip("faiss", reason="faiss is an extra: pip install 'dap-transformers[faiss]'")

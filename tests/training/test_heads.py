@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dap.errors import UserError
-from dap.training.arguments import parse_arguments
 from dap.training.resuming import FINISHED
+from dap.training.training_arguments import parse_arguments
 from train_dap import build_datasets, build_trainer, run
 
 

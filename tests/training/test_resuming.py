@@ -11,10 +11,10 @@ from conftest import results, state, training_flags
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
-from dap.files import write_json
+from dap.file_io import write_json
 from dap.reports.records import RECORD
-from dap.training.arguments import DAPTrainingArguments
 from dap.training.resuming import FINISHED, GoOn, RecordInCheckpoints, find_resumable
+from dap.training.training_arguments import DAPTrainingArguments
 from train_dap import run
 
 

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from transformers import BertModel, PreTrainedTokenizerFast
 
 import train_dap
-from dap.training.arguments import Arguments, DAPTrainingArguments, parse_arguments
 from dap.training.fsdp import check_fsdp
 from dap.training.resuming import FINISHED
+from dap.training.training_arguments import Arguments, DAPTrainingArguments, parse_arguments
 from modeling_dap import DAPForPreTraining
 from train_dap import run
 

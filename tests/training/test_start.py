@@ -17,7 +17,7 @@ import modeling_dap
 from dap.encoding import SentenceEncoder
 from dap.publishing import write_modules
 from dap.search import retrieval_accuracy
-from dap.training.arguments import parse_arguments
+from dap.training.training_arguments import parse_arguments
 from train_dap import build_trainer, run
 
 

@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 import dap.training.trainer
 from dap.text.corpus import load_bitext
-from dap.training.arguments import DAPTrainingArguments
-from dap.training.data import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
 from dap.training.trainer import DAPTrainer, StepMeter
+from dap.training.training_arguments import DAPTrainingArguments
 from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
+
+MakeTrainer = Callable[..., DAPTrainer]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def tokenized(
     bitext_dir: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
-):  # noqa: ANN201
+) -> dict:
     text = load_bitext([bitext_dir], cache_dir=tmp_path_factory.mktemp("cache"))
     return tokenize_bitext(text, tiny_tokenizer, 16)
 
@@ -33,7 +35,7 @@ def tokenized(
 @pytest.fixture
 def make_trainer(
     tmp_path: Path, tokenized: dict, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
-):  # noqa: ANN201
+) -> MakeTrainer:
     def make(objective: str = "tr+rtl", **arguments: object) -> DAPTrainer:
         options = {
             "per_device_train_batch_size": 8,
@@ -136,8 +138,8 @@ def accuracy_by_loops(trainer: DAPTrainer, language: str) -> float:
     ("objective", "batches"), [("tr", 2), ("tr+tlm", 1), ("tr+rtl", 1), ("mlm", 1)]
 )
 def test_log_has_every_component_and_they_add_up(
-    objective: str, batches: int, make_trainer
-) -> None:  # noqa: ANN001
+    objective: str, batches: int, make_trainer: MakeTrainer
+) -> None:
     options = {
         "gradient_accumulation_steps": batches,
         "include_num_input_tokens_seen": "non_padding",
@@ -173,7 +175,9 @@ def test_log_has_every_component_and_they_add_up(
 @pytest.mark.parametrize(
     ("objective", "steps"), [("tr+rtl", 2), ("mlm", 1)]
 )  # later masks depend on the chunks
-def test_chunks_train_as_whole_batches(objective: str, steps: int, make_trainer) -> None:  # noqa: ANN001
+def test_chunks_train_as_whole_batches(
+    objective: str, steps: int, make_trainer: MakeTrainer
+) -> None:
     options = {
         "gradient_accumulation_steps": steps,
         "gradient_checkpointing": True,
@@ -197,7 +201,7 @@ def test_chunks_train_as_whole_batches(objective: str, steps: int, make_trainer)
             assert whole[name] == pytest.approx(plain[name], rel=1e-6), name
 
 
-def test_processes_wait_for_each_other_at_the_last_chunk_alone(make_trainer) -> None:  # noqa: ANN001
+def test_processes_wait_for_each_other_at_the_last_chunk_alone(make_trainer: MakeTrainer) -> None:
     trainer, waits = (
         make_trainer("tr", mini_batch_size=3, gradient_accumulation_steps=2, max_steps=1),
         [],
@@ -228,7 +232,9 @@ def test_compiled_layers_train_as_plain_ones(make_trainer: Callable) -> None:
 
 
 @pytest.mark.parametrize("objective", ["tr+rtl", "mlm"])
-def test_evaluation_is_retrieval_of_the_dev_pairs(objective: str, make_trainer) -> None:  # noqa: ANN001
+def test_evaluation_is_retrieval_of_the_dev_pairs(
+    objective: str, make_trainer: MakeTrainer
+) -> None:
     trainer = make_trainer(objective)
     trainer.model.config.pooling = trainer.model.dap.config.pooling = (
         "mean"  # first tokens are too much alike
@@ -259,7 +265,7 @@ def test_evaluation_is_retrieval_of_the_dev_pairs(objective: str, make_trainer) 
 def test_what_is_not_finite_stops_the_run_with_step_languages_and_pairs(
     poisoned: str,
     message: str,
-    make_trainer,  # noqa: ANN001
+    make_trainer: MakeTrainer,
     tmp_path: Path,
 ) -> None:
     trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
@@ -283,7 +289,7 @@ def test_what_is_not_finite_stops_the_run_with_step_languages_and_pairs(
     assert all(torch.isfinite(value).all() for value in saved.parameters())
 
 
-def test_each_epoch_has_the_order_of_the_sampler(make_trainer) -> None:  # noqa: ANN001
+def test_each_epoch_has_the_order_of_the_sampler(make_trainer: MakeTrainer) -> None:
     trainer, seen = (
         make_trainer("tr", per_device_train_batch_size=60, max_steps=20, learning_rate=0.0),
         [],
@@ -302,14 +308,14 @@ def test_each_epoch_has_the_order_of_the_sampler(make_trainer) -> None:  # noqa:
         assert seen[600 * epoch : 600 * (epoch + 1)] == [rows[number] for number in sampler]
 
 
-def test_the_sampler_is_told_the_epoch_that_a_resumed_run_is_in(make_trainer) -> None:  # noqa: ANN001
+def test_the_sampler_is_told_the_epoch_that_a_resumed_run_is_in(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("tr")
     trainer.state.epoch = 2.7  # accelerate does not tell it where several processes skip batches
     trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
     assert trainer.train_sampler.epoch == 2
 
 
-def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None:  # noqa: ANN001
+def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(freeze_word_embeddings=True, learning_rate=1e-2)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
@@ -323,8 +329,8 @@ def test_frozen_word_embeddings_stay_and_the_rest_learns(make_trainer) -> None: 
 
 @pytest.mark.parametrize("size", [None, 3])
 def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(
-    size: int | None, make_trainer
-) -> None:  # noqa: ANN001
+    size: int | None, make_trainer: MakeTrainer
+) -> None:
     trainer = make_trainer(freeze_encoder=True, mini_batch_size=size, max_steps=2)
     for module in trainer.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -340,7 +346,7 @@ def test_a_frozen_encoder_drops_nothing_and_is_not_differentiated(
     assert set(seen) == {encoder, head}
 
 
-def test_heads_have_a_learning_rate_of_their_own(make_trainer) -> None:  # noqa: ANN001
+def test_heads_have_a_learning_rate_of_their_own(make_trainer: MakeTrainer) -> None:
     options = {"learning_rate": 1e-4, "warmup_steps": 2, "max_steps": 6, "weight_decay": 0.1}
     trainer, plain = make_trainer(head_learning_rate=1e-3, **options), make_trainer(**options)
     names = {id(value): name for name, value in trainer.model.named_parameters()}
@@ -371,7 +377,7 @@ def test_heads_have_a_learning_rate_of_their_own(make_trainer) -> None:  # noqa:
     assert max(line["head_learning_rate"] for line in lines) == 1e-3
 
 
-def test_with_a_rate_of_zero_for_either_the_other_learns_alone(make_trainer) -> None:  # noqa: ANN001
+def test_with_a_rate_of_zero_for_either_the_other_learns_alone(make_trainer: MakeTrainer) -> None:
     for rates in ((0.0, 1e-3), (1e-3, 0.0)):
         trainer = make_trainer(
             learning_rate=rates[0], head_learning_rate=rates[1], mini_batch_size=4, max_steps=2
@@ -386,7 +392,7 @@ def test_with_a_rate_of_zero_for_either_the_other_learns_alone(make_trainer) -> 
         assert {name.startswith("dap.") for name in moved} == {rates[0] > 0}
 
 
-def test_a_learning_rate_for_heads_that_are_not_there_is_refused(make_trainer) -> None:  # noqa: ANN001
+def test_a_learning_rate_for_heads_that_are_not_there_is_refused(make_trainer: MakeTrainer) -> None:
     with pytest.raises(
         ValueError,
         match="--head_learning_rate 0.1 is for heads, but objective 'tr' has none: leave",
@@ -394,7 +400,9 @@ def test_a_learning_rate_for_heads_that_are_not_there_is_refused(make_trainer) -
         make_trainer("tr", head_learning_rate=0.1).train()
 
 
-def test_pace_is_that_of_training_alone(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+def test_pace_is_that_of_training_alone(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]  # seconds: only what is said here takes time
 
     def taking(seconds: float, function: Callable) -> Callable:
@@ -423,7 +431,7 @@ def test_pace_is_that_of_training_alone(make_trainer, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("bar", [False, True])
 def test_evaluation_is_printed_in_brief_and_logged_in_full(
     bar: bool,
-    make_trainer,  # noqa: ANN001
+    make_trainer: MakeTrainer,
     capsys: pytest.CaptureFixture,
 ) -> None:
     trainer = make_trainer(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from dap.cluster import RETRIES, ClusterArguments, duration
-from dap.encoding.arguments import EncoderArguments
 from dap.encoding.embeddings import Encoder, SentenceError, encode_pieces, model_fingerprint
+from dap.encoding.encoder_arguments import EncoderArguments
 from dap.errors import UserError, one_line
+from dap.ray.connection import RETRIES, ClusterArguments, duration
 
 #: Sentences of a text that show the rate of an encoder.
 SAMPLE = 128

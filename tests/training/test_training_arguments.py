@@ -10,7 +10,8 @@ from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
 from dap.errors import UserError
-from dap.training.arguments import (
+from dap.training.resuming import changes_weights
+from dap.training.training_arguments import (
     CHANGEABLE,
     CONFIG_FIELDS,
     FROM_TEXT,
@@ -21,7 +22,6 @@ from dap.training.arguments import (
     recipe_flags,
     share_of_batch,
 )
-from dap.training.resuming import changes_weights
 from experiments.recipes import read_recipe
 
 

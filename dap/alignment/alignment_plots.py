@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from dap.alignment.word_alignment import align_tokens
 from dap.errors import UserError
-from dap.search.alignment import align_tokens
 
 TokenStates = tuple[np.ndarray, np.ndarray]
 

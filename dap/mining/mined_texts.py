@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dap.files import whole_file
+from dap.file_io import whole_file
+from dap.mining.bucc import MiningScore, best_threshold, judge, score_at
+from dap.mining.distinct import DistinctSentences
+from dap.mining.margin import Pairs, score_pairs
 from dap.scratch import Folder, on_disk, parts
-from dap.search.bucc import MiningScore, best_threshold, judge, score_at
-from dap.search.distinct import DistinctSentences
-from dap.search.mining import Pairs, score_pairs
 from dap.search.similarity import Neighbours
 
 ENDINGS = str.maketrans("\t\r\n", "   ")

@@ -8,7 +8,7 @@ import pytest
 import written
 from conftest import REPOSITORY
 
-from dap.search.bucc import (
+from dap.mining.bucc import (
     best_threshold,
     default_protocol,
     find_splits,
@@ -17,8 +17,8 @@ from dap.search.bucc import (
     read_text,
     score_at,
 )
-from dap.search.distinct import DistinctSentences
-from dap.search.mining import Pairs
+from dap.mining.distinct import DistinctSentences
+from dap.mining.margin import Pairs
 
 SHARED = REPOSITORY.parent / "shared" / "data" / "bucc"
 

@@ -2,7 +2,7 @@
 
 Three kinds: another number; a negation put in or taken out, or an antonym ("causality alternation"); another name. The
 rules know English by word lists alone. What a rule chooses depends on the sentence, and for names also on which names
-the text has, but never on the order of the sentences. `dap/training/hard_negatives.py` has the rules to train with,
+the text has, but never on the order of the sentences. `dap/training/word_edits.py` has the rules to train with,
 which are others.
 
 Legend: `N` pairs, `C` copies, `D` dimensions.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dap.search.alignment import (
+from dap.alignment.word_alignment import (
     align_tokens,
     alignment_quality,
     token_retrieval_accuracy,

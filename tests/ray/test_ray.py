@@ -17,25 +17,15 @@ from written import text_of
 import eval_retrieval
 import mine_bitext
 import prepare_data
-from dap.cluster import ClusterArguments
-from dap.encoding import (
-    ClusterEncoder,
-    EncoderArguments,
-    SentenceEncoder,
-    embed_to_disk,
-    embeddings,
-)
+from dap.encoding import EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
 from dap.encoding import cluster as encoding_cluster
 from dap.errors import UserError
 from dap.prepare import pipeline
-from dap.search import (
-    TILES,
-    Neighbours,
-    cluster,
-    cluster_neighbours,
-    mutual_neighbours,
-    recall_at_k,
-)
+from dap.ray.connection import ClusterArguments
+from dap.ray.ray_encoder import ClusterEncoder
+from dap.ray.ray_search import cluster_neighbours
+from dap.ray.search_plan import TILES
+from dap.search import Neighbours, cluster, mutual_neighbours, recall_at_k
 from dap.search.approximate import built_index
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
@@ -201,7 +191,7 @@ def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_anoth
 def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
     tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.cluster.RETRIES", 1)
+    monkeypatch.setattr("dap.ray.connection.RETRIES", 1)
 
     def lost(folder: Path, times: int) -> None:
         begun = len(list(folder.iterdir()))
@@ -284,7 +274,7 @@ def test_a_cluster_that_cannot_be_joined_is_told_in_a_line(nodes: object) -> Non
     script = """
 import sys
 import ray._private.utils as of_ray
-from dap.cluster import ClusterArguments
+from dap.ray.connection import ClusterArguments
 of_ray.compute_version_info = lambda: ("2.60.0", "3.10.1")
 for address in sys.argv[1:]:
     try:
@@ -390,7 +380,7 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
     monkeypatch.setattr(
-        "dap.search.plan.TASKS", 1
+        "dap.ray.search_plan.TASKS", 1
     )  # tiles of an exact search would be wider on one CPU
     index = "IVF4,Flat:nprobe=1"
     found = cluster_neighbours(source, target, index=index)

@@ -7,8 +7,8 @@ from conftest import synthetic_pairs
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from dap.training.data import tokenize_pairs
-from dap.training.hard_negatives import LONGEST, HardNegatives, Word, edited, word_starts
+from dap.training.batches import tokenize_pairs
+from dap.training.word_edits import LONGEST, HardNegatives, Word, edited, word_starts
 
 
 def rows_of(

@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dap.search.hard_negatives import (
+from dap.search.retrieval import retrieval_accuracy
+from dap.search.xsim import (
     ANTONYMS,
     COPY_KINDS,
     MOST,
@@ -19,7 +20,6 @@ from dap.search.hard_negatives import (
     negations,
     numbers,
 )
-from dap.search.retrieval import retrieval_accuracy
 
 NEGATIONS = {
     "He is here.": "He is not here.", "It's well done.": "It's not well done.",

@@ -1,6 +1,6 @@
 """Hard negatives to train with: a target with one word put in, left out or replaced, no translation of its source.
 
-There are no word lists and no rules, unlike in the evaluation (`dap/search/hard_negatives.py`): a new word is any of
+There are no word lists and no rules, unlike in the evaluation (`dap/search/xsim.py`): a new word is any of
 another target's, so that targets may be of any language; where spaces part no words, some tokens stand for a word.
 """
 

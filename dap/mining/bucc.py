@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dap.errors import UserError
-from dap.search.mining import Pairs
+from dap.mining.margin import Pairs
 from dap.text import read_sentences
 
 #: Protocol -> what it means, and the splits for the threshold and for the numbers, by the names that files give them.

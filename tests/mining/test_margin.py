@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from dap import scratch
-from dap.scratch import on_disk, parts
-from dap.search.distinct import DistinctSentences
-from dap.search.mining import (
+from dap.mining.distinct import DistinctSentences
+from dap.mining.margin import (
     MARGINS,
     RETRIEVALS,
     Pairs,
@@ -21,6 +20,7 @@ from dap.search.mining import (
     score_pairs,
     select,
 )
+from dap.scratch import on_disk, parts
 from dap.search.similarity import Neighbours
 
 
@@ -106,7 +106,7 @@ def test_equal_scores_come_in_the_order_of_the_rows() -> None:
 def test_given_pairs_get_the_margin_over_both_texts(
     margin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.search.mining.BLOCK", 3)
+    monkeypatch.setattr("dap.mining.margin.BLOCK", 3)
     a, b = vectors(20, 30)
     source, target = np.array([3, 0, 3, 19]), np.array([7, 7, 7, 29])
     found = score_pairs(a, b, source, target, neighbourhoods(a, b), margin)

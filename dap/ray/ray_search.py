@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dap.cluster import RETRIES
 from dap.progress import Progress, bar_of
+from dap.ray.connection import RETRIES
+from dap.ray.search_plan import BAND, SearchPlan
 from dap.scratch import Folder, zeros
 from dap.search.approximate import approximate_neighbours, built_index
-from dap.search.plan import BAND, SearchPlan
 from dap.search.similarity import Found, Neighbours, mutual_neighbours, require_searchable
 
 #: Tasks of each CPU or GPU, begun before the first is done; what they need is held in memory.

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from dap.text.corpus import load_bitext
-from dap.training.data import (
+from dap.training.batches import (
     BitextCollator,
     LanguageMixSampler,
     drop_targets,
@@ -27,7 +27,7 @@ from dap.training.data import (
     split_validation,
     tokenize_bitext,
 )
-from dap.training.model import target_vocabulary, token_counts
+from dap.training.start import target_vocabulary, token_counts
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +287,7 @@ def test_streamed_ids_name_the_row_whatever_is_held_out_and_shuffled(
 def test_dev_targets_are_dropped(streaming: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = leaky()
     given = streams(data) if streaming else data
-    with caplog.at_level(logging.INFO, "dap.training.data"):
+    with caplog.at_level(logging.INFO, "dap.training.batches"):
         left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
     for language in data:
         naive = [

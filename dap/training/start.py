@@ -24,7 +24,12 @@ from dap.encoding import (
 )
 from dap.errors import UserError, loading, refusals
 from dap.tokenizers import load_tokenizer, require_embeddings, require_padding
-from dap.training.arguments import CHANGEABLE, CONFIG_DEFAULTS, ModelArguments, given_fields
+from dap.training.training_arguments import (
+    CHANGEABLE,
+    CONFIG_DEFAULTS,
+    ModelArguments,
+    given_fields,
+)
 from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
 

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap.encoding import NeedsSentenceTransformers
-from dap.encoding.encoder import SentenceEncoder, length_batches, load_encoder
+from dap.encoding.sentence_encoder import SentenceEncoder, length_batches, load_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
 
 SENTENCES = [
@@ -153,8 +153,8 @@ def test_budget_and_batching_change_nothing(
 ) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     expected = encoder.encode(SENTENCES)
-    monkeypatch.setattr("dap.encoding.encoder.FULL_CPU_BATCH", full)
-    monkeypatch.setattr("dap.encoding.encoder.CHUNK", 17)
+    monkeypatch.setattr("dap.encoding.sentence_encoder.FULL_CPU_BATCH", full)
+    monkeypatch.setattr("dap.encoding.sentence_encoder.CHUNK", 17)
     vectors = encoder.encode(SENTENCES, token_budget)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     np.testing.assert_array_equal(vectors[3], vectors[-2])  # of equal sentences

@@ -15,7 +15,7 @@ from conftest import REPOSITORY
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import PreTrainedTokenizerFast
 
-from dap.xnli.data import (
+from dap.xnli.nli_data import (
     COLUMNS,
     LABEL,
     NLISource,

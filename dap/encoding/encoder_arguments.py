@@ -9,8 +9,8 @@ import torch
 from configuration_dap import CHOICES
 from dap.arguments import arg
 from dap.encoding.embeddings import Encoder
-from dap.encoding.encoder import load_encoder
 from dap.encoding.onnx import OnnxEncoder
+from dap.encoding.sentence_encoder import load_encoder
 from dap.errors import UserError
 from dap.reports import report, training_record
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dap.search.plan import SearchPlan
+from dap.ray.search_plan import SearchPlan
 
 
 @pytest.mark.parametrize("index", [None, "IVF64,Flat:nprobe=8"])

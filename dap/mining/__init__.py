@@ -1,0 +1,14 @@
+"""Mine translations: margin scores, BUCC, and the two texts of a mining run."""
+
+from dap.mining.bucc import (
+    PROTOCOLS,
+    MiningScore,
+    Split,
+    default_protocol,
+    find_splits,
+    read_gold,
+    read_text,
+)
+from dap.mining.distinct import DistinctSentences
+from dap.mining.margin import MARGINS, RETRIEVALS, Pairs, mine, neighbourhoods, select
+from dap.mining.mined_texts import Side, Texts, score_splits, write_pairs
