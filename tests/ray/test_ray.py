@@ -18,7 +18,7 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.encoding import EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
-from dap.encoding import cluster as encoding_cluster
+from dap.ray import ray_encoder as encoding_cluster
 from dap.errors import UserError
 from dap.prepare import pipeline
 from dap.ray.connection import ClusterArguments
