@@ -18,14 +18,14 @@ import eval_retrieval
 import mine_bitext
 import prepare_data
 from dap.encoding import EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
-from dap.ray import ray_encoder as encoding_cluster
 from dap.errors import UserError
 from dap.prepare import pipeline
+from dap.ray import ray_encoder, ray_search
 from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import ClusterEncoder
 from dap.ray.ray_search import cluster_neighbours
 from dap.ray.search_plan import TILES
-from dap.search import Neighbours, cluster, mutual_neighbours, recall_at_k
+from dap.search import Neighbours, mutual_neighbours, recall_at_k
 from dap.search.approximate import built_index
 
 HEALTH = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
@@ -319,7 +319,7 @@ def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
     nodes.remove_node(second, allow_graceful=False)
     while encoder.actors == actors:
         np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
-    monkeypatch.setattr(encoding_cluster, "LOSSES", 1)
+    monkeypatch.setattr(ray_encoder, "LOSSES", 1)
     said = "^2 fail: 1 sentences, the longest 'poison': 1 encoders were lost at them, .*; 1 sentences, the longest '' "
     with pytest.raises(
         UserError, match=rf"{said}cannot be encoded \(RuntimeError: nothing to do\)$"
@@ -336,7 +336,7 @@ def test_lost_encoders_change_no_vector_and_sentences_that_end_them_are_named(
 def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding_cluster, "WAIT", 1)
+    monkeypatch.setattr(ray_encoder, "WAIT", 1)
     arguments, other = (
         EncoderArguments(str(tiny_bert_dir), pooling=pooling) for pooling in ("mean", "cls")
     )
@@ -368,8 +368,8 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
         tempfile.mkstemp(dir=tmp_path)
         return built_index(keys, index)
 
-    monkeypatch.setattr(cluster, "built_index", counted)
-    monkeypatch.setattr(cluster, "BAND", 2)
+    monkeypatch.setattr(ray_search, "built_index", counted)
+    monkeypatch.setattr(ray_search, "BAND", 2)
     monkeypatch.setitem(TILES, "CPU", 64)
     source, target = sides(200, 299)
     target = target[:149]  # all different
@@ -403,18 +403,20 @@ def test_of_equal_scores_the_first_are_kept_though_tiles_come_in_another_order(s
         cut.append({row: side[row : row + height] for row in range(0, len(side), height)})
         found.append({row: [] for row in cut[-1]})
     begun = []  # up to three tiles are at work, in any order
-    for row, column in [*cluster._diagonals([*cut[0]], [*cut[1]]), *[(None, None)] * 3]:
+    for row, column in [*ray_search._diagonals([*cut[0]], [*cut[1]]), *[(None, None)] * 3]:
         if row is not None:
             mine, theirs = found[0][row].copy(), found[1][column].copy()
             found[0][row].clear(), found[1][column].clear()
             sides = cut[0][row], cut[1][column], None, None
-            tile = cluster._search_tile(4, None, (column, row), *sides, len(mine), *mine, *theirs)
+            tile = ray_search._search_tile(
+                4, None, (column, row), *sides, len(mine), *mine, *theirs
+            )
             begun.append((row, column, tile))
         if begun and (len(begun) == 3 or row is None):
             row, column, tile = begun.pop(generator.integers(len(begun)))
             found[0][row].append(tile[0])
             found[1][column].append(tile[1])
-    best = [{row: cluster._merged(pieces, 4) for row, pieces in each.items()} for each in found]
+    best = [{row: ray_search._merged(pieces, 4) for row, pieces in each.items()} for each in found]
     merged = [np.concatenate(parts) for each in best for parts in zip(*each.values(), strict=True)]
     require_equal(Neighbours(*merged), mutual_neighbours(*both))
 
@@ -423,10 +425,10 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TILES, "CPU", 4096)  # a block of the search
-    monkeypatch.setattr(cluster, "BAND", 2)
+    monkeypatch.setattr(ray_search, "BAND", 2)
     source, target = sides(9000, 5000)
     expected = mutual_neighbours(source, target)
-    ahead = cluster._ahead
+    ahead = ray_search._ahead
 
     def killed(function: Callable) -> Callable:
         def lossy(*call: object) -> object:
@@ -438,7 +440,7 @@ def test_lost_workers_and_nodes_change_no_neighbour(
         return lossy
 
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "_search_tile", killed(cluster._search_tile))
+        patch.setattr(ray_search, "_search_tile", killed(ray_search._search_tile))
         require_equal(cluster_neighbours(source, target), expected)
     assert len(list(tmp_path.iterdir())) >= 2
 
@@ -448,7 +450,7 @@ def test_lost_workers_and_nodes_change_no_neighbour(
                 nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
             yield job
 
-    monkeypatch.setattr(cluster, "_ahead", lossy)
+    monkeypatch.setattr(ray_search, "_ahead", lossy)
     require_equal(cluster_neighbours(source, target), expected)
     monkeypatch.undo()
     few = source[:3], target[:2], 2

@@ -13,7 +13,7 @@ from written import PAIRS, many, pairs_of, read, text_of, write, write_format, z
 
 from dap.errors import UserError
 from dap.prepare import read_evaluation
-from dap.text import corpus, files, find_bitext, load_bitext, read_pairs
+from dap.text import corpus, find_bitext, find_files, load_bitext, read_pairs
 from dap.xnli import find_nli
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -221,9 +221,9 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
         "en-tr": [{"de": "a", "en": "b"}],
     }
     name = hub_folder(tmp_path / "hub", records)
-    *found, without = files._find_hub(name, "en")
+    *found, without = find_files._find_hub(name, "en")
     assert [file.language for file in found] == ["de", "fr", "sw"]
-    assert files._find_hub(f"{name}:de-en", "en") == found[:1]
+    assert find_files._find_hub(f"{name}:de-en", "en") == found[:1]
     for file in found:
         data = (
             corpus._stream([file], 0.001)
@@ -236,8 +236,8 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
     ):
         read(without)
     with pytest.raises(ValueError, match="no configuration of"):
-        files._find_hub(name, "zh")
-    bad = files.BitextFile("it", (name,), "hub", config="bad")
+        find_files._find_hub(name, "zh")
+    bad = find_files.BitextFile("it", (name,), "hub", config="bad")
     assert read(bad, 0.5) == [("c", "b")]
     with pytest.raises(ValueError, match="line 1: source side is None, expected text"):
         read(bad)
@@ -247,7 +247,7 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
         ("hub", "Arrow|DatasetGeneration"),
         ("script", "RuntimeError: Dataset scripts"),
     ):
-        file = files.BitextFile(
+        file = find_files.BitextFile(
             "de", (str(tmp_path / folder),), "hub", config="de-fr", streaming=streaming
         )
         with pytest.raises(UserError, match=rf"{folder}:de-fr cannot be loaded \(({reason})"):
