@@ -456,6 +456,6 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     few = source[:3], target[:2], 2
     require_equal(cluster_neighbours(*few), mutual_neighbours(*few))
     monkeypatch.setattr(
-        cluster, "_places", lambda kind: [None]
+        ray_search, "_places", lambda kind: [None]
     )  # as where the nodes are still to come
     require_equal(cluster_neighbours(*few), mutual_neighbours(*few))
