@@ -15,7 +15,7 @@ PLACES = ("model", "dap", "command", "beside")
 BESIDE = ("quickstart", "experiments", "benchmarks")
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
 #: Files of a folder that others import by their own names: slow to import, or commands.
-BY_THEMSELVES = {"dap.encoding.mteb", "dap.publishing.onnx_export"}
+BY_THEMSELVES = {"dap.publishing.onnx_export"}
 
 Graph = dict[str, set[str]]
 

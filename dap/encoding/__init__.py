@@ -1,4 +1,4 @@
-"""Sentences in, vectors out: `SentenceEncoder`, vectors on disk, smaller vectors, ONNX and MTEB."""
+"""Sentences in, vectors out: `SentenceEncoder`, vectors on disk, and ONNX."""
 
 from dap.encoding.embeddings import (
     SHARD_SIZE,
