@@ -30,16 +30,13 @@ import numpy as np
 from dap.arguments import ArgumentParser, arg
 from dap.commands import claimed, command, guarded
 from dap.encoding import (
-    PRECISIONS,
     Encoder,
     EncoderArguments,
     embed_to_disk,
     encode_shared,
     launched,
     model_fingerprint,
-    reduced,
     require_finite,
-    require_reducible,
     tokens_of_a_batch,
 )
 from dap.errors import UserError
@@ -118,17 +115,6 @@ class DataArguments:
         )
 
 
-@dataclass
-class VectorArguments:
-    """What is left of a vector before retrieval."""
-
-    truncate_dim: int | None = arg(None, "Keep the first dimensions only (Matryoshka).")
-    precision: str = arg(
-        "float32", "Retrieve with vectors of a byte or a bit a dimension. The ranges of int8 are those of all vectors "
-        "of the run.", choices=PRECISIONS
-    )  # fmt: skip
-
-
 def read_languages(
     paths: Sequence[str], languages: Sequence[str] | None = None, max_pairs: int | None = None
 ) -> Pairs:
@@ -186,21 +172,15 @@ def encode_sides(
     token_budget: int = 4096,
     progress: bool = False,
     embeddings_dir: str | None = None,
-    truncate_dim: int | None = None,
-    precision: str = "float32",
 ) -> dict[Place, np.ndarray]:
     """The vectors of each side's sentences, all encoded in one go; of several processes only the first gets them.
 
     Args:
         embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
-        truncate_dim: dimensions to keep; None keeps all.
-        precision: one of `dap.encoding.precision.PRECISIONS`.
 
     Raises:
-        ValueError: a vector with NaN or infinity, whose sentence is named; or `truncate_dim` is above the vectors'.
+        ValueError: a vector with NaN or infinity, whose sentence is named.
     """
-    if truncate_dim is not None or precision != "float32":
-        require_reducible(encoder.encode([""]).shape[1], truncate_dim, precision)
     sentences = list(chain(*sides.values()))
     rows = {
         sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))
@@ -213,8 +193,6 @@ def encode_sides(
         return {}
     embeds = embeds[[rows[sentence] for sentence in sentences]]  # (N, D)
     require_finite(embeds, sentences, partial(_place, sides))
-    if truncate_dim is not None or precision != "float32":
-        embeds = reduced(embeds, truncate_dim, precision)  # (N, dim)
     ends = np.cumsum([len(side) for side in sides.values()])
     return dict(zip(sides, np.split(embeds, ends[:-1]), strict=True))
 
@@ -345,9 +323,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
         OSError: no such data, or no room for the vectors.
     """
-    types = (EncoderArguments, DataArguments, VectorArguments, ClusterArguments)
+    types = (EncoderArguments, DataArguments, ClusterArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
-    model_args, data_args, vector_args, cluster = parser.parse_args_into_dataclasses(args=argv)
+    model_args, data_args, cluster = parser.parse_args_into_dataclasses(args=argv)
     found = find_bitext(data_args.data_dir)
     files = [path for each in found.values() for file in each for path in file.paths]
     name = model_args.model_name_or_path
@@ -371,11 +349,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
         copies = copies_of(pairs) if data_args.hard_negatives else None
         sides = sides_of(pairs, copies)
-        if cluster.ray:
-            print(f"plan: {encoder.plan([list(set(chain(*sides.values())))], token_budget)[0]}")
-        vectors = encode_sides(
-            encoder, sides, token_budget, is_main, data_args.embeddings_dir, **vars(vector_args)
-        )
+        vectors = encode_sides(encoder, sides, token_budget, is_main, data_args.embeddings_dir)
         if not is_main:
             return {}
         numbers = results(pairs, accuracies_of(vectors))
@@ -392,9 +366,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             Path(path).name.startswith("tatoeba.") for path in files
         )  # such as tatoeba.deu-eng.deu
         is_whole = data_args.max_pairs is None  # with fewer pairs there are fewer candidates
-        content = model_args.report(
-            encoder, PROTOCOL, numbers, settings | vars(vector_args), seconds
-        )
+        content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
         print(
             tatoeba_tables(
                 numbers, Path(name).name, PAPER_MODELS if is_tatoeba and is_whole else ()

@@ -54,11 +54,9 @@ from dap.mining import (
     select,
     write_pairs,
 )
-from dap.progress import Progress, WholeRun
-from dap.ray.connection import ClusterArguments, duration
+from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import load_on
-from dap.ray.ray_search import cluster_neighbours, plan_search, product_rate
-from dap.ray.search_plan import TILES
+from dap.ray.ray_search import cluster_neighbours
 from dap.reports import paper_beside
 from dap.search import Neighbours, Search, approximate_neighbours, mutual_neighbours, recall_at_k
 from dap.text import read_sentences
@@ -191,8 +189,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
-        progress = planned(encoder, texts, args) if cluster.ray else is_main
-        encode(encoder, texts, args, progress)
+        if cluster.ray:
+            print(_ray_summary(encoder, texts, args))
+        encode(encoder, texts, args, is_main)
         if cluster.ray:
             encoder.end()
         if not is_main:
@@ -206,7 +205,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             if cluster.ray
             else search
         )
-        search = partial(search, progress=progress)
+        search = partial(search, progress=is_main)
         protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
         seconds = {
             "encoding": round(encoded - started, 2),
@@ -272,32 +271,16 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     return side
 
 
-def planned(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> WholeRun:
-    """Says what a cluster is about to do, at the rates that one of its encoders shows; the bar of all steps."""
-    import ray
-
-    dimensions, encoding, search = encoder.encode([""]).shape[1], [], []
-    for both in ([side.text for side in (texts.source, texts.target)] for texts in all_texts):
-        words, seconds = encoder.plan(both, tokens_of_a_batch(args.token_budget))
-        encoding += [seconds * len(text) / sum(map(len, both)) for text in both]
-        shards = sum(-(-len(text) // args.shard_size) for text in both)
-        plan = plan_search(*map(len, both), dimensions, args.index, args.k)
-        sizes = dimensions, min(TILES[plan.kind] // 2, *plan.tile)
-        product = ray.get(
-            encoder.actors[-1].__ray_call__.remote(lambda _, *sizes: product_rate(*sizes), *sizes)
-        )
-        search.append(plan.seconds(product)["search"])
-        print(
-            f"plan: {words}, in {shards:,} shards; "
-            f"{plan.tasks:,} search tasks of about {plan.memory / 2**20:,.0f} MiB on {plan.count} {plan.kind}s: "
-            f"{duration(search[-1])} for {plan.flops:.1e} FLOPs at {product:.1e} a second each, "
-            f"{plan.moved / 2**30:,.1f} GiB to move"
-        )
-    return WholeRun([*encoding, *search])
+def _ray_summary(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> str:
+    """Return one line that says how the cluster shares the encoding."""
+    texts = [side.text for each in all_texts for side in (each.source, each.target)]
+    sentences = sum(map(len, texts))
+    shards = sum(-(-len(text) // args.shard_size) for text in texts)
+    return f"Ray: {sentences:,} sentences in {shards:,} shards on {len(encoder.actors)} encoders"
 
 
 def encode(
-    encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, progress: Progress
+    encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, progress: bool
 ) -> None:
     """Fills in the vectors of every side: processes share the work, and the first gets them."""
     fingerprint, failed = model_fingerprint(encoder), []

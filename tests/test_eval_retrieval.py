@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 import eval_retrieval
-from dap.encoding.precision import reduced
 from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError
 from dap.reports import plot_accuracies
@@ -281,32 +280,6 @@ def test_without_a_sentence_to_change_the_error_is_that_of_retrieval(argv: list[
         own = made["hard_negatives"][code]
         assert own["without_copies"] == own["pairs"]
         assert own["error"]["other"] == pytest.approx(100 - numbers["xx-en"], abs=1e-3)
-
-
-@pytest.mark.parametrize(("dim", "precision"), [(None, "int8"), (12, "float32"), (12, "binary")])
-def test_vectors_are_cut_and_quantised_before_retrieval(
-    argv: list[str], tiny_bert_dir: Path, near_dir: Path, dim: int | None, precision: str
-) -> None:
-    pairs = read_languages([str(near_dir)])
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    sides = [
-        encoder.encode(list(side)) for rows in pairs.values() for side in zip(*rows, strict=True)
-    ]
-    made = run([*argv, "--precision", precision, *(["--truncate_dim", str(dim)] if dim else [])])
-    vectors = np.split(
-        reduced(np.concatenate(sides), dim, precision),
-        np.cumsum([len(side) for side in sides])[:-1],
-    )
-    for code, source, target in zip(pairs, vectors[::2], vectors[1::2], strict=True):
-        expected = retrieval_accuracy(source, target)
-        assert tuple(made["languages"][code][way] for way in ("xx-en", "en-xx")) == pytest.approx(
-            expected, abs=1
-        )
-    assert (made["settings"]["truncate_dim"], made["settings"]["precision"]) == (dim, precision)
-    if dim is not None:
-        assert made["languages"] != run(argv)["languages"]
-        with pytest.raises(ValueError, match="truncate_dim=33, but the vectors have 32 dimensions"):
-            run([*argv, "--truncate_dim", "33"])
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -120,18 +120,12 @@ def test_commands_give_the_files_of_one_process(
     capsys.readouterr()
     assert outcome("two", "--ray", nodes.address) == expected
     said, shown = capsys.readouterr()
-    assert re.search(r"nearest neighbours: 100%.* planned seconds \[.*\]\n", shown)
-    assert shown.count("\n") == 2  # a bar a command
+    assert re.search(r"nearest neighbours: 100%", shown)
     assert len(finished) == 2
     assert all(
         path.stat().st_mtime_ns == made for path, made in finished.items()
     )  # not encoded again
-    plan = (
-        r"plan: 120 sentences on 1 encoders: (\S+) s at ([\d,]+) sentences a second each, in 6 shards; "
-        r"1 search tasks of about 24 MiB on 2 CPUs: \S+ s for 2\.3e\+05 FLOPs at \S+ a second each, 0\.0 GiB to move"
-    )
-    seconds, rate = (float(each.replace(",", "")) for each in re.search(plan, said).groups())
-    assert seconds == pytest.approx(120 / rate, rel=0.1)
+    assert "Ray: 120 sentences in 6 shards on 1 encoders" in said
 
 
 def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
