@@ -7,9 +7,8 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dap.languages import ISO3, TATOEBA_36
+from dap.languages import ISO3, TATOEBA_36, normalise
 from dap.text import catalogue_pairs
-from dap.training import normalise
 
 Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # by language

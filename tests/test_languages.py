@@ -14,10 +14,10 @@ from dap.languages import (
     TATOEBA_28,
     TATOEBA_36,
     base_language,
+    normalise,
+    normalise_all,
     to_iso1,
 )
-from dap.prepare.deduplication import normalise_all
-from dap.training import normalise
 
 TATOEBA_DIR = Path(__file__).parents[1] / ".." / "shared" / "data" / "tatoeba"
 

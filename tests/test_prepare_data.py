@@ -16,10 +16,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from written import full_disk, serve_folder, text_of, zip_of
 
+from dap.languages import normalise
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile
 from dap.text.corpus import load_bitext
-from dap.training.batches import normalise, tokenize_bitext
+from dap.training.batches import tokenize_bitext
 from dap.training.start import target_vocabulary
 from prepare_data import DataArguments, find_files, main, run
 

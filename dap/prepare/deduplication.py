@@ -8,41 +8,12 @@ Shapes: N texts or pairs.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import numpy as np
 import polars as pl
 import xxhash
 
-from dap.languages import is_letter
-
 PART = 4_000_000  # rows whose keys are sorted at a time
-
-
-def normalise_all(texts: Sequence[str]) -> list[str]:
-    """`dap.training.normalise` of many texts at once: the letters and digits of each, case folded.
-
-    A text without a letter or digit stands for itself.
-
-    >>> normalise_all(["It's 5 o'clock!", "…"])
-    ['its5oclock', '…']
-    """
-    codes = code_points("\n".join(text.replace("\n", " ") for text in texts).casefold())
-    letters = codes[_letters()[codes]].tobytes().decode("utf-32-le").split("\n")
-    return (
-        letters if all(letters) else [found or text.strip() for found, text in zip(letters, texts)]
-    )
-
-
-def code_points(text: str) -> np.ndarray:
-    """The code points of a text: uint32."""
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
-
-
-@cache
-def _letters() -> np.ndarray:
-    """Whether each code point is a letter, a digit or the line feed between two texts: bool (0x110000,)."""
-    return np.array([is_letter(chr(code)) or chr(code) == "\n" for code in range(0x110000)])
 
 
 def text_keys(letters: Sequence[str]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Find training text that equals, or nearly equals, a sentence of the evaluation sets (arrays and text only).
 
-Texts are compared as `dap.training.normalise` leaves them: letters and digits, case folded. Two texts are *near* when
+Texts are compared as `dap.languages.normalise` leaves them: letters and digits, case folded. Two texts are *near* when
 both hold at least `threshold` of the other's character n-grams, counted with repetitions: |A ∩ B| ≥ threshold ·
 max(|A|, |B|). n is that of the evaluation sentence's `BANDS`: smaller for a short one, where a single changed word
 spoils most of the longer n-grams, and for one mostly in Chinese characters, kana or hangul, where a character says
@@ -25,7 +25,8 @@ import numpy as np
 import polars as pl
 
 from dap.file_io import read_object
-from dap.prepare.deduplication import code_points, normalise_all, text_keys
+from dap.languages import code_points, normalise_all
+from dap.prepare.deduplication import text_keys
 
 
 class Band(NamedTuple):

@@ -34,10 +34,10 @@ import pyarrow.parquet as pq
 
 from dap.errors import UserError, joined
 from dap.file_io import DiskFullError, read_object, whole_file, write_json
+from dap.languages import normalise_all
 from dap.prepare.deduplication import (
     Admission,
     count_distinct,
-    normalise_all,
     pair_keys,
     ranks,
     repeated,

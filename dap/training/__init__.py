@@ -5,7 +5,6 @@ from dap.training.batches import (
     LanguageMixSampler,
     drop_targets,
     interleave_languages,
-    normalise,
     split_validation,
     tokenize_bitext,
 )

@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
-from dap.languages import LETTERS
+from dap.languages import normalise, normalise_all
 from dap.tokenizers import plain_backend, require_room
 
 logger = logging.getLogger(__name__)
@@ -34,17 +34,6 @@ Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # by language
 
 
 # ---------------------------------------------------------------------------------------------- split
-
-
-def normalise(text: str) -> str:
-    """The letters and digits (`is_letter`) of a text, case folded: what two share when one would leak the other.
-
-    A text without a letter or digit stands for itself.
-
-    >>> normalise("It's 5 o'clock!"), normalise("…")
-    ('its5oclock', '…')
-    """
-    return text.casefold().translate(LETTERS) or text.strip()
 
 
 def split_validation(
@@ -79,7 +68,7 @@ def split_validation(
             )
         else:
             rest[language] = first = _numbered(dataset)
-        keys[language] = [normalise(text) for text in first["target"][:]]
+        keys[language] = normalise_all(first["target"][:])
         if rows := _held_out(keys[language], dev_pairs, seed):
             dev[language] = first.select(rows)
             held |= {keys[language][row] for row in rows}
@@ -96,7 +85,7 @@ def drop_targets(datasets: Bitext, targets: Iterable[str]) -> dict[str, Any]:
     Raises:
         ValueError: nothing of a language is left to train on; of a stream this is known after its first pass.
     """
-    return _without(datasets, {normalise(text) for text in targets}, {})
+    return _without(datasets, set(normalise_all(list(targets))), {})
 
 
 def _held_out(keys: list[str], dev_pairs: int, seed: int) -> list[int]:
@@ -122,7 +111,7 @@ def _without(datasets: Bitext, held: set[str], keys: Mapping[str, list[str]]) ->
             columns = [name for name in ("target", "row") if name in dataset.column_names]
             left[language] = dataset.filter(_Unseen(held, language), input_columns=columns)
             continue
-        own = keys[language] if keys else [normalise(text) for text in dataset["target"][:]]
+        own = keys[language] if keys else normalise_all(dataset["target"][:])
         rows = [row for row, key in enumerate(own) if key not in held]
         if not rows:
             raise _nothing_left(f"all {len(own)} pairs", language)

@@ -13,11 +13,11 @@ import pytest
 from written import zip_of
 
 from dap.file_io import write_json
-from dap.prepare.deduplication import normalise_all, text_keys
+from dap.languages import normalise, normalise_all
+from dap.prepare.deduplication import text_keys
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.filters import repair
 from dap.prepare.leaks import BANDS, LeakIndex, load_index
-from dap.training.batches import normalise
 
 LATIN = [
     "the",

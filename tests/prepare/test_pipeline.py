@@ -18,12 +18,13 @@ from conftest import REPOSITORY, synthetic_pairs
 from written import text_of
 
 from dap.file_io import write_json
+from dap.languages import normalise
 from dap.prepare.filters import REASONS
 from dap.prepare.options import PrepareOptions
 from dap.prepare.pipeline import SCHEMA, prepare, workers
 from dap.prepare.run_folder import Plan, RawFile, begin, new_folder
 from dap.text.corpus import find_bitext, load_bitext
-from dap.training.batches import normalise, split_validation
+from dap.training.batches import split_validation
 
 LANGUAGES = ("de", "fr", "sw")
 

@@ -17,13 +17,13 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
+from dap.languages import normalise
 from dap.text.corpus import load_bitext
 from dap.training.batches import (
     BitextCollator,
     LanguageMixSampler,
     drop_targets,
     interleave_languages,
-    normalise,
     split_validation,
     tokenize_bitext,
 )
