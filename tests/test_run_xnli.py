@@ -346,7 +346,7 @@ def test_token_types_go_to_the_encoders_that_have_them(
             "metric_for_best_model='nope': give accuracy or loss",
         ),
         (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x"),
-        (["--languages", "fr"], "--languages fr: .* has test sets of en de sw only"),
+        (["--languages", "fr"], "--languages fr: .* has test sets only of en de sw"),
         (["--languages", "fi"], "--languages fi: XNLI has en fr es"),
         (["--search", "--selection", "all"], "--search --selection all needs the dev sets of sw"),
         (["--train_data", "no.tsv"], "no.tsv: no such file"),

@@ -1,11 +1,19 @@
-"""Natural language inference in many languages: find, read and tokenise it, and order it for training (no models).
+"""Find, read and tokenise natural language inference (NLI) data in many languages.
 
-A folder holds `{train|dev|validation|test}-{xx}.{tsv|jsonl|parquet}`, the first two also as `.gz` or `.xz`: the layout
-of XTREME. A line of TSV is premise, hypothesis, label and, if any, the genre; quotes are text. JSON lines and parquet
-have the fields `premise`, `hypothesis` and `label`. A label is its name or number, as on the Hub: entailment 0,
-neutral 1, contradiction 2; "-" or -1 marks a pair without a gold label, which is skipped and counted.
+A folder holds one file per split and language, as XTREME distributes XNLI:
+
+    {train|dev|validation|test}-{xx}.{tsv|jsonl|parquet}    (.tsv and .jsonl also as .gz or .xz)
+
+- TSV has the columns premise, hypothesis, label and, optionally, genre. A header is allowed. Quotes
+  are ordinary text.
+- JSON lines and parquet have the fields `premise`, `hypothesis` and `label`. The field names of
+  MultiNLI's own files (`sentence1`, `sentence2`, `gold_label`) also work.
+- A label is a name or a number, as on the Hub: entailment 0, neutral 1, contradiction 2. The label
+  "-" or -1 marks a pair on which the annotators did not agree. Such pairs are skipped and counted.
 """
 
+import csv
+import glob
 import hashlib
 import json
 import logging
@@ -13,33 +21,41 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from datasets import ClassLabel, Dataset, Features, Value, get_dataset_config_names, load_dataset
 from datasets import config as datasets_config
-from datasets.exceptions import DatasetGenerationError
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
 from dap.languages import XNLI_LANGUAGES, base_language
-from dap.text import HUB_ID, list_folder, read_sentences
+from dap.text import HUB_ID, list_folder
 from dap.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
 
 LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
 NO_GOLD = -1
-ALIASES = {
-    "-": str(NO_GOLD),
-    "contradictory": "contradiction",
-}  # the latter in XNLI's own MNLI files
+#: Every way to write a label -> its number.
+LABEL_NUMBERS = {
+    "entailment": 0,
+    "neutral": 1,
+    "contradiction": 2,
+    "contradictory": 2,  # in the translated MultiNLI files that come with XNLI
+    "0": 0,
+    "1": 1,
+    "2": 2,
+    "-": NO_GOLD,
+    "-1": NO_GOLD,
+}
 FEATURES = Features(
     {"premise": Value("string"), "hypothesis": Value("string"), "label": Value("int64")}
 )
 COLUMNS = tuple(FEATURES)
+#: Column names of MultiNLI's and XNLI's own JSON files -> ours.
+OTHER_COLUMN_NAMES = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
+LABEL_HEADERS = ("label", "gold_label")
 LAYOUT = "{train|dev|test}-{xx}.{tsv|jsonl|parquet}[.gz|.xz]"
 CACHE_VERSION = 1
 
@@ -51,28 +67,36 @@ _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class NLISource:
-    """Where examples are: a file, or a split of a data set of the Hub (`path` is its id then)."""
+    """One file, or one split of a Hub dataset.
+
+    Attributes:
+        path: path of the file, or id of the Hub dataset.
+        config: configuration of the Hub dataset.
+        split: split of the Hub dataset. None for a file.
+    """
 
     path: str
     config: str | None = None
     split: str | None = None
 
     def __str__(self) -> str:
-        return (
-            self.path
-            if self.split is None
-            else ":".join(filter(None, (self.path, self.config, self.split)))
-        )
+        if self.split is None:
+            return self.path
+        return ":".join(filter(None, (self.path, self.config, self.split)))
 
 
 def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
-    """Split ("train", "dev", "test") -> language -> source, of a folder or of a data set of the Hub.
+    """Find the files in a folder, or the configurations of a Hub dataset.
 
-    Languages are those of XNLI, in the order of the paper's table; a file of another one is left out with a warning.
+    Files of languages that XNLI does not have are left out with a warning.
+
+    Returns:
+        Split ("train", "dev", "test") -> language code -> source, in the order of the paper's
+        table.
 
     Raises:
-        ValueError: the folder holds no such file, or two for one split and language.
-        FileNotFoundError: neither a folder nor the form of a Hub id, or no such data set.
+        ValueError: the folder holds no such file, or two files for one split and language.
+        FileNotFoundError: `data` is neither a folder nor a Hub dataset that can be reached.
     """
     if Path(data).is_dir():
         found = _find_files(Path(data))
@@ -80,58 +104,65 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
         found = _find_configs(data)
     else:
         raise FileNotFoundError(
-            f"{data}: no such folder; expected one with files {LAYOUT}, or a Hub dataset id"
+            f"{data}: no such folder. Give a folder with files {LAYOUT}, or a Hub dataset id"
         )
-    return {
-        split: {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
-        for split, sources in found.items()
-    }
+
+    ordered = {}
+    for split, sources in found.items():
+        ordered[split] = {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
+    return ordered
 
 
 def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
-    found: dict[str, dict[str, NLISource]] = {split: {} for split in _HUB_SPLITS}
+    found: dict[str, dict[str, NLISource]] = {"train": {}, "dev": {}, "test": {}}
     for path in list_folder(folder):
-        if (match := _FILE.fullmatch(path.name)) is None:
+        match = _FILE.fullmatch(path.name)
+        if match is None:
             continue
-        sources, code = (
-            found["dev" if match[1] == "validation" else match[1]],
-            _known_code(match[2]),
-        )
+
+        split = "dev" if match[1] == "validation" else match[1]
+        code = _xnli_code(match[2])
         if code is None:
-            logger.warning(
-                "%s is left out: its language is none of XNLI's, %s", path, " ".join(XNLI_LANGUAGES)
-            )
-        elif code in sources:
-            raise UserError(
-                f"{sources[code]} and {path} are both {match[1]} of {code!r}: keep one of them"
-            )
+            known = " ".join(XNLI_LANGUAGES)
+            logger.warning("%s is left out: XNLI has only the languages %s", path, known)
+        elif code in found[split]:
+            other = found[split][code]
+            raise UserError(f"{other} and {path} are both {split} of {code!r}: keep one of them")
         else:
-            sources[code] = NLISource(str(path))
+            found[split][code] = NLISource(str(path))
+
     if not any(found.values()):
-        names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
-        raise UserError(f"{folder}: holds {names}; expected files {LAYOUT}")
+        names = sorted(path.name for path in folder.iterdir())
+        shown = ", ".join(names[:5]) or "nothing"
+        raise UserError(f"{folder} holds {shown}: expected files {LAYOUT}")
     return found
 
 
 def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
     try:
         configs = get_dataset_config_names(name)
-    except Exception as error:  # offline, no such data set, or one that is a script
+    except Exception as error:  # offline, no such dataset, or one that is a script
         raise FileNotFoundError(
-            f"{name}: no such folder, and not to be had from the Hub ({error})"
+            f"{name}: no such folder, and the Hub dataset cannot be loaded ({error})"
         ) from error
-    codes = {code: config for config in configs if (code := _known_code(config))}
+
+    codes = {}
+    for config in configs:
+        if code := _xnli_code(config):
+            codes[code] = config
     if not codes:
+        shown = ", ".join(configs[:5])
         raise UserError(
-            f"{name} has the configurations {', '.join(configs[:5])}; expected one a language, named by its code"
+            f"{name} has the configurations {shown}: expected one per language, named by its code"
         )
-    return {
-        split: {code: NLISource(name, config, hub_split) for code, config in codes.items()}
-        for split, hub_split in _HUB_SPLITS.items()
-    }
+
+    found = {}
+    for split, hub_split in _HUB_SPLITS.items():
+        found[split] = {code: NLISource(name, codes[code], hub_split) for code in codes}
+    return found
 
 
-def _known_code(code: str) -> str | None:
+def _xnli_code(code: str) -> str | None:
     known = base_language(code)
     return known if known in XNLI_LANGUAGES else None
 
@@ -139,147 +170,193 @@ def _known_code(code: str) -> str | None:
 def training_source(
     train_data: str | None, found: dict[str, dict[str, NLISource]], data: str
 ) -> NLISource:
-    """The English training examples: a file, a folder, a Hub id (`id` or `id:config`), or those of the test data.
+    """Choose the English training examples.
+
+    Args:
+        train_data: a file, a folder, or a Hub dataset (`id` or `id:config`). None takes `train-en`
+            of the test data.
+        found: the test data, as `find_nli` returns it.
+        data: name of the test data, for error messages.
 
     Raises:
-        ValueError: nothing is given and the test data has no English training split.
+        ValueError: there is no English training split.
         FileNotFoundError: no such file.
     """
     if train_data is not None and Path(train_data).is_file():
         return NLISource(train_data)
+
     if train_data is not None and not Path(train_data).is_dir():
         if not HUB_ID.fullmatch(train_data):
             raise FileNotFoundError(f"{train_data}: no such file or folder, nor a Hub dataset id")
         name, _, config = train_data.partition(":")
         return NLISource(name, config or None, "train")
-    train = (found if train_data is None else find_nli(train_data))["train"]
-    if "en" not in train:
+
+    if train_data is not None:
+        found = find_nli(train_data)
+    if "en" not in found["train"]:
         raise UserError(
             f"{train_data or data} holds no train-en file: give English pairs by --train_data"
         )
-    return train["en"]
+    return found["train"]["en"]
 
 
 def chosen_languages(
     wanted: Sequence[str] | None, test: Mapping[str, NLISource], data: str
 ) -> list[str]:
-    """The languages to test, in the order of the paper's table: those wanted, or all that have a test set.
+    """Choose the languages to test: the wanted ones, or all that have a test set.
+
+    Returns:
+        Language codes in the order of the paper's table.
 
     Raises:
-        ValueError: one that is not of XNLI, or has no test set, or there is none at all.
+        ValueError: a wanted language is not in XNLI or has no test set, or there is no test set at
+            all.
     """
     codes = set(test) if wanted is None else {base_language(code) for code in wanted}
     if unknown := sorted(codes - set(XNLI_LANGUAGES)):
         raise UserError(f"--languages {' '.join(unknown)}: XNLI has {' '.join(XNLI_LANGUAGES)}")
     if absent := sorted(codes - set(test)):
-        raise UserError(
-            f"--languages {' '.join(absent)}: {data} has test sets of {' '.join(test) or 'none'} only"
-        )
+        present = " ".join(test) or "no language"
+        raise UserError(f"--languages {' '.join(absent)}: {data} has test sets only of {present}")
     if not codes:
         raise UserError(f"{data} holds no test-{{xx}} file of an XNLI language")
     return [code for code in XNLI_LANGUAGES if code in codes]
 
 
 def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
-    """The examples with a gold label, the first `limit` of them, as premise, hypothesis and label (0 to 2).
+    """Read the examples that have a gold label.
+
+    Args:
+        source: the file or Hub dataset.
+        limit: keep only the first examples.
+
+    Returns:
+        A dataset with the columns `premise`, `hypothesis` and `label` (0 to 2).
 
     Raises:
-        ValueError: invalid UTF-8 or JSON, an absent field, an unknown label (names file and line), or no example.
-        FileNotFoundError: no such file or data set.
+        ValueError: the file cannot be read, lacks a column, or holds an unknown label.
+        FileNotFoundError: the Hub dataset cannot be loaded.
     """
-    is_text = source.split is None and not source.path.endswith(".parquet")
-    kept, skipped = [], 0
-    for place, fields in _lines(source.path) if is_text else _rows(source):
-        if lacking := [name for name in COLUMNS if name not in fields]:
-            raise UserError(f"{place}: no {' or '.join(lacking)} among {', '.join(fields)}")
-        premise, hypothesis, label = (fields[name] for name in COLUMNS)
-        if not (isinstance(premise, str) and isinstance(hypothesis, str)):
-            raise UserError(
-                f"{place}: premise {premise!r} and hypothesis {hypothesis!r}; expected two texts"
-            )
-        if (number := label_id(label, place)) == NO_GOLD:
-            skipped += 1
-        elif limit is not None and len(kept) == limit:
-            break
-        else:
-            kept.append((premise, hypothesis, number))
-    if skipped:
-        logger.warning(
-            "%s: %d pairs without a gold label are skipped, %d are kept", source, skipped, len(kept)
-        )
+    table = _read(source)
+    for name, new_name in OTHER_COLUMN_NAMES.items():
+        if name in table.column_names and new_name not in table.column_names:
+            table = table.rename_column(name, new_name)
+    _check_columns(table, source)
+
+    numbers = _label_numbers(table, source)
+    kept = [row for row, number in enumerate(numbers) if number != NO_GOLD]
     if not kept:
         raise UserError(f"{source}: no examples with a gold label")
-    return Dataset.from_dict(dict(zip(COLUMNS, map(list, zip(*kept)))), features=FEATURES)
+    if len(kept) < len(numbers):
+        skipped = len(numbers) - len(kept)
+        logger.warning("%s: skipped %d pairs that have no gold label", source, skipped)
+
+    chosen = kept[:limit]
+    columns = {}
+    for name in ("premise", "hypothesis"):
+        columns[name] = table[name][chosen]
+        if None in columns[name]:
+            row = chosen[columns[name].index(None)] + 1
+            raise UserError(f"{source}, row {row}: {name} is null, expected text")
+    columns["label"] = [numbers[row] for row in chosen]
+    return Dataset.from_dict(columns, features=FEATURES)
 
 
-def _lines(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The fields of each line with its place; readers of `datasets` tell none, and that of JSON takes "-" for 0."""
-    is_json = ".jsonl" in Path(path).suffixes
-    for number, line in enumerate(read_sentences(path), 1):
-        place, cells = f"{path}, line {number}", line.split("\t")
-        if is_json:
-            try:
-                fields = json.loads(line)
-                json.dumps(
-                    fields, ensure_ascii=False
-                ).encode()  # fails for "\ud800", valid JSON but no text
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{place}: invalid JSON: {error}") from error
-            if not isinstance(fields, dict):
-                raise UserError(
-                    f"{place}: no object; expected one with the fields {', '.join(COLUMNS)}"
-                )
-            yield place, fields
-        elif len(cells) not in (3, 4):
+def _read(source: NLISource) -> Dataset:
+    try:
+        if source.split is not None:
+            return load_dataset(source.path, source.config, split=source.split)
+        suffixes = Path(source.path).suffixes
+        path = glob.escape(source.path)
+        if ".jsonl" in suffixes:
+            return load_dataset("json", data_files=path, split="train")
+        if ".parquet" in suffixes:
+            return load_dataset("parquet", data_files=path, split="train")
+        return _read_tsv(path)
+    except UserError:
+        raise
+    except Exception as error:  # datasets, pyarrow and pandas raise a dozen kinds
+        cause = error.__cause__ or error
+        reason = str(cause) or type(cause).__name__
+        if source.split is not None:
+            raise FileNotFoundError(
+                f"{source}: cannot be loaded from the Hub ({reason})"
+            ) from error
+        raise UserError(f"{source}: cannot be read ({reason})") from error
+
+
+def _read_tsv(path: str) -> Dataset:
+    # pandas drops cells for which there is no name, so one more column than allowed is named, and
+    # has to stay empty
+    names = [*COLUMNS, "genre", "too many"]
+    table = load_dataset(
+        "csv",
+        data_files=path,
+        split="train",
+        features=Features({name: Value("string") for name in names}),
+        names=names,
+        header=None,
+        index_col=False,
+        sep="\t",
+        quoting=csv.QUOTE_NONE,
+        keep_default_na=False,
+        encoding="utf-8",
+    )
+    for row, cell in enumerate(table["too many"][:], 1):
+        if cell:
             raise UserError(
-                f"{place}: {len(cells)} columns; expected premise, hypothesis, label and, if any, the genre"
+                f"{path}, row {row}: more than 4 columns, expected premise, hypothesis, label, genre"
             )
-        elif number > 1 or cells[:3] != list(COLUMNS):  # a header
-            yield place, dict(zip(COLUMNS, cells))
+    if table[0]["label"] in LABEL_HEADERS:
+        table = table.select(range(1, len(table)))
+    return table
 
 
-def _rows(source: NLISource) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The fields of each row of a parquet file or data set with its place; a `ClassLabel` is given by its name."""
-    try:
-        if source.split is None:
-            dataset = load_dataset("parquet", data_files=source.path, split="train")
-        else:
-            dataset = load_dataset(source.path, source.config, split=source.split)
-    except (pa.ArrowInvalid, DatasetGenerationError) as error:
-        raise UserError(f"{source}: not a parquet file ({error})") from error
-    except Exception as error:  # offline, or no such data set, configuration or split
-        raise FileNotFoundError(f"{source}: not to be had from the Hub ({error})") from error
-    names = getattr(dataset.features.get("label"), "names", [])
-    for number, row in enumerate(dataset, 1):
-        if row.get("label") in range(len(names)):
-            row["label"] = names[row["label"]]
-        yield f"{source}, row {number}", row
+def _check_columns(table: Dataset, source: NLISource) -> None:
+    """Raise `ValueError` unless there are two columns of text and one of labels.
 
-
-def label_id(label: Any, place: str) -> int:
-    """The number of a label given by its name or number; -1 where there is no gold label.
-
-    >>> label_id("contradiction", "a.tsv, line 1"), label_id(1, "a.tsv, line 2"), label_id("-", "a.tsv, line 3")
-    (2, 1, -1)
-
-    Raises:
-        ValueError: any other label; names `place`.
+    `datasets` guesses the types in JSON lines. A column of mixed types is refused, because its
+    reader turns the label "-" among numbers into 0.
     """
-    try:
-        return LABEL.str2int(ALIASES.get(str(label), str(label)))
-    except ValueError as error:
-        known = ", ".join(f"{name} ({number})" for number, name in enumerate(LABEL.names))
-        raise UserError(
-            f"{place}: unknown label {label!r}; known are {known}, and - or -1 for a pair without a gold label"
-        ) from error
+    for name in COLUMNS:
+        if name not in table.column_names:
+            raise UserError(f"{source}: no column {name!r} among {', '.join(table.column_names)}")
+
+    for name in COLUMNS:
+        feature = table.features[name]
+        kind = getattr(feature, "dtype", type(feature).__name__)
+        allowed = ["string", "large_string"]
+        if name == "label":
+            allowed += ["int8", "int32", "int64"]
+        if kind not in allowed:
+            raise UserError(f"{source}: column {name!r} holds {kind}, expected {allowed[-1]}")
+
+
+def _label_numbers(table: Dataset, source: NLISource) -> list[int]:
+    """Turn labels into numbers. A `ClassLabel` column says the names of its numbers itself."""
+    names = getattr(table.features["label"], "names", None)
+    numbers = []
+    for row, label in enumerate(table["label"][:], 1):
+        if names and label in range(len(names)):
+            label = names[label]
+        if str(label) not in LABEL_NUMBERS:
+            raise UserError(
+                f"{source}, row {row}: unknown label {label!r}, expected entailment (0), "
+                "neutral (1), contradiction (2), or - (-1) for a pair without a gold label"
+            )
+        numbers.append(LABEL_NUMBERS[str(label)])
+    return numbers
 
 
 @dataclass
 class NLIData:
-    """Tokenised examples: English ones to train on, and dev and test sets by language, longest first.
+    """All tokenised examples that a command needs.
 
     Attributes:
-        digests: a hash of the text of "train", "dev de", "test de", ...
+        train: English examples to train on.
+        dev: language code -> dev set, longest examples first.
+        test: language code -> test set, longest examples first.
+        digests: name of a text ("train", "dev de", "test de", ...) -> a hash of it.
     """
 
     train: Dataset
@@ -289,7 +366,7 @@ class NLIData:
 
     @property
     def missing(self) -> list[str]:
-        """Languages of XNLI that are not tested."""
+        """Return the XNLI languages that are not tested."""
         return [code for code in XNLI_LANGUAGES if code not in self.test]
 
 
@@ -303,25 +380,33 @@ def prepare_nli(
     max_train_pairs: int | None = None,
     max_test_pairs: int | None = None,
 ) -> NLIData:
-    """Read and tokenise everything, so that what is wrong with it shows before any training.
+    """Read and tokenise all text before any training, so that errors in it show early.
 
     Args:
-        max_seq_length, token_types: as in `tokenize_nli`.
-        max_train_pairs: take only the first pairs of the training text.
-        max_test_pairs: take only the first pairs of each test set.
+        train: the English training examples.
+        dev: language code -> dev examples.
+        test: language code -> test examples.
+        tokenizer: the encoder's tokenizer.
+        max_seq_length: see `tokenize_nli`.
+        token_types: see `tokenize_nli`.
+        max_train_pairs: use only the first pairs of the training text.
+        max_test_pairs: use only the first pairs of each test set.
     """
     texts = {"train": load_nli(train, max_train_pairs)}
-    texts |= {f"dev {code}": load_nli(source) for code, source in dev.items()}
-    texts |= {f"test {code}": load_nli(source, max_test_pairs) for code, source in test.items()}
-    tokens = {
-        name: tokenize_nli(text, tokenizer, max_seq_length, token_types, name)
-        for name, text in texts.items()
-    }
+    for code, source in dev.items():
+        texts[f"dev {code}"] = load_nli(source)
+    for code, source in test.items():
+        texts[f"test {code}"] = load_nli(source, max_test_pairs)
+
+    tokens = {}
+    for name, text in texts.items():
+        tokens[name] = tokenize_nli(text, tokenizer, max_seq_length, token_types, name)
+
     return NLIData(
-        tokens["train"],
-        {code: longest_first(tokens[f"dev {code}"]) for code in dev},
-        {code: longest_first(tokens[f"test {code}"]) for code in test},
-        {name: digest(text) for name, text in texts.items()},
+        train=tokens["train"],
+        dev={code: longest_first(tokens[f"dev {code}"]) for code in dev},
+        test={code: longest_first(tokens[f"test {code}"]) for code in test},
+        digests={name: digest(text) for name, text in texts.items()},
     )
 
 
@@ -332,26 +417,34 @@ def tokenize_nli(
     token_types: bool,
     name: str,
 ) -> Dataset:
-    """Pairs as the tokenizer joins them, the longer side cut first: `input_ids`, `attention_mask`, `labels`, `length`.
+    """Tokenise pairs in their order, and cache the result.
 
-    The result is cached for the same text, tokenizer and length, and in the order of the text.
+    The cache key is made of the text, the tokenizer and the arguments.
 
     Args:
-        token_types: add `token_type_ids` where the tokenizer makes them, for encoders that have embeddings of them.
-        name: of the text, for the progress bar.
+        dataset: the examples.
+        tokenizer: joins premise and hypothesis.
+        max_seq_length: maximum number of tokens of a pair. The longer of the two texts is cut
+            first.
+        token_types: return `token_type_ids` if the tokenizer makes them, for encoders with
+            embeddings of them.
+        name: name of the text in the progress bar.
+
+    Returns:
+        A dataset with the columns `input_ids`, `attention_mask`, `labels` and `length` (in tokens).
     """
-    types = None if token_types else False
-    wanted = {"truncation": True, "max_length": max_seq_length, "return_token_type_ids": types}
+    options = {
+        "truncation": True,
+        "max_length": max_seq_length,
+        "return_token_type_ids": None if token_types else False,  # None: as the tokenizer likes
+    }
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
-        tokens = tokenizer(batch["premise"], batch["hypothesis"], **wanted)
-        return {
-            **tokens,
-            "labels": batch["label"],
-            "length": [len(ids) for ids in tokens["input_ids"]],
-        }
+        tokens = tokenizer(batch["premise"], batch["hypothesis"], **options)
+        lengths = [len(ids) for ids in tokens["input_ids"]]
+        return {**tokens, "labels": batch["label"], "length": lengths}
 
-    state = (CACHE_VERSION, digest(dataset), tokenizer_state(tokenizer), wanted)
+    state = (CACHE_VERSION, digest(dataset), tokenizer_state(tokenizer), options)
     key = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
     folder = Path(datasets_config.HF_DATASETS_CACHE, "dap-nli")
     folder.mkdir(parents=True, exist_ok=True)
@@ -366,14 +459,16 @@ def tokenize_nli(
 
 
 def longest_first(dataset: Dataset) -> Dataset:
-    """Tokenised pairs in the order of their length, so that batches of an evaluation hold next to no padding."""
-    return dataset.select(np.argsort(-np.asarray(dataset["length"][:]), kind="stable"))
+    """Sort tokenised pairs by length, so that evaluation batches need little padding."""
+    lengths = np.asarray(dataset["length"][:])
+    return dataset.select(np.argsort(-lengths, kind="stable"))
 
 
 def digest(dataset: Dataset) -> str:
-    """A hash of examples, the same wherever the text lies.
+    """Return the number of examples and a hash of their text, which does not depend on the file.
 
-    >>> digest(Dataset.from_dict({"premise": ["It rains."], "hypothesis": ["It is wet."], "label": [0]}))
+    >>> columns = {"premise": ["It rains."], "hypothesis": ["It is wet."], "label": [0]}
+    >>> digest(Dataset.from_dict(columns))
     '1 pairs, 9fffd2579d99'
     """
     content = json.dumps([dataset[name][:] for name in COLUMNS])
@@ -381,14 +476,23 @@ def digest(dataset: Dataset) -> str:
 
 
 class StepLengthSampler(Sampler[int]):
-    """A new order each epoch, in which every step's examples are sorted by length.
+    """Draws a new random order each epoch, and sorts the examples of each optimizer step by length.
 
-    An optimizer step takes `step` examples, those of all processes and accumulated batches. They are drawn at random,
-    so the step's gradient is the same in any order, but batches of like lengths need far less padding.
+    An optimizer step takes `step` examples, over all processes and accumulated batches. Sorting
+    within a step does not change its gradient, but batches of similar lengths need far less
+    padding.
+
+    Args:
+        lengths: number of tokens of each example.
+        step: examples per optimizer step.
+        seed: seed of the order.
     """
 
     def __init__(self, lengths: Sequence[int], step: int, seed: int) -> None:
-        self.lengths, self.step, self.seed, self.epoch = np.asarray(lengths), step, seed, 0
+        self.lengths = np.asarray(lengths)
+        self.step = step
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -397,7 +501,8 @@ class StepLengthSampler(Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.lengths))
+        random = np.random.default_rng((self.seed, self.epoch))
+        order = random.permutation(len(self.lengths))
         for start in range(0, len(order), self.step):
             rows = order[start : start + self.step]
             yield from rows[np.argsort(-self.lengths[rows], kind="stable")].tolist()
