@@ -1,13 +1,13 @@
-"""Search, encoding and preparation on a Ray cluster of two nodes of one core, beside one process; and plans.
+"""Time search, encoding and preparation on a Ray cluster of one and two nodes, and in one process.
 
-    python -m benchmarks.scale --model ENCODER --lines 2000000
+    python -m benchmarks.scale --rows 50000 --model ENCODER --lines 2000000
     python -m benchmarks.scale --memory --rows 1e6 4e6
-    python -m benchmarks.scale --plan --rows 1e6 1e8 1e9 --nodes 1 8 64 --product 4e14 --encode 20000 --bandwidth 1e9
 
-Each measured case has a process of its own and gives a digest of its result, which must be the same for as many
-threads. Memory is that of the command's process, files aside, for all that it does with two texts of that many
-sentences but encoding and search, whose results are made up. A plan's hours are those of `dap.search.SearchPlan`, at
-the rates given, and of encoding, which the command's node has to receive.
+Each measurement has a process of its own. The table also says whether the results of all places are
+the same.
+
+`--memory` measures the memory of a mining command's process instead, without files. The results of
+encoding and search are made up, because other processes would compute them.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,227 +25,195 @@ from benchmarks.prepare import make_text
 from benchmarks.timing import in_own_process, peak_anonymous
 from dap.encoding import EncoderArguments
 from dap.mining import DistinctSentences, Side, Texts, mine, select, write_pairs
-from dap.ray.connection import ClusterArguments, duration
+from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import load_on
-from dap.ray.ray_search import cluster_neighbours
-from dap.ray.search_plan import TILES, SearchPlan
+from dap.ray.ray_search import TILES, cluster_neighbours
 from dap.reports import machine, text_table
 from dap.scratch import on_disk, parts
 from dap.search import Neighbours, mutual_neighbours
 
-#: Nodes of a cluster, or none, and threads.
+#: Name of a place -> nodes of its cluster (0: no cluster) and threads.
 PLACES = {
     "one process": (0, 1),
     "one process, two threads": (0, 2),
     "one node": (1, 1),
     "two nodes": (2, 1),
 }
-#: Bytes of a node's object store. A cluster made for tests has 150 MiB, and what has no room there goes to the disk.
+#: Bytes of a node's object store. Ray's test cluster has 150 MiB, and writes the rest to disk.
 STORE = 2**31
-# Workers are as urgent as the process that they are beside, and threads that wait do not spin.
+# Workers get the priority of the process that they compete with, and waiting threads do not spin.
 os.environ |= {"RAY_worker_niceness": "0", "GOMP_SPINCOUNT": "1000"}
 
-Work = Callable[
-    [bool], list[np.ndarray]
-]  # the whole, or so little of it that the workers have started
+#: Does a job and returns its results. False does a small part of it, so that the workers start.
+Job = Callable[[bool], list[np.ndarray]]
+#: Seconds and digest of each run, by place.
+Runs = dict[str, list[tuple[float, str]]]
 
 
-def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
+    """Make the job of searching random vectors."""
     generator = np.random.default_rng(0)
-    sides = [generator.standard_normal((rows, args.dimensions), np.float32) for _ in range(2)]
+    source = generator.standard_normal((rows, args.dimensions), np.float32)
+    target = generator.standard_normal((rows, args.dimensions), np.float32)
     find = cluster_neighbours if cluster.ray else mutual_neighbours
-    few = 2 * TILES["CPU"]  # four tiles, so that each node has one
-    return lambda whole: list(
-        vars(find(*(side if whole else side[:few] for side in sides))).values()
-    )
+
+    def work(whole: bool) -> list[np.ndarray]:
+        count = rows if whole else 2 * TILES["CPU"]  # four tiles, so that each node gets one
+        found = find(source[:count], target[:count])
+        return list(vars(found).values())
+
+    return work
 
 
-def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
+    """Make the job of encoding random sentences of 12 numbers."""
     generator = np.random.default_rng(0)
     encoder = load_on(cluster, EncoderArguments(args.model, pooling="mean"))
-    words = [" ".join(map(str, generator.integers(0, 9999, 12))) for _ in range(count)]
-    return lambda whole: [encoder.encode(words if whole else words[:64])]
+    sentences = []
+    for _ in range(count):
+        numbers = generator.integers(0, 9999, 12)
+        sentences.append(" ".join(map(str, numbers)))
+    return lambda whole: [encoder.encode(sentences if whole else sentences[:64])]
 
 
-def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Work:
+def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
+    """Make the job of preparing the made-up text of `args.folder`."""
+
     def work(whole: bool) -> list[np.ndarray]:
-        text, out = (
-            Path(args.folder, "all" if whole else "few"),
-            Path(tempfile.mkdtemp(dir=args.folder)),
-        )
+        text = Path(args.folder, "all" if whole else "few")
+        out = Path(tempfile.mkdtemp(dir=args.folder))
         command = ["--data", str(text), "--output_dir", str(out)]
-        prepare_data.run(command + (["--ray", cluster.ray] if cluster.ray else []))
+        if cluster.ray:
+            command += ["--ray", cluster.ray]
+        prepare_data.run(command)
         return [np.fromfile(path, np.uint8) for path in sorted(out.glob("*/*.parquet"))]
 
     return work
 
 
-def measure(job: str, size: int, nodes: int, args: argparse.Namespace) -> tuple[float, str]:
-    """Seconds of a job, on a cluster with this number of nodes or, with none, in this process; and its digest."""
-    if nodes:
-        from ray.cluster_utils import Cluster
+JOBS = {"search": search, "encoding": encoding, "preparation": preparation}
 
-        node = {"num_cpus": 1, "object_store_memory": STORE}
-        cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-        for _ in range(nodes - 1):
-            cluster.add_node(**node)
-    arguments = ClusterArguments(cluster.address if nodes else None)
-    with arguments.connect():
-        work = {"search": search, "encoding": encoding, "preparation": preparation}[job](
-            size, args, arguments
-        )
+
+def measure(name: str, size: int, nodes: int, args: argparse.Namespace) -> tuple[float, str]:
+    """Time a job on a cluster of so many nodes or, with 0 nodes, in this process.
+
+    Returns:
+        Seconds, and a digest of the results.
+    """
+    address = start_cluster(nodes) if nodes else None
+    cluster = ClusterArguments(address)
+    with cluster.connect():
+        work = JOBS[name](size, args, cluster)
         work(False)
         started = time.perf_counter()
-        result = work(True)
+        results = work(True)
         seconds = time.perf_counter() - started
-    return seconds, hashlib.sha256(
-        b"".join(np.ascontiguousarray(each).data for each in result)
-    ).hexdigest()
+    digest = hashlib.sha256()
+    for array in results:
+        digest.update(np.ascontiguousarray(array).data)
+    return seconds, digest.hexdigest()
 
 
-def measured(args: argparse.Namespace) -> str:
-    """The table of all jobs in all places, `args.repeats` rounds in turn: the fastest counts."""
-    jobs = [("search", rows) for rows in args.rows] + [("encoding", args.sentences)] * bool(
-        args.model
-    )
-    jobs += [("preparation", args.lines)] * bool(args.lines)
+def start_cluster(nodes: int) -> str:
+    """Start nodes of one core on this machine. Returns: their cluster's address."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    for _ in range(nodes - 1):
+        cluster.add_node(**node)
+    return cluster.address
+
+
+def timed_table(args: argparse.Namespace) -> str:
+    """Measure all jobs in all places, and return the table of the fastest runs."""
+    jobs = [("search", rows) for rows in args.rows]
+    if args.model:
+        jobs.append(("encoding", args.sentences))
     if args.lines:
+        jobs.append(("preparation", args.lines))
         make_text(Path(args.folder, "all"), args.lines)
         make_text(Path(args.folder, "few"), 1600)
-    found: dict[tuple[str, int], dict[str, list[tuple[float, str]]]] = {
-        job: {name: [] for name in PLACES} for job in jobs
-    }
-    for _, job, (place, (nodes, threads)) in product(range(args.repeats), jobs, PLACES.items()):
-        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS"), str(threads))
-        found[job][place].append(in_own_process(measure, *job, nodes, args))
+
+    # Places take turns, so that a slow minute of the machine does not hit one of them only.
+    runs: dict[tuple[str, int], Runs] = {job: {place: [] for place in PLACES} for job in jobs}
+    for _ in range(args.repeats):
+        for job in jobs:
+            for place, (nodes, threads) in PLACES.items():
+                os.environ["OMP_NUM_THREADS"] = str(threads)
+                os.environ["POLARS_MAX_THREADS"] = str(threads)
+                runs[job][place].append(in_own_process(measure, *job, nodes, args))
+
     rows = []
-    for (job, size), places in found.items():
-        alike = [
-            place for place, (_, threads) in PLACES.items() if threads == 1
-        ]  # others may add in another order
-        same = (
-            "same"
-            if len({digest for place in alike for _, digest in places[place]}) == 1
-            else "DIFFERENT"
-        )
-        fastest = {place: min(runs)[0] for place, runs in places.items()}
-        for place, seconds in fastest.items():
-            speed = f"{fastest['one process'] / seconds:.2f}"
-            rows.append([f"{job}, {size:,}", place, seconds, speed, same if place in alike else ""])
+    for (name, size), by_place in runs.items():
+        rows += job_rows(f"{name}, {size:,}", by_place)
     return text_table(["", "", "seconds", "times one process", "results"], rows)
 
 
-def bookkeeping(count: int, args: argparse.Namespace) -> int:
-    """The most bytes in memory while two texts are read, mined and written."""
-    generator, written = np.random.default_rng(0), Path(args.folder, "pairs.tsv")
+def job_rows(name: str, runs: Runs) -> list[list]:
+    """Return the table's rows of one job."""
+    # Several threads may add numbers in another order, so their results are not compared.
+    compared = [place for place, (_, threads) in PLACES.items() if threads == 1]
+    digests = set()
+    for place in compared:
+        digests |= {digest for _, digest in runs[place]}
+    verdict = "same" if len(digests) == 1 else "DIFFERENT"
+
+    seconds = {place: min(each)[0] for place, each in runs.items()}
+    rows = []
+    for place, fastest in seconds.items():
+        speed = f"{seconds['one process'] / fastest:.2f}"
+        rows.append([name, place, fastest, speed, verdict if place in compared else ""])
+    return rows
+
+
+def mining_memory(count: int, args: argparse.Namespace) -> int:
+    """Read, mine and write two texts of `count` sentences. Returns: the most bytes in memory."""
+    generator = np.random.default_rng(0)
+    slices = list(parts(count))
     with peak_anonymous() as peak:
-        sides = [
-            Side(
-                Path(name),
-                DistinctSentences((f"{name} {row}" for row in range(count)), args.folder),
-            )
-            for name in ("source", "target")
-        ]
-        scores, rows = (
-            [
-                on_disk((make(part.stop - part.start) for part in parts(count)), args.folder)
-                for _ in sides
-            ]
-            for make in (
-                lambda size: np.sort(generator.random((size, 4), np.float32))[:, ::-1],
-                lambda size: generator.integers(0, count, (size, 4)),
-            )
-        )
-        found = mine(Neighbours(scores[0], rows[0], scores[1], rows[1]), folder=args.folder)
+        sides, scores, indices = [], [], []
+        for name in ("source", "target"):
+            sentences = (f"{name} {row}" for row in range(count))
+            sides.append(Side(Path(name), DistinctSentences(sentences, args.folder)))
+            made = (random_scores(generator, part.stop - part.start) for part in slices)
+            scores.append(on_disk(made, args.folder))
+            drawn = (generator.integers(0, count, (part.stop - part.start, 4)) for part in slices)
+            indices.append(on_disk(drawn, args.folder))
+        neighbours = Neighbours(scores[0], indices[0], scores[1], indices[1])
+        mined = mine(neighbours, folder=args.folder)
         texts = Texts(*sides, folder=args.folder)
-        write_pairs(select(texts.first_lines(found), 1, folder=args.folder), texts, written)
+        pairs = select(texts.first_lines(mined), 1, folder=args.folder)
+        write_pairs(pairs, texts, Path(args.folder, "pairs.tsv"))
     return peak["bytes"]
 
 
-def planned(args: argparse.Namespace) -> str:
-    """What mining N sentences with N takes, by N and number of nodes."""
-    rows = []
-    for size, nodes in product(args.rows, args.nodes):
-        kind = "CPU" if args.index else args.kind
-        plan = SearchPlan(
-            size, size, args.dimensions, kind, nodes * args.each, nodes, args.store, args.index
-        )
-        encoding = (
-            2 * size * max(1 / args.encode / nodes, args.dimensions * 4 / args.bandwidth)
-        )  # made, and received
-        parts = plan.seconds(args.product, args.overhead, args.merge, args.bandwidth)
-        seconds = (
-            encoding,
-            parts["products"],
-            parts["merging"],
-            parts["moving"],
-            encoding + parts["search"],
-        )
-        cost = f"{nodes * seconds[-1] / 3600 * args.price:,.2f}"
-        rows.append([f"{size:.0e}", str(nodes), f"{plan.tasks:,}", *map(duration, seconds), cost])
-    header = [
-        "sentences a side",
-        "nodes",
-        "tasks",
-        "encoding",
-        "products",
-        "merging",
-        "moving",
-        "in all",
-        "money",
-    ]
-    return text_table(header, rows)
+def random_scores(generator: np.random.Generator, rows: int) -> np.ndarray:
+    """Return random cosines (rows, 4), best first."""
+    return np.sort(generator.random((rows, 4), np.float32))[:, ::-1]
 
 
 def main() -> None:
+    """Print the table of times or, with `--memory`, of memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--plan", action="store_true", help="say what it would take, measure nothing"
-    )
-    parser.add_argument("--memory", action="store_true", help="of the command's process alone")
-    parser.add_argument("--rows", type=float, nargs="*", default=[50000], help="sentences a side")
+    parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
+    parser.add_argument("--rows", type=float, nargs="*", default=[50000], help="sentences per side")
     parser.add_argument("--dimensions", type=int, default=384)
-    parser.add_argument("--model", help="encoder to measure, if any")
-    parser.add_argument(
-        "--sentences",
-        type=int,
-        default=4096,
-        help="of 12 made-up words, to encode; 1,024 at a time",
-    )
-    parser.add_argument("--lines", type=int, default=0, help="of made-up text, to prepare")
+    parser.add_argument("--model", help="encoder to measure; default: do not measure encoding")
+    parser.add_argument("--sentences", type=int, default=4096, help="sentences to encode")
+    parser.add_argument("--lines", type=int, default=0, help="lines of made-up text to prepare")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--nodes", type=int, nargs="*", default=[1, 8, 64], help="of the plan")
-    parser.add_argument(
-        "--kind", choices=list(TILES), default="GPU", help="what searches; an --index is for CPUs"
-    )
-    parser.add_argument("--each", type=int, default=1, help="CPUs or GPUs of a node")
-    parser.add_argument(
-        "--index", help="plan an approximate search, such as IVF1024,Flat:nprobe=64"
-    )
-    parser.add_argument(
-        "--product", type=float, default=7e10, help="FLOP/s of a CPU's or GPU's products"
-    )
-    parser.add_argument(
-        "--overhead", type=float, default=0.05, help="seconds of a task beside its products"
-    )
-    parser.add_argument("--encode", type=float, default=100, help="sentences a second of a node")
-    parser.add_argument(
-        "--merge", type=float, help="rows of found neighbours that a task merges a second"
-    )
-    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a node")
-    parser.add_argument("--store", type=float, default=2e11, help="bytes of a node's object store")
-    parser.add_argument("--price", type=float, default=1.0, help="of a node's hour")
     args = parser.parse_args()
-    args.rows = [int(each) for each in args.rows]
+    args.rows = [int(rows) for rows in args.rows]
     with tempfile.TemporaryDirectory() as args.folder:
-        if args.memory:
-            sizes = [
-                [f"{rows:,}", f"{in_own_process(bookkeeping, rows, args) / 1e6:.0f}"]
-                for rows in args.rows
-            ]
-            print(text_table(["sentences a side", "MB"], sizes))
-        else:
-            print(planned(args) if args.plan else f"{machine()}\n{measured(args)}")
+        if not args.memory:
+            print(f"{machine()}\n{timed_table(args)}")
+            return
+        sizes = []
+        for rows in args.rows:
+            used = in_own_process(mining_memory, rows, args)
+            sizes.append([f"{rows:,}", f"{used / 1e6:.0f}"])
+        print(text_table(["sentences per side", "MB"], sizes))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from dap.addresses import fetch_sent, send
 from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
 from dap.file_io import disk_full, whole_file
-from dap.progress import Progress, bar_of
 from dap.scratch import on_disk
 from dap.tokenizers import tokenizer_state
 
@@ -99,7 +98,7 @@ def embed_to_disk(
     folder: str | Path,
     shard_size: int = SHARD_SIZE,
     token_budget: int = 4096,
-    progress: Progress = False,
+    progress: bool = False,
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
 ) -> np.ndarray:
@@ -129,7 +128,13 @@ def embed_to_disk(
     failed: list[SentenceError] = []
     folder.mkdir(parents=True, exist_ok=True)
     total = len(sentences) if isinstance(sentences, Sized) else None
-    with bar_of(progress, total=total, desc=f"encoding {folder.name}", unit=" sentences") as bar:
+    with tqdm(
+        total=total,
+        desc=f"encoding {folder.name}",
+        unit=" sentences",
+        unit_scale=True,
+        disable=not progress,
+    ) as bar:
         for number, text in enumerate(_blocks(sentences, shard_size)):
             shard = folder / f"shard-{number:06d}-{_key(fingerprint, text)}.npy"
             shards.append(shard)

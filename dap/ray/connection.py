@@ -1,10 +1,15 @@
-"""A Ray cluster, on which a command encodes, searches and prepares text with the results of one process.
+"""Connecting to a Ray cluster, on which a command encodes, searches and prepares text.
 
-The functions are those of one process; Ray runs them on its nodes, and once more where a worker or a node is lost.
-Every node needs this project, and a model that it can load: of the Hub, or in a folder at the same path. Workers begin
-in the folder of the command, where their node has it, so that relative paths are the same. Texts to encode, finished
-vectors and results are with the process of the command, so that a stopped one goes on as without a cluster; text to
-prepare lies in a folder that all nodes share.
+The results equal those of one process, because Ray runs the same functions, only on other nodes. If
+a worker or a node is lost, Ray runs its tasks again.
+
+- Every node needs this project and must be able to load the model: from the Hub, or from a folder
+  at the same path.
+- Workers start in the command's folder if their node has that folder, so relative paths mean the
+  same there.
+- Texts to encode, finished vectors and results stay with the command's process. A stopped command
+  therefore resumes as it does without a cluster.
+- Text to prepare lies in a folder that all nodes share.
 """
 
 import os
@@ -18,42 +23,51 @@ from typing import Any
 from dap.arguments import arg, require_least
 from dap.errors import UserError, one_line
 
-#: Times that a task begins again after its worker or its node is lost.
+#: How often Ray starts a task again after its worker or node is lost.
 RETRIES = 10
+#: Seconds to wait for an answer from HOST:PORT.
+CONNECT_TIMEOUT = 10
 
 
 @dataclass
 class ClusterArguments:
-    """Where the work is done."""
+    """Arguments that choose the Ray cluster, if any, and its encoders."""
 
     ray: str | None = arg(
-        None, "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' for one of this "
-        "machine's cores."
-    )  # fmt: skip
-    ray_actors: int | None = arg(
-        None, "Encoders on the cluster. Default: one a GPU, without GPUs as many as fit."
+        None,
+        "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' to use "
+        "this machine's cores.",
     )
-    ray_cpus_per_actor: int = arg(1, "CPU cores and threads of an encoder.")
+    ray_actors: int | None = arg(
+        None,
+        "Number of encoders on the cluster. Default: one per GPU, or without GPUs as many as fit.",
+    )
+    ray_cpus_per_actor: int = arg(1, "CPU cores and threads per encoder.")
 
     def __post_init__(self) -> None:
         require_least(self, ray_actors=1, ray_cpus_per_actor=1)
         if self.ray is None and self.ray_actors:
             raise UserError(
-                f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave it out"
+                f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave "
+                "it out"
             )
-        if self.ray and (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if self.ray and launched != "1":
             raise UserError(
-                f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, or leave --ray out"
+                f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, "
+                "or leave --ray out"
             )
 
     @contextmanager
     def connect(self) -> Iterator[None]:
-        """The cluster, if one is asked for, as long as the block lasts; "local" starts one, and ends it.
+        """Connect to the cluster, if one is asked for, for the duration of the block.
 
-        Nothing is done where this process is connected already.
+        The address "local" starts a cluster on this machine and stops it afterwards. If this
+        process is connected already, the connection is kept.
 
         Raises:
-            ValueError: Ray is not installed, nothing answers, or tasks fail for good; in one line.
+            UserError: Ray is not installed, nothing answers at the address, or a task failed for
+                good.
         """
         if not self.ray:
             yield
@@ -64,103 +78,118 @@ class ClusterArguments:
             raise UserError(
                 "--ray needs Ray: pip install --constraint constraints.txt '.[ray]'"
             ) from error
-        is_first = not ray.is_initialized()
+        was_connected = ray.is_initialized()
         try:
-            if is_first:
-                _join(self.ray, self.ray_cpus_per_actor)
+            if not was_connected:
+                _start_ray(self.ray, self.ray_cpus_per_actor)
             yield
         except ray.exceptions.RayError as error:
-            raise _plain(error, self.ray) from error
+            raise _readable(error, self.ray) from error
         finally:
-            if is_first:
+            if not was_connected:
                 ray.shutdown()
 
 
-def _join(address: str, threads: int) -> None:
-    """Joins the cluster; polars and tokenizers have so many threads in a worker, and not each of a node's cores."""
+def _start_ray(address: str, threads: int) -> None:
+    """Connect to the cluster at an address.
+
+    Args:
+        address: "auto", HOST:PORT, or "local".
+        threads: how many threads polars and tokenizers may use in a worker. Their default is all
+            cores of a node.
+    """
     import ray
 
     folder = os.getcwd()
 
-    def start() -> None:
+    def enter_folder() -> None:
         if os.path.isdir(folder):
             os.chdir(folder)
 
-    limits = dict.fromkeys(("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), str(threads))
-    workers = {"env_vars": limits, "worker_process_setup_hook": start}
-    host, _, port = address.rpartition(":")
+    runtime = {
+        "env_vars": {"POLARS_MAX_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)},
+        "worker_process_setup_hook": enter_folder,
+    }
     try:
-        if (
-            port.isdigit() and "/" not in host
-        ):  # where nothing answers, Ray goes on trying for many minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=workers)
+        _require_answer(address)
+        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime)
     except ValueError as error:
         raise UserError(
             f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local"
         ) from error
     except (OSError, RuntimeError) as error:
-        odd = [each for each in (error, error.__cause__) if "Version mismatch" in str(each)]
-        reason = (
-            f"{one_line(odd[0])}; give all nodes and this process the same"
-            if odd
-            else one_line(error)
-        )
-        raise UserError(f"--ray {address}: {reason}") from error
+        raise UserError(f"--ray {address}: {_connection_fault(error)}") from error
 
 
-def _plain(error: Exception, address: str) -> Exception:
-    """What a task raised, as it is; an error of Ray itself as one line that says what to do."""
+def _require_answer(address: str) -> None:
+    """Raise `OSError` if nothing answers at HOST:PORT. Ray itself would retry for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        place = host.strip("[]"), int(port)
+        socket.create_connection(place, timeout=CONNECT_TIMEOUT).close()
+
+
+def _connection_fault(error: Exception) -> str:
+    """Say in one line why connecting failed.
+
+    Ray sometimes names a version mismatch only in the cause of its error.
+    """
+    for each in (error, error.__cause__):
+        if "Version mismatch" in str(each):
+            return f"{one_line(each)}; give all nodes and this process the same"
+    return one_line(error)
+
+
+def _readable(error: Exception, address: str) -> Exception:
+    """Return the error that a task raised.
+
+    An error of Ray itself becomes a `UserError` of one line that says what to do.
+    """
     from ray import exceptions
 
     cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
     if not isinstance(cause, exceptions.RayError):
         return cause
-    reason = str(cause).strip().splitlines()[-1][:300]  # below a traceback from elsewhere
     if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
         reason = (
-            "a node's object store is full, and so is the disk that takes what has no room there: start that node "
-            "with a larger --object-store-memory, or with --object-spilling-directory on a disk with more room"
+            "a node's object store is full, and so is the disk that takes what has no room there: "
+            "start that node with a larger --object-store-memory, or with "
+            "--object-spilling-directory on a disk with more room"
         )
-    elif not getattr(cause, "actor_init_failed", False):
-        reason += "; run again to go on"
+        return UserError(f"--ray {address}: {reason}")
+    # Ray puts the traceback of the worker above the last line.
+    reason = str(cause).strip().splitlines()[-1][:300]
+    if not getattr(cause, "actor_init_failed", False):
+        reason += "; run the command again to resume"
     return UserError(f"--ray {address}: {reason}")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text, from a thousand on in hours.
-
-    >>> duration(261.8), duration(9000)
-    ('262 s', '2.5 h')
-    """
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
 
 
 def each_on_cluster(
     function: Callable[..., Any], calls: Mapping[str, tuple]
 ) -> Iterator[tuple[str, Any]]:
-    """Calls a function as tasks of the connected cluster, which begin again where a worker or a node is lost.
+    """Run calls of a function as tasks of the connected cluster.
+
+    A call is started again if its worker or node is lost.
 
     Args:
-        calls: what a call is about, such as a file -> its arguments.
+        calls: name of each call, such as its file, and the call's arguments.
 
     Yields:
-        What a call is about and what it returned, as they end; a `UserError` of those whose workers are always lost.
+        The name and the result of each call, in the order in which they end. The result is a
+        `UserError` if the call's workers are lost every time.
     """
     import ray
 
     task = ray.remote(max_retries=RETRIES)(lambda *call: function(*call))
-    jobs = {task.remote(*call).future(): name for name, call in calls.items()}
-    for job in as_completed(jobs):
-        error, name = job.exception(), jobs[job]
-        if isinstance(error, ray.exceptions.RayError) and not isinstance(
-            error, ray.exceptions.RayTaskError
-        ):
-            yield (
-                name,
-                UserError(
-                    f"{name}: its worker was lost {RETRIES + 1} times, perhaps for want of memory"
-                ),
-            )
+    names = {task.remote(*call).future(): name for name, call in calls.items()}
+    for future in as_completed(names):
+        name = names[future]
+        error = future.exception()
+        is_lost = isinstance(error, ray.exceptions.RayError)
+        is_lost = is_lost and not isinstance(error, ray.exceptions.RayTaskError)
+        if is_lost:
+            times = RETRIES + 1
+            reason = f"its worker was lost {times} times, perhaps because memory ran out"
+            yield name, UserError(f"{name}: {reason}")
         else:
-            yield name, job.result()
+            yield name, future.result()

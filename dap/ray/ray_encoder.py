@@ -1,9 +1,10 @@
-"""Encoding by the actors of a Ray cluster, each with a copy of the model."""
+"""Encoding on a Ray cluster by actors, each of which holds a copy of the model.
 
-import time
+An actor is a process of Ray that stays alive between calls. Sentences go to the actors in pieces.
+"""
+
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,49 +13,50 @@ from tqdm.auto import tqdm
 from dap.encoding.embeddings import Encoder, SentenceError, encode_pieces, model_fingerprint
 from dap.encoding.encoder_arguments import EncoderArguments
 from dap.errors import UserError, one_line
-from dap.ray.connection import RETRIES, ClusterArguments, duration
+from dap.ray.connection import RETRIES, ClusterArguments
 
-#: Sentences of a text that show the rate of an encoder.
-SAMPLE = 128
-#: Encoders that may be lost at the same sentences, before these are given up.
+#: How many actors may be lost at the same piece before the piece is given up.
 LOSSES = 3
-#: Seconds without news before it is asked whether there is a node yet that could bring some.
+#: Seconds to wait for an actor before checking whether any node has room for one.
 WAIT = 10
-Jobs = dict[
-    Any, tuple[Any, int | None]
-]  # what an actor does -> the actor, and the piece's number; None: it begins
+
+#: Running call of an actor -> the actor and the number of its piece. The number is None while the
+#: actor starts.
+Jobs = dict[Any, tuple[Any, int | None]]
 
 
 def load_on(cluster: ClusterArguments, arguments: EncoderArguments) -> "Encoder | ClusterEncoder":
-    """The encoder: on the cluster, to which this process is connected, where one is asked for."""
+    """Load the encoder in this process and, if `--ray` is given, also on the connected cluster."""
     encoder = arguments.load()
     return ClusterEncoder(encoder, arguments, cluster) if cluster.ray else encoder
 
 
 class EncoderActor:
-    """An encoder on a node: what the arguments load there."""
+    """An encoder on a node of the cluster."""
 
     def __init__(self, arguments: EncoderArguments) -> None:
         self.encoder = arguments.load()
-        self.own = model_fingerprint(self.encoder)
+        self._fingerprint = model_fingerprint(self.encoder)
 
     def fingerprint(self) -> str:
-        return self.own
+        return self._fingerprint
 
     def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
         return self.encoder.encode(piece, token_budget)
 
 
 class ClusterEncoder:
-    """An encoder whose sentences actors encode, each with a copy of the model; all else it asks of `encoder`.
+    """An encoder whose sentences are encoded by the actors of a connected cluster.
+
+    All other attributes are those of `encoder`.
 
     Args:
-        encoder: the one of this process.
-        arguments: what the actors load.
-        cluster: how many there are; the cluster is connected.
+        encoder: the encoder of this process.
+        arguments: what each actor loads.
+        cluster: how many actors to start, and their CPU cores.
 
     Raises:
-        ValueError: the cluster has no room for an actor.
+        UserError: the cluster has no room for that many actors.
     """
 
     def __init__(
@@ -62,135 +64,59 @@ class ClusterEncoder:
     ) -> None:
         import ray
 
-        self.encoder, self.fingerprint = encoder, model_fingerprint(encoder)
-        self.needs = {
-            "CPU": cluster.ray_cpus_per_actor,
-            "GPU": int(ray.cluster_resources().get("GPU", 0) > 0),
-        }
-        fit, most = self._room()
-        count = cluster.ray_actors or max(fit, 1)
-        if count > fit:
+        self.encoder = encoder
+        self.fingerprint = model_fingerprint(encoder)
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        self.needs = {"CPU": cluster.ray_cpus_per_actor, "GPU": int(has_gpus)}
+        room = self._room()
+        count = cluster.ray_actors or max(room, 1)
+        if count > room:
             raise UserError(
-                f"--ray_actors {count} with --ray_cpus_per_actor {cluster.ray_cpus_per_actor}: the cluster has room "
-                f"for {fit}, a node at most {most}; ask for fewer, or add nodes"
+                f"--ray_actors {count} with --ray_cpus_per_actor {cluster.ray_cpus_per_actor}: the "
+                f"cluster has room for {room}, a node at most {self._largest_node()}; ask for "
+                "fewer, or add nodes"
             )
-        actor = ray.remote(num_cpus=self.needs["CPU"], num_gpus=self.needs["GPU"], max_restarts=0)(
-            EncoderActor
-        )
-        self._begin = partial(actor.remote, arguments)
-        self.actors = [self._begin() for _ in range(count)]
+        options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_restarts": 0}
+        self._actor_class = ray.remote(**options)(EncoderActor)
+        self._arguments = arguments
+        self.actors = [self._start_actor() for _ in range(count)]
 
-    def plan(self, texts: Sequence[Sequence[str]], token_budget: int) -> tuple[str, float]:
-        """What it takes to encode the texts, at the rate that an encoder shows now: in words, and in seconds."""
-        sample = [
-            text[row] for text in texts for row in range(0, len(text), -(-len(text) // SAMPLE) or 1)
-        ]
-        self.encode(sample[:1], token_budget)  # an encoder has begun
-        started = time.perf_counter()
-        self.encode(sample, token_budget)
-        rate, count = len(sample) / (time.perf_counter() - started), sum(map(len, texts))
-        seconds = count / rate / len(self.actors)
-        words = f"{count:,} sentences on {len(self.actors)} encoders: {duration(seconds)}"
-        return f"{words} at {rate:,.0f} sentences a second each", seconds
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
 
-    def _room(self) -> tuple[int, str]:
-        """How many actors there is room for on the living nodes, and the most that one of these has."""
-        import ray
+    def _start_actor(self) -> Any:
+        """Start an actor. It waits until a node has room for it."""
+        return self._actor_class.remote(self._arguments)
 
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        needs = {kind: amount for kind, amount in self.needs.items() if amount}
-        fit = sum(
-            min(int(node.get(kind, 0) // amount) for kind, amount in needs.items())
-            for node in nodes
-        )
-        return fit, " and ".join(
-            f"{max(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in needs
-        )
+    def _room(self) -> int:
+        """Count the actors that fit on the living nodes, if nothing else ran there."""
+        room = 0
+        for resources in _living_nodes():
+            fit = [int(resources.get(kind, 0) // need) for kind, need in self.needs.items() if need]
+            room += min(fit)
+        return room
+
+    def _largest_node(self) -> str:
+        """Say how many CPUs and GPUs the largest node has, such as "8 CPUs and 1 GPUs"."""
+        nodes = _living_nodes()
+        largest = []
+        for kind, need in self.needs.items():
+            if need:
+                most = max(resources.get(kind, 0) for resources in nodes)
+                largest.append(f"{most:g} {kind}s")
+        return " and ".join(largest)
 
     def end(self) -> None:
-        """End the actors: their CPUs and GPUs are free for other tasks, which would wait for them for ever."""
+        """End the actors. Otherwise later tasks would wait forever for their CPUs and GPUs."""
         import ray
 
         for actor in self.actors:
             ray.kill(actor)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.encoder, name)
-
-    def encode_each(
-        self, pieces: Sequence[Sequence[str]], token_budget: int
-    ) -> Iterator[np.ndarray]:
-        """The vectors (n, D) of each piece, in order.
-
-        The piece of a lost actor goes to another one, and a new actor takes part once there is room for it.
-
-        Raises:
-            SentenceError: a piece that cannot be encoded, or whose actors are always lost.
-            ValueError: there is no room for any actor, or another model on a node.
-        """
-        import ray
-
-        todo, idle, found, losses, due = deque(range(len(pieces))), [], {}, Counter(), 0
-        jobs = _beginning(self.actors)
-        while due < len(pieces):
-            while todo and idle:
-                actor, number = idle.pop(), todo.popleft()
-                jobs[actor.encode.remote(pieces[number], token_budget)] = actor, number
-            actor, number, outcome = self._next(jobs, pieces)
-            if isinstance(outcome, ray.exceptions.RayError):
-                losses[number] += 1
-                _require_few(losses[number], outcome, None if number is None else pieces[number])
-                todo.extendleft([] if number is None else [number])
-                ray.kill(actor)  # it may be no more than out of reach
-                self.actors[self.actors.index(actor)] = new = (
-                    self._begin()
-                )  # once there is room for it
-                jobs |= _beginning([*idle, new])  # the idle ones may be lost with it
-                idle.clear()
-                continue
-            idle.append(actor)
-            losses.pop(None, None)
-            if number is None:
-                self._require_same(outcome)
-            else:
-                found[number] = outcome
-            while due in found:
-                yield found.pop(due)
-                due += 1
-
-    def _next(self, jobs: Jobs, pieces: Sequence[Sequence[str]]) -> tuple[Any, int | None, Any]:
-        """The actor that is done next, with what, and what came of it; or Ray's error where the actor is lost."""
-        import ray
-
-        while not (ended := ray.wait([*jobs], timeout=WAIT)[0]):
-            if all(number is None for _, number in jobs.values()) and not self._room()[0]:
-                raise UserError(
-                    "no node is left with room for an encoder: add nodes, then run again to go on"
-                )
-        actor, number = jobs.pop(ended[0])
-        try:
-            return actor, number, ray.get(ended[0])
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.RayError):
-                raise
-            reason = f"{type(error.cause).__name__}: {one_line(error.cause)}"
-            raise SentenceError(f"{_named(pieces[number])} cannot be encoded ({reason})") from error
-        except ray.exceptions.RayError as error:
-            if getattr(error, "actor_init_failed", False):
-                raise
-            return actor, number, error
-
-    def _require_same(self, fingerprint: str) -> None:
-        if fingerprint != self.fingerprint:
-            raise UserError(
-                f"an encoder of the cluster has another model than this process (fingerprint {fingerprint[:12]}, here "
-                f"{self.fingerprint[:12]}): give all nodes the same files, and the same version of Transformers"
-            )
-
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """The sentences' vectors, (N, D), as the encoder's own `encode`."""
+        """Return the sentences' vectors (N, D), as `SentenceEncoder.encode` does."""
         if not len(sentences):
             return self.encoder.encode([])
         with tqdm(
@@ -198,21 +124,142 @@ class ClusterEncoder:
         ) as bar:
             return encode_pieces(self, sentences, token_budget, bar)
 
+    def encode_each(
+        self, pieces: Sequence[Sequence[str]], token_budget: int
+    ) -> Iterator[np.ndarray]:
+        """Yield the vectors (n, D) of each piece, in the order of the pieces.
 
-def _beginning(actors: Iterable[Any]) -> Jobs:
+        If an actor is lost, another one encodes its piece, and a new actor starts once a node has
+        room for it.
+
+        Raises:
+            SentenceError: a piece cannot be encoded, or the actors that encode it are lost every
+                time.
+            UserError: no node has room for an actor, or a node has another model than this process.
+        """
+        import ray
+
+        waiting = deque(range(len(pieces)))  # numbers of the pieces that no actor has yet
+        idle: list[Any] = []
+        losses: Counter[int | None] = Counter()  # by piece, None: while the actor started
+        results: dict[int, np.ndarray] = {}  # pieces that came before their turn
+        due = 0  # number of the piece to yield next
+        jobs = _starting(self.actors)
+        while due < len(pieces):
+            while waiting and idle:
+                actor = idle.pop()
+                number = waiting.popleft()
+                jobs[actor.encode.remote(pieces[number], token_budget)] = actor, number
+            actor, number, outcome = self._next_outcome(jobs, pieces)
+
+            if isinstance(outcome, ray.exceptions.RayError):
+                losses[number] += 1
+                _require_few_losses(losses[number], outcome, pieces, number)
+                if number is not None:
+                    waiting.appendleft(number)
+                new = self._replace(actor)
+                # The idle actors may be lost with the same node: ask them again whether they live.
+                jobs |= _starting([*idle, new])
+                idle.clear()
+                continue
+
+            idle.append(actor)
+            losses.pop(None, None)
+            if number is None:
+                self._require_same_model(outcome)
+            else:
+                results[number] = outcome
+            while due in results:
+                yield results.pop(due)
+                due += 1
+
+    def _replace(self, actor: Any) -> Any:
+        """Start a new actor instead of a lost one."""
+        import ray
+
+        ray.kill(actor)  # it may still live and only be out of reach
+        new = self._start_actor()
+        self.actors[self.actors.index(actor)] = new
+        return new
+
+    def _next_outcome(
+        self, jobs: Jobs, pieces: Sequence[Sequence[str]]
+    ) -> tuple[Any, int | None, Any]:
+        """Wait for the next job that ends, and remove it from the jobs.
+
+        Returns:
+            The actor, the number of its piece (None if the actor has just started), and what its
+            call returned. If the actor is lost, the third value is Ray's error.
+        """
+        import ray
+
+        ended, _ = ray.wait([*jobs], timeout=WAIT)
+        while not ended:
+            is_any_alive = any(number is not None for _, number in jobs.values())
+            if not is_any_alive and not self._room():
+                raise UserError(
+                    "no node is left with room for an encoder: add nodes, then run again to resume"
+                )
+            ended, _ = ray.wait([*jobs], timeout=WAIT)
+        actor, number = jobs.pop(ended[0])
+        try:
+            return actor, number, ray.get(ended[0])
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayError):
+                raise
+            reason = f"{type(error.cause).__name__}: {one_line(error.cause)}"
+            raise SentenceError(
+                f"{_piece_name(pieces[number])} cannot be encoded ({reason})"
+            ) from error
+        except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                raise
+            return actor, number, error
+
+    def _require_same_model(self, fingerprint: str) -> None:
+        if fingerprint != self.fingerprint:
+            raise UserError(
+                "an encoder of the cluster has another model than this process (fingerprint "
+                f"{fingerprint[:12]}, here {self.fingerprint[:12]}): give all nodes the same "
+                "files, and the same version of Transformers"
+            )
+
+
+def _living_nodes() -> list[dict[str, float]]:
+    """Return the resources of each living node, by kind."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _starting(actors: Iterable[Any]) -> Jobs:
+    """Ask actors for the fingerprint of their model, which they answer once they have loaded it."""
     return {actor.fingerprint.remote(): (actor, None) for actor in actors}
 
 
-def _require_few(losses: int, last: Exception, piece: Sequence[str] | None) -> None:
-    """Raises where too many actors were lost one after the other: at a piece, or else before they had begun."""
-    if piece is None and losses > RETRIES:
-        raise last
-    if piece is not None and losses >= LOSSES:
+def _require_few_losses(
+    losses: int, last: Exception, pieces: Sequence[Sequence[str]], number: int | None
+) -> None:
+    """Raise if too many actors in a row were lost.
+
+    Args:
+        losses: how many were lost.
+        last: Ray's error for the last one.
+        pieces: all pieces.
+        number: of the piece that they encoded; None if they were starting.
+    """
+    if number is None:
+        if losses > RETRIES:
+            raise last
+        return
+    if losses >= LOSSES:
         raise SentenceError(
-            f"{_named(piece)}: {losses} encoders were lost at them, perhaps for want of memory: give a smaller "
-            "--token_budget or --max_seq_length, or leave out what is too long"
+            f"{_piece_name(pieces[number])}: {losses} encoders were lost at them, perhaps because "
+            "memory ran out: give a smaller --token_budget or --max_seq_length, or leave out what "
+            "is too long"
         ) from last
 
 
-def _named(piece: Sequence[str]) -> str:
-    return f"{len(piece)} sentences, the longest {max(piece, key=len)[:60]!r}"
+def _piece_name(piece: Sequence[str]) -> str:
+    longest = max(piece, key=len)
+    return f"{len(piece)} sentences, the longest {longest[:60]!r}"

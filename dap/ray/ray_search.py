@@ -1,25 +1,56 @@
-"""Nearest neighbours by the tasks of a Ray cluster: exact ones equal those of one process."""
+"""Nearest-neighbour search on a Ray cluster.
+
+An exact search gives the result of one process, byte for byte.
+
+The search is cut into tiles. A tile compares a strip of source rows with a strip of target rows, in
+one task.
+
+- The vectors of a strip lie in Ray's object store, the memory that a node shares among its
+  processes.
+- A task starts from the best neighbours found so far for its rows and returns better ones.
+- The source is searched in bands of `BAND` strips. The best neighbours come to the command's
+  process after each band, so a lost node never costs more than one band.
+
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
+"""
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
-from dap.progress import Progress, bar_of
 from dap.ray.connection import RETRIES
-from dap.ray.search_plan import BAND, SearchPlan
 from dap.scratch import Folder, zeros
 from dap.search.approximate import approximate_neighbours, built_index
-from dap.search.similarity import Found, Neighbours, mutual_neighbours, require_searchable
+from dap.search.similarity import (
+    BLOCKS,
+    Found,
+    Neighbours,
+    mutual_neighbours,
+    require_searchable,
+)
 
-#: Tasks of each CPU or GPU, begun before the first is done; what they need is held in memory.
+#: Rows of each side of a tile, by the device that searches it. Long sides get wider tiles, see
+#: `tile_size`.
+TILES = {"CPU": 16384, "GPU": 131072}
+#: How many times as wide a tile may be. Wider tiles have fewer results to merge.
+WIDEST = 8
+#: Tiles per CPU or GPU, at least, when tiles are wider: otherwise some devices would have nothing
+#: to do.
+TILES_PER_DEVICE = 16
+#: Strips of source rows whose vectors are in the object store at the same time.
+BAND = 16
+#: Tasks per CPU or GPU that are started before the first has ended, so that their data is there in
+#: time.
 AHEAD = 2
+#: Bytes of one neighbour: a float32 score and an int64 row number.
+NEIGHBOUR = 12
 
+#: First row of each strip -> reference to an object in the object store.
 Strips = dict[int, Any]
 
 
@@ -28,197 +59,271 @@ def cluster_neighbours(
     target: np.ndarray,
     k: int = 4,
     index: str | None = None,
-    progress: Progress = False,
+    progress: bool = False,
     folder: Folder = None,
 ) -> Neighbours:
-    """A search with a task for each tile of a `SearchPlan`, on a GPU or else a CPU.
+    """Return the k nearest neighbours of both sides, searched on the connected cluster.
 
-    A task goes on from the best that others have found for its rows and columns. This process takes these at the end
-    of a band of `BAND` tiles' source rows: no more is searched again where a node and what it held are lost.
+    Without an `index` the search is exact and runs on GPUs if the cluster has any. With an `index`
+    it runs on CPUs: each strip gets an index of its own, which all strips of the other side search.
+    The number of CPUs does not change the result.
 
-    With an `index`, as of `approximate_neighbours`, tasks build one of each tile's source and target rows, to be
-    searched by all tiles of the other side; the number of CPUs changes no result. Both sides' vectors and indexes go
-    through the cluster's object store, the target's as a whole. A task needs its two tiles and a block of the search;
-    this process needs one tile's rows: the result is in unnamed files of the folder. Errors are those of the search.
+    The object store holds the vectors of the whole target and of one band of the source. A task
+    needs the memory of its two strips and of one block of the search. This process needs the memory
+    of one strip.
+
+    Args:
+        source: (N, D), need not be normalised.
+        target: (M, D).
+        k: 1 to min(N, M).
+        index: faiss index as in `approximate_neighbours`; None searches exactly.
+        progress: print the number of tasks and show a bar.
+        folder: where to keep the result, in unnamed files.
+
+    Raises:
+        UserError: as `mutual_neighbours` and `approximate_neighbours`.
     """
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    plan = plan_search(len(source), len(target), source.shape[1], index)
-    height, width = plan.tile
-    needs = {f"num_{plan.kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
-    find = ray.remote(**needs)(lambda *tile: _search_tile(k, index, *tile))
-    forward, backward = (
-        [zeros((len(side), k), kind, folder) for kind in (np.float32, np.int64)]
-        for side in (source, target)
-    )
-    columns = _Side(0, _strips(width, target), index)
-    with bar_of(
-        progress, total=len(source) * len(target), desc="nearest neighbours", unit=" pairs"
+    kind, count = search_devices(index)
+    # What an index finds depends on the tile, so the tile must not depend on the number of devices.
+    height, width = tile_size(len(source), len(target), kind, 1 if index else count)
+    if progress:
+        tasks = math.ceil(len(source) / height) * math.ceil(len(target) / width)
+        memory = task_memory((height, width), source.shape[1], kind, k, index) / 2**20
+        print(f"Ray: {tasks:,} search tasks of about {memory:,.0f} MiB on {count} {kind}s")
+
+    options = {f"num_{kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
+    search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))
+    forward = _room_for_neighbours(len(source), k, folder)
+    backward = _room_for_neighbours(len(target), k, folder)
+    columns = _Side(target, 0, width, index)
+    pairs = len(source) * len(target)
+    with tqdm(
+        total=pairs, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
     ) as bar:
         for top in range(0, len(source), BAND * height):
-            queries, *mine = (each[top : top + BAND * height] for each in (source, *forward))
-            rows = _Side(top, _strips(height, queries), index)
-            columns.found = (
-                {start: [best] for start, best in _strips(width, *backward).items()} if top else {}
-            )
-            for row, column in _tiles(find, rows, columns, _places(plan.kind)):
-                bar.update(min(height, len(queries) - row) * min(width, len(target) - column))
-            rows.take(mine, k)
-            columns.take(backward, k)
+            band = slice(top, top + BAND * height)
+            rows = _Side(source[band], top, height, index)
+            if top:
+                columns.put_found(backward)
+            for row, column in _search_tiles(search_tile, rows, columns, _device_nodes(kind)):
+                bar.update(rows.size(row) * columns.size(column))
+            rows.write_best([each[band] for each in forward], k)
+            columns.write_best(backward, k)
     return Neighbours(*forward, *backward)
 
 
-def plan_search(
-    rows: int, columns: int, dimensions: int, index: str | None = None, k: int = 4
-) -> SearchPlan:
-    """The plan of a search on the connected cluster."""
+def _room_for_neighbours(rows: int, k: int, folder: Folder) -> list[np.ndarray]:
+    """Return zeros for the scores (rows, k) and the indices (rows, k), in unnamed files."""
+    return [zeros((rows, k), np.float32, folder), zeros((rows, k), np.int64, folder)]
+
+
+def search_devices(index: str | None) -> tuple[str, int]:
+    """Return what a search task runs on, "CPU" or "GPU", and how many of them the cluster has."""
     import ray
 
-    there, nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
-    kind = "GPU" if index is None and there.get("GPU") else "CPU"
-    store = there.get("object_store_memory", math.inf) / nodes
-    return SearchPlan(
-        rows, columns, dimensions, kind, int(there.get(kind, 1)), nodes, store, index, k
-    )
+    resources = ray.cluster_resources()
+    kind = "GPU" if index is None and resources.get("GPU") else "CPU"
+    return kind, int(resources.get(kind, 1))
 
 
-def product_rate(dimensions: int, rows: int) -> float:
-    """FLOP/s of an exact search of so many made-up rows, of this process's GPU or of each of its threads."""
-    sides = np.random.default_rng(0).standard_normal((2, rows, dimensions), np.float32)
-    for source, target in (sides[:, :1], sides):  # the first to get ready
-        started = time.perf_counter()
-        mutual_neighbours(source, target, 1)
-    flops = 2 * rows**2 * dimensions / (1 if torch.cuda.is_available() else torch.get_num_threads())
-    return flops / (time.perf_counter() - started)
+def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]:
+    """Return the source rows and target rows of a tile.
+
+    A side of a tile has `TILES` rows, and up to `WIDEST` times as many if each device still gets
+    `TILES_PER_DEVICE` tiles. Tiles are then made equal, so that no tile at an end is small.
+
+    >>> tile_size(10**6, 10**6, "GPU", 8), tile_size(10**8, 10**8, "GPU", 8)
+    ((125000, 125000), (1041667, 1041667))
+
+    Args:
+        rows: of the source.
+        columns: rows of the target.
+        kind: "CPU" or "GPU".
+        count: how many of them search.
+    """
+    square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
+    most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
+    strips = math.ceil(rows / most), math.ceil(columns / most)
+    return math.ceil(rows / strips[0]), math.ceil(columns / strips[1])
 
 
-def _places(kind: str) -> list[str | None]:
-    """The node of each CPU or GPU that there is; None where all are still to come."""
+def task_memory(
+    tile: tuple[int, int], dimensions: int, kind: str, k: int, index: str | None
+) -> int:
+    """Estimate the bytes that a task needs for vectors, neighbours and the blocks of the search."""
+    copies = 1 if index is None else 3  # with an index: as received, in the index, and as searched
+    row = copies * dimensions * 4 + 2 * k * NEIGHBOUR
+    block = math.prod(BLOCKS["cuda" if kind == "GPU" else "cpu"]) * 4
+    return sum(tile) * row + 3 * block
+
+
+def _device_nodes(kind: str) -> list[str | None]:
+    """Return the id of the node of each CPU or GPU, or [None] if no node has one yet."""
     import ray
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return [
-        node["NodeID"] for node in alive for _ in range(int(node["Resources"].get(kind, 0)))
-    ] or [None]
+    nodes: list[str | None] = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            nodes += [node["NodeID"]] * int(node["Resources"].get(kind, 0))
+    return nodes or [None]
 
 
-def _at(place: str | None) -> dict[str, Any]:
-    """Has a task wait at a node, which meanwhile fetches what it needs; elsewhere where the node is lost."""
+def _prefer_node(node: str | None) -> dict[str, Any]:
+    """Return options that have a task wait for a node, which fetches the task's data meanwhile.
+
+    If the node is lost, the task runs on another one.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return {"scheduling_strategy": place and NodeAffinitySchedulingStrategy(place, soft=True)}
+    if node is None:
+        return {"scheduling_strategy": None}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
 
 
 class _Side:
-    """Strips of one side in the object store, by the number of the first row of each, counted from that of `first`.
+    """The strips of one side, and what was found for them.
+
+    Args:
+        vectors: (rows, D) of the side, or of a band of it.
+        first: number of the first row in the whole side.
+        height: rows of a strip.
+        index: faiss index to build of each strip; None for an exact search.
 
     Attributes:
-        vectors: (rows, D) of each strip.
-        indexes: what `built_index` makes of each, None without an index.
-        found: pieces of what is found for each, every one of other tiles.
+        vectors: (height, D) of each strip.
+        indexes: the faiss index of each strip, or None.
+        found: results of tasks for each strip, which are not merged yet.
     """
 
-    def __init__(self, first: int, vectors: Strips, index: str | None) -> None:
+    def __init__(self, vectors: np.ndarray, first: int, height: int, index: str | None) -> None:
         import ray
 
+        self.first = first
+        self.rows = len(vectors)
+        self.height = height
+        self.vectors: Strips = {}
+        self.indexes: Strips = {}
+        self.found: dict[int, list[Any]] = {}
         build = ray.remote(max_retries=RETRIES)(built_index)
-        self.first, self.vectors, self.found = first, vectors, {}
-        self.indexes = {
-            start: index and build.remote(strip, index) for start, strip in vectors.items()
-        }
+        for start in range(0, len(vectors), height):
+            self.vectors[start] = ray.put(np.array(vectors[start : start + height]))
+            self.indexes[start] = index and build.remote(self.vectors[start], index)
 
-    def keep(self, start: int, piece: Any) -> None:
+    def size(self, start: int) -> int:
+        """Return the rows of a strip."""
+        return min(self.height, self.rows - start)
+
+    def add_found(self, start: int, piece: Any) -> None:
         self.found.setdefault(start, []).append(piece)
 
-    def take(self, arrays: Sequence[np.ndarray], k: int) -> None:
-        """Writes the best of all strips into two arrays."""
+    def put_found(self, best: Sequence[np.ndarray]) -> None:
+        """Put the best scores and indices of an earlier band into the object store."""
+        import ray
+
+        for start in self.vectors:
+            strip = slice(start, start + self.height)
+            self.add_found(start, ray.put([np.array(array[strip]) for array in best]))
+
+    def write_best(self, arrays: Sequence[np.ndarray], k: int) -> None:
+        """Merge what was found for each strip, and write it into arrays of scores and indices."""
         import ray
 
         for start, pieces in self.found.items():
-            for array, best in zip(arrays, _merged(ray.get(pieces), k), strict=True):
-                array[start : start + len(best)] = best
+            scores, indices = _merge(ray.get(pieces), k)
+            arrays[0][start : start + len(scores)] = scores
+            arrays[1][start : start + len(scores)] = indices
+        self.found = {}
 
 
-def _tiles(
-    find: Any, rows: _Side, columns: _Side, places: Sequence[str | None]
+def _search_tiles(
+    search_tile: Any, rows: _Side, columns: _Side, nodes: Sequence[str | None]
 ) -> Iterator[tuple[int, int]]:
-    """Searches all tiles by a remote function, and yields those that are done.
+    """Search all tiles, and yield the strips (row, column) of each tile once it is searched.
 
-    A tile takes what is found for its rows and columns and gives back what it adds to. Where there are strips enough
-    for all places to be at work, it may wait for the tile before it of the same row or column.
-    """
-    many = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(places)
+    A task starts from what was found for its two strips. If there are many strips, this includes
+    the results of tasks that still run: the new task waits for them, and other devices have enough
+    else to do. If there are few strips, waiting would leave devices idle, so only finished tasks
+    count."""
+    waits = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(nodes)
 
     def keep(row: int, column: int, found: Sequence[Any]) -> None:
-        rows.keep(row, found[0])
-        columns.keep(column, found[1])
+        rows.add_found(row, found[0])
+        columns.add_found(column, found[1])
 
-    def begin(row: int, column: int, place: str | None) -> list[Any]:
-        sides = (
+    def start(row: int, column: int, node: str | None) -> list[Any]:
+        known_rows = rows.found.pop(row, [])
+        known_columns = columns.found.pop(column, [])
+        found = search_tile.options(**_prefer_node(node)).remote(
+            (columns.first + column, rows.first + row),
             rows.vectors[row],
             columns.vectors[column],
             rows.indexes[row],
             columns.indexes[column],
+            len(known_rows),
+            *known_rows,
+            *known_columns,
         )
-        mine, theirs = rows.found.pop(row, []), columns.found.pop(column, [])
-        starts = columns.first + column, rows.first + row
-        found = find.options(**_at(place)).remote(starts, *sides, len(mine), *mine, *theirs)
-        if many:
+        if waits:
             keep(row, column, found)
         return found
 
-    for tile, found in _ahead(begin, _diagonals([*rows.vectors], [*columns.vectors]), places):
-        if not many:
+    tiles = _diagonals([*rows.vectors], [*columns.vectors])
+    for tile, found in _run_ahead(start, tiles, nodes):
+        if not waits:
             keep(*tile, found)
         yield tile
 
 
-def _ahead(
-    begin: Callable[..., list[Any]], jobs: Iterable[tuple], places: Sequence[str | None]
+def _run_ahead(
+    start: Callable[..., list[Any]], jobs: Iterable[tuple], nodes: Sequence[str | None]
 ) -> Iterator[tuple[tuple, list[Any]]]:
-    """Begins jobs, `AHEAD` at a place before its first is done; yields those that are done, with what they return."""
+    """Run jobs so that each device always has `AHEAD` of them, one running and the others waiting.
+
+    Args:
+        start: starts a job and returns references to its results.
+        jobs: arguments of `start`; the node comes last.
+        nodes: the node of each device.
+
+    Yields:
+        Each job that has ended, and the references to its results.
+    """
     import ray
 
-    waiting, free, begun = deque(jobs), deque(AHEAD * [*places]), {}
-    while waiting or begun:
+    waiting = deque(jobs)
+    free = deque(AHEAD * [*nodes])
+    running: dict[Any, tuple[tuple, str | None, list[Any]]] = {}
+    while waiting or running:
         while waiting and free:
-            job, place = waiting.popleft(), free.popleft()
-            found = begin(*job, place)
-            begun[found[0]] = job, place, found
-        (done,), _ = ray.wait([*begun], fetch_local=False)
-        job, place, found = begun.pop(done)
-        free.append(place)
+            job = waiting.popleft()
+            node = free.popleft()
+            found = start(*job, node)
+            running[found[0]] = job, node, found
+        (ended,), _ = ray.wait([*running], fetch_local=False)
+        job, node, found = running.pop(ended)
+        free.append(node)
         yield job, found
 
 
 def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
-    """All pairs of a row and a column, so that pairs near each other share neither: those before tell what is known.
+    """Return all pairs of a row and a column, ordered along diagonals.
+
+    Neighbouring pairs then share no row and no column, so the tasks of that time do not wait for
+    each other.
 
     >>> _diagonals([0, 5], [0, 5, 9])
     [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
     """
-    places, longest = product(range(len(rows)), range(len(columns))), max(len(rows), len(columns))
-    return [
-        (rows[i], columns[j])
-        for i, j in sorted(places, key=lambda at: ((at[1] - at[0]) % longest, at))
-    ]
-
-
-def _nothing_found(rows: int, k: int) -> Found:
-    """Scores and indices (rows, k) before a search."""
-    return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1)
-
-
-def _strips(size: int, *arrays: np.ndarray) -> Strips:
-    """So many rows of an array, or of two, at a time in the object store, by the number of the first."""
-    import ray
-
-    put: Strips = {}
-    for start in range(0, len(arrays[0]), size):
-        part = [np.array(array[start : start + size]) for array in arrays]
-        put[start] = ray.put(part if len(part) > 1 else part[0])
-    return put
+    longest = max(len(rows), len(columns))
+    pairs = []
+    for offset in range(longest):
+        for number, row in enumerate(rows):
+            column = (number + offset) % longest
+            if column < len(columns):
+                pairs.append((row, columns[column]))
+    return pairs
 
 
 def _search_tile(
@@ -227,41 +332,61 @@ def _search_tile(
     starts: tuple[int, int],
     queries: np.ndarray,
     keys: np.ndarray,
-    row_index: np.ndarray | None,
-    column_index: np.ndarray | None,
+    query_index: np.ndarray | None,
+    key_index: np.ndarray | None,
     count: int,
     *pieces: Found,
 ) -> tuple[Found, Found]:
-    """The best of a tile and of what others have found, for its rows and for its columns.
+    """Search one tile, and merge its neighbours with those that other tiles have found.
 
     Args:
-        starts: numbers of the tile's first column and first row.
-        count: how many of the pieces are for its rows.
+        starts: number of the first key and of the first query in their whole sides.
+        queries: (n, D), source rows of the tile.
+        keys: (m, D), target rows of the tile.
+        query_index: faiss index of the queries, with `index` only.
+        key_index: faiss index of the keys, with `index` only.
+        count: how many of the pieces are neighbours of the queries. The others are neighbours of
+            the keys.
+        pieces: scores and indices that other tiles have found. They are arguments of their own
+            because Ray only replaces references by values there, not inside lists.
+
+    Returns:
+        Scores and indices of the queries' k best keys (n, k), and of the keys' k best queries (m,
+        k).
     """
-    sides = (len(queries), pieces[:count]), (len(keys), pieces[count:])
-    best, keys_best = (
-        _merged(some, k) if some else _nothing_found(rows, k) for rows, some in sides
-    )
+    best = _merge(pieces[:count], k) if count else _nothing_found(len(queries), k)
+    keys_best = _merge(pieces[count:], k) if pieces[count:] else _nothing_found(len(keys), k)
     most = min(k, len(queries), len(keys))
     if index is None:
-        above = (np.nextafter(known[0][:, -1], -np.inf) for known in (best, keys_best))
-        found = mutual_neighbours(queries, keys, most, above=tuple(above))
+        # Neighbours that are not better than the k-th best so far need no computing. One of an
+        # equal score may come first, so the bound is one step lower.
+        bounds = [np.nextafter(scores[:, -1], -np.inf) for scores, _ in (best, keys_best)]
+        found = mutual_neighbours(queries, keys, most, above=(bounds[0], bounds[1]))
     else:
-        found = approximate_neighbours(queries, keys, most, index, built=(row_index, column_index))
+        found = approximate_neighbours(queries, keys, most, index, built=(query_index, key_index))
     forward = found.forward_scores, starts[0] + found.forward_indices
     backward = found.backward_scores, starts[1] + found.backward_indices
-    return _merged([best, forward], k), _merged([keys_best, backward], k)
+    return _merge([best, forward], k), _merge([keys_best, backward], k)
 
 
-def _merged(pieces: Sequence[Found], k: int) -> Found:
-    """The k best of different tiles, for the same rows."""
+def _nothing_found(rows: int, k: int) -> Found:
+    """Return the scores and indices (rows, k) that stand for no neighbours: -inf and -1."""
+    return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1)
+
+
+def _merge(pieces: Sequence[Found], k: int) -> Found:
+    """Merge what several tiles found for the same rows.
+
+    Returns:
+        Scores and indices (rows, k) of the best neighbours. Of equal scores the lowest index comes
+        first.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    scores, indices = (
-        torch.from_numpy(np.concatenate(arrays, 1)).to(device)
-        for arrays in zip(*pieces, strict=True)
-    )
-    order = indices.argsort(dim=1)  # equal scores by lowest index
-    order = order.gather(
-        1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True)[:, :k]
-    )
+    scores = torch.from_numpy(np.concatenate([piece[0] for piece in pieces], 1)).to(device)
+    indices = torch.from_numpy(np.concatenate([piece[1] for piece in pieces], 1)).to(device)
+    # Sort by index first: the stable sort by score then keeps the lowest index of equal scores in
+    # front.
+    by_index = indices.argsort(dim=1)
+    by_score = scores.gather(1, by_index).argsort(dim=1, descending=True, stable=True)
+    order = by_index.gather(1, by_score[:, :k])
     return scores.gather(1, order).cpu().numpy(), indices.gather(1, order).cpu().numpy()

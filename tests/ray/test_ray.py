@@ -23,8 +23,7 @@ from dap.prepare import pipeline
 from dap.ray import ray_encoder, ray_search
 from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import ClusterEncoder
-from dap.ray.ray_search import cluster_neighbours
-from dap.ray.search_plan import TILES
+from dap.ray.ray_search import TILES, cluster_neighbours
 from dap.search import Neighbours, mutual_neighbours, recall_at_k
 from dap.search.approximate import built_index
 
@@ -126,6 +125,7 @@ def test_commands_give_the_files_of_one_process(
         path.stat().st_mtime_ns == made for path, made in finished.items()
     )  # not encoded again
     assert "Ray: 120 sentences in 6 shards on 1 encoders" in said
+    assert "Ray: 1 search tasks of about 24 MiB on 2 CPUs" in said
 
 
 def test_text_is_prepared_as_in_one_process_and_damaged_files_are_left_for_another_run(
@@ -198,7 +198,7 @@ def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
     }
     for folder, _ in calls.values():
         folder.mkdir()
-    said = r"^a, de: its worker was lost 2 times, perhaps for want of memory$"
+    said = r"^a, de: its worker was lost 2 times, perhaps because memory ran out$"
     with pipeline.workers(1, on_cluster=True) as run, pytest.raises(UserError, match=said):
         run("clean", lost, calls)
     assert [len(list(folder.iterdir())) for folder, _ in calls.values()] == [2, 2, 1]
@@ -351,7 +351,7 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
         with pytest.raises(UserError) as refused:
             encoder.encode(["a"])
         said = str(refused.value)
-    assert said == "no node is left with room for an encoder: add nodes, then run again to go on"
+    assert said == "no node is left with room for an encoder: add nodes, then run again to resume"
     encoder.end()
 
 
@@ -373,9 +373,8 @@ def test_an_approximate_search_builds_an_index_of_each_strip_once(
     np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
     np.testing.assert_array_equal(found.backward_indices, exact.backward_indices)
     np.testing.assert_allclose(found.forward_scores, exact.forward_scores, rtol=1e-5)
-    monkeypatch.setattr(
-        "dap.ray.search_plan.TASKS", 1
-    )  # tiles of an exact search would be wider on one CPU
+    # An exact search would now take wider tiles on one CPU than on two.
+    monkeypatch.setattr(ray_search, "TILES_PER_DEVICE", 1)
     index = "IVF4,Flat:nprobe=1"
     found = cluster_neighbours(source, target, index=index)
     assert 0.5 < recall_at_k(found, source, target) < 1
@@ -410,7 +409,7 @@ def test_of_equal_scores_the_first_are_kept_though_tiles_come_in_another_order(s
             row, column, tile = begun.pop(generator.integers(len(begun)))
             found[0][row].append(tile[0])
             found[1][column].append(tile[1])
-    best = [{row: ray_search._merged(pieces, 4) for row, pieces in each.items()} for each in found]
+    best = [{row: ray_search._merge(pieces, 4) for row, pieces in each.items()} for each in found]
     merged = [np.concatenate(parts) for each in best for parts in zip(*each.values(), strict=True)]
     require_equal(Neighbours(*merged), mutual_neighbours(*both))
 
@@ -422,7 +421,7 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     monkeypatch.setattr(ray_search, "BAND", 2)
     source, target = sides(9000, 5000)
     expected = mutual_neighbours(source, target)
-    ahead = ray_search._ahead
+    ahead = ray_search._run_ahead
 
     def killed(function: Callable) -> Callable:
         def lossy(*call: object) -> object:
@@ -444,12 +443,12 @@ def test_lost_workers_and_nodes_change_no_neighbour(
                 nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
             yield job
 
-    monkeypatch.setattr(ray_search, "_ahead", lossy)
+    monkeypatch.setattr(ray_search, "_run_ahead", lossy)
     require_equal(cluster_neighbours(source, target), expected)
     monkeypatch.undo()
     few = source[:3], target[:2], 2
     require_equal(cluster_neighbours(*few), mutual_neighbours(*few))
     monkeypatch.setattr(
-        ray_search, "_places", lambda kind: [None]
+        ray_search, "_device_nodes", lambda kind: [None]
     )  # as where the nodes are still to come
     require_equal(cluster_neighbours(*few), mutual_neighbours(*few))
