@@ -23,5 +23,4 @@ from dap.encoding.loading import (
     pooling_mode,
 )
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
-from dap.encoding.precision import PRECISIONS, reduced, require_reducible
 from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder, load_encoder
