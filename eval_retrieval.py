@@ -12,7 +12,6 @@ English sentence (xsim++).
 Legend: `N` sentences of all sides, `D` hidden size.
 """
 
-import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import json
 import logging

@@ -10,7 +10,6 @@ under its first line. Sentence vectors are kept in shards in `OUTPUT.embeddings`
 stopped, and `accelerate launch` shares the encoding among processes; `--ray` has a cluster encode and search.
 """
 
-import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import logging
 import time

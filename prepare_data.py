@@ -8,7 +8,6 @@ on behind the files that it had cleaned when the command is given again, the sam
 argument, the corrected one.
 """
 
-import dap.commands  # noqa: F401  # isort: skip
 import hashlib
 import json
 import logging

@@ -5,7 +5,6 @@
 `--dry_run` writes the folder and sends nothing. Log in once with `hf auth login`, or set HF_TOKEN.
 """
 
-import dap.commands  # noqa: F401  # isort: skip
 import logging
 import os
 import tempfile

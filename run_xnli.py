@@ -7,7 +7,6 @@
 and a stopped one goes on from its checkpoint when the same command is given again.
 """
 
-import dap.commands  # noqa: F401  # isort: skip
 import json
 import logging
 import os

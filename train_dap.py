@@ -6,7 +6,6 @@ The recipe is optional, and flags override it. A run that was stopped goes on fr
 start from is made from scratch by masked language modelling, with configs/mlm.yaml.
 """
 
-import dap.commands  # noqa: F401  # isort: skip
 import logging
 import shlex
 import sys

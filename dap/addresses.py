@@ -1,10 +1,15 @@
-"""Files at addresses that fsspec knows, such as `s3://bucket/corpus`: copies to read, and results to send there.
+"""Read inputs at addresses that fsspec knows, such as `s3://bucket/corpus`, and send results there.
 
-Every copy lies under `CACHE` as `s3/bucket/corpus`, so that the rest of the code knows paths alone.
+The rest of the code sees only local paths. The local copy of `s3://bucket/corpus` is
+`CACHE/s3/bucket/corpus`. There are four steps:
+
+- `local_path` returns the path of the local copy, which need not exist.
+- `fetch_address` downloads a file or folder into its local copy.
+- `fetch_path` does the same, given the path of the local copy.
+- `send_path` uploads a local copy to its address.
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,137 +19,172 @@ import fsspec.core
 from filelock import FileLock
 
 from dap.errors import UserError, one_line
-from dap.file_io import DiskFullError, disk_full
+from dap.file_io import DiskFullError, whole_file
 
-#: `DAP_CACHE` moves it; on a cluster it is a folder that all nodes share.
+#: The folder of all local copies. On a cluster, `DAP_CACHE` names a folder that all nodes share.
 CACHE = Path(os.environ.get("DAP_CACHE", "~/.cache/dap-transformers")).expanduser().absolute()
-#: Copies that are at their addresses, as they were when this process fetched or sent them.
-_SAME: dict[Path, tuple[int, int]] = {}
+#: Local copies that equal the file at their address: path -> (time, size) when fetched or sent.
+_IN_SYNC: dict[Path, tuple[int, int]] = {}
 
 
-def place(address: str, name: str = "") -> str:
-    """Where the copy of what an address names lies; a path stays as it is.
+def local_path(address: str, name: str = "") -> str:
+    """Return the path of an address's local copy. A path is returned unchanged.
 
     Args:
-        name: the argument that names it, for the error.
+        address: an address or a path.
+        name: the argument that names it, for error messages.
 
     Raises:
-        UserError: the library for such addresses is absent, or the address has no host or bucket.
+        UserError: no library for such addresses is installed, or the host or bucket is missing.
     """
-    protocol, _, rest = address.partition("://")
-    if not rest:
+    protocol, separator, rest = address.partition("://")
+    if not separator or not rest:
         return address
     if rest.startswith("/"):
         raise UserError(
-            f"{name} {address}: name a host or a bucket behind {protocol}://, or give a path without it"
+            f"{name} {address}: name a host or a bucket after {protocol}://, or give a plain path"
         )
-    with _refusals(f"{name} {address}", "cannot be reached"):
+    with _named_errors(f"{name} {address}", "cannot be reached"):
         fsspec.get_filesystem_class(protocol)
-    return str(CACHE / protocol / os.path.normpath(f"/{rest}").lstrip("/"))
+    inside = os.path.normpath(f"/{rest}").lstrip("/")
+    return str(CACHE / protocol / inside)
 
 
-def fetch(address: str, name: str = "") -> str:
-    """`place`, with a copy of the file, or of the folder with all that it holds; a path stays as it is.
+def fetch_address(address: str, name: str = "") -> str:
+    """Download a file, or a folder with everything in it, and return the path of the local copy.
 
-    A file whose copy has the same size and, where the file system tells it, the same time is not fetched again; a copy
-    appears once it is whole. Of several processes one fetches, and the others wait for it.
+    A path is returned unchanged. A file is downloaded again only if its size or its modification time
+    has changed. If several processes call this, one downloads and the others wait.
+
+    Args:
+        address: an address or a path.
+        name: the argument that names it, for error messages.
 
     Raises:
-        UserError: as `place`, nothing is there that may be read, or the copy has more files.
+        UserError: as `local_path`, the address cannot be read, or the local copy has additional files.
     """
-    copy = Path(place(address, name))
+    copy = Path(local_path(address, name))
     if "://" not in address:
         return address
+
     CACHE.mkdir(parents=True, exist_ok=True)
+    copies = set()
     remedy = "; check the address and your login there"
-    with _refusals(f"{name} {address}", "cannot be fetched", remedy), FileLock(CACHE / ".lock"):
+    with (
+        _named_errors(f"{name} {address}", "cannot be fetched", remedy),
+        FileLock(CACHE / ".lock"),
+    ):
         system, root = fsspec.core.url_to_fs(address)
         info = system.info(root)
         files = {root: info} if info["type"] == "file" else system.find(root, detail=True)
-        copies = {copy / os.path.relpath(file, root): file for file in files}
-        for path, file in copies.items():
-            _fetch_file(system, file, files[file]["size"], path)
-            _SAME[path] = _state(path)
+        for file, details in files.items():
+            path = copy / os.path.relpath(file, root)
+            _fetch_file(system, file, details["size"], path)
+            _IN_SYNC[path] = _time_and_size(path)
+            copies.add(path)
+
     for path in sorted(copy.rglob("[!.]*")):
         if path.is_file() and path not in copies:
-            raise UserError(
-                f"{name} {address} has no {path.relative_to(copy)}, but its copy has: remove {path}"
-            )
+            inside = path.relative_to(copy)
+            raise UserError(f"{name} {address} has no {inside}, but its copy has: remove {path}")
     return str(copy)
 
 
 def _fetch_file(system: fsspec.AbstractFileSystem, file: str, size: int | None, copy: Path) -> None:
+    """Download one file, unless its copy has the same size and modification time.
+
+    Args:
+        size: bytes of the file, or None if the file system does not know.
+    """
     if os.pardir in copy.parts:
         raise ValueError(f"{file} leads out of the folder")
-    changed = 0
-    with suppress(NotImplementedError):  # a file system that does not tell
-        changed = int(system.modified(file).timestamp())
-    state = copy.stat() if copy.is_file() else None
-    if state is None or (state.st_size, int(state.st_mtime)) != (size, changed):
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with disk_full(copy, size), tempfile.TemporaryDirectory(prefix=".", dir=CACHE) as folder:
-            part = Path(folder, copy.name)
-            system.get_file(file, str(part))
-            if size not in (None, part.stat().st_size):
-                raise OSError(f"{part.stat().st_size:,} of {size:,} bytes came")
-            os.utime(part, (changed, changed))
-            part.replace(copy)
+    modified = 0
+    with suppress(NotImplementedError):  # some file systems have no modification times
+        modified = int(system.modified(file).timestamp())
+    if copy.is_file():
+        state = copy.stat()
+        if (state.st_size, int(state.st_mtime)) == (size, modified):
+            return
+
+    with whole_file(copy, size) as part:
+        system.get_file(file, part.name)
+        received = os.path.getsize(part.name)
+        if size is not None and received != size:
+            raise OSError(f"only {received:,} of {size:,} bytes were received")
+        os.utime(part.name, (modified, modified))
 
 
-def fetch_sent(path: Path) -> None:
-    """Fetches what was sent from a path, if anything was; raises as `fetch`."""
-    if address := _address(path):
-        with _refusals(address, "cannot be reached"):
-            is_there = fsspec.core.url_to_fs(address)[0].exists(address)
-        if is_there:
-            fetch(address)
+def fetch_path(path: Path) -> None:
+    """Download what was sent from this path earlier, for example by another machine.
 
-
-def send(path: str | Path, name: str = "") -> str | None:
-    """Sends a file, or all that a folder holds, to the address whose `place` it is, which is returned.
-
-    What this process has sent, and nobody has changed, is not sent again. Any other path stays where it is.
+    Does nothing if the path is not a local copy, or if nothing is at its address.
 
     Raises:
-        UserError: it may not be written.
+        UserError: as `fetch_address`.
+    """
+    address = _address_of(path)
+    if address is None:
+        return
+    with _named_errors(address, "cannot be reached"):
+        system, root = fsspec.core.url_to_fs(address)
+        exists = system.exists(root)
+    if exists:
+        fetch_address(address)
+
+
+def send_path(path: str | Path, name: str = "") -> str | None:
+    """Upload a file, or all files of a folder, if the path is the local copy of an address.
+
+    Files that this process has fetched or sent, and that have not changed since, are not sent again.
+
+    Args:
+        path: any path.
+        name: the argument that names it, for error messages.
+
+    Returns:
+        The address, or None if the path is not a local copy.
+
+    Raises:
+        UserError: the address cannot be written.
     """
     path = Path(path).absolute()
-    if address := _address(path):
-        with _refusals(
-            f"{name} {address}",
-            "cannot be written",
-            f"; {path} has it, and the same command sends it",
-        ):
-            system, root = fsspec.core.url_to_fs(address)
-            files = [
-                file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()
-            ]
-            for file in sorted(files, key=os.path.getmtime):  # what marks the end comes last
-                if _SAME.get(file) != _state(file):
-                    system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
-                    _SAME[file] = _state(file)
+    address = _address_of(path)
+    if address is None:
+        return None
+
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    files.sort(key=os.path.getmtime)  # the file that marks the end of a run is sent last
+    remedy = f"; {path} has it, and the same command sends it"
+    with _named_errors(f"{name} {address}", "cannot be written", remedy):
+        system, root = fsspec.core.url_to_fs(address)
+        for file in files:
+            if _IN_SYNC.get(file) == _time_and_size(file):
+                continue
+            system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
+            _IN_SYNC[file] = _time_and_size(file)
     return address
 
 
-def _address(path: Path) -> str | None:
+def _address_of(path: Path) -> str | None:
+    """Return the address of a local copy, or None for any other path."""
     if not path.absolute().is_relative_to(CACHE):
         return None
-    protocol, *rest = path.absolute().relative_to(CACHE).parts
-    return f"{protocol}://{'/'.join(rest)}"
+    protocol, *parts = path.absolute().relative_to(CACHE).parts
+    return f"{protocol}://{'/'.join(parts)}"
 
 
-def _state(file: Path) -> tuple[int, int]:
+def _time_and_size(file: Path) -> tuple[int, int]:
     state = file.stat()
     return state.st_mtime_ns, state.st_size
 
 
 @contextmanager
-def _refusals(what: str, why: str, remedy: str = "") -> Iterator[None]:
+def _named_errors(subject: str, problem: str, remedy: str = "") -> Iterator[None]:
+    """Turn any error of a file system, whose classes all differ, into a `UserError`."""
     try:
         yield
     except DiskFullError:
         raise
-    except Exception as error:  # each file system has its own
-        raise UserError(
-            f"{what.strip()} {why} ({type(error).__name__}: {one_line(error)}){remedy}"
-        ) from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"{subject.strip()} {problem} ({reason}){remedy}") from error

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import HfArgumentParser
 from transformers.hf_argparser import HfArg
 
-from dap.addresses import fetch, place
+from dap.addresses import fetch_address, local_path
 from dap.errors import UserError, refusals, require_utf8
 
 MAY_BE_EMPTY = ("prefix",)  # says that there is none, where a checkpoint has one
@@ -108,7 +108,7 @@ class ArgumentParser(HfArgumentParser):
                     )
                 require_utf8(text)
             if value and name in READ + WRITTEN:
-                local = fetch if name in READ else place
+                local = fetch_address if name in READ else local_path
                 paths = (
                     [local(text, shown) for text in value]
                     if isinstance(value, list)

@@ -1,9 +1,5 @@
-"""What every command shares: how it ends, and the guard and the lock of what it writes.
+"""What every command shares: how it ends, which outputs it refuses to write, and who may write them."""
 
-A command imports it before all else, so that Ctrl-C is one line while the libraries are still loaded, too.
-"""
-
-import fcntl
 import functools
 import logging
 import os
@@ -12,289 +8,276 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
-from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from dap.addresses import send_path
 from dap.errors import UserError, one_line
 from dap.file_io import disk_full
 
 logger = logging.getLogger(__name__)
 
-#: Names of what a model's folder consists of; other files in it, such as results, may be written anew.
+#: The files that make up a model. A run may replace other files in the model's folder, such as results.
 MODEL_FILES = (
-    "config.json", "*_config.json", "config_sentence_transformers.json", "modules.json", "*.safetensors*",
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
-    "*.onnx*", "*.bin", "*.pt", "*.pth", "*.py", "run.json", "trainer_state.json", "train_results.json", "README.md",
+    "config.json", "*_config.json", "config_sentence_transformers.json", "modules.json",
+    "*.safetensors*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
+    "merges.txt", "*.model", "*.onnx*", "*.bin", "*.pt", "*.pth", "*.py", "run.json",
+    "trainer_state.json", "train_results.json", "README.md",
 )  # fmt: skip
-_HELD: set[int] = set()  # handles that have a lock
+#: Environment variables in which launchers state the number of processes.
+PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
-
-class ClaimedError(UserError):
-    """Another run is at work on an output."""
-
-
-Place = str | Path
+AnyPath = str | Path
 Main = Callable[[Sequence[str] | None], Any]
 
 
-def command(main: Main) -> Main:
-    """A `main` that ends in one line where the user can mend it, with status 1.
+class ClaimedError(UserError):
+    """Another run is writing to an output of this run."""
 
-    That is a refusal (`UserError`), what the system says of a file (`OSError`), and a training loss that is not
-    finite (`FloatingPointError`). Any other exception is a bug and keeps its traceback.
+
+# ------------------------------------------------------------------------------- how a command ends
+
+
+def command(main: Main) -> Main:
+    """Decorate a `main` so that errors that the user can fix end it with one line and status 1.
+
+    These are `UserError`, errors of the file system (`OSError`), and a training loss that is not
+    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other exception is
+    a bug and keeps its traceback.
     """
 
     @functools.wraps(main)
-    def ended(argv: Sequence[str] | None = None) -> None:
+    def run_and_exit(argv: Sequence[str] | None = None) -> None:
         try:
-            _require_all_launched()
+            _require_all_processes()
             main(argv)
+        except KeyboardInterrupt:
+            _start_new_line()
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
         except (UserError, OSError, FloatingPointError) as error:
-            _end_bars()
+            _start_new_line()
             sys.exit(f"error: {one_line(error)}")
 
-    return ended
+    return run_and_exit
 
 
-def _end_bars() -> None:
-    """Ends the lines of progress bars, so that what is said next has a line of its own and is the last one."""
-    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # where the command has come so far
-    for bar in list(getattr(tqdm, "_instances", ())):
-        bar.close()
+def _start_new_line() -> None:
+    """Leave the terminal's current line, because a progress bar or ^C may stand on it."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
 
 
-def _require_all_launched() -> None:
-    """Raise `UserError` where `accelerate launch` was to start several processes; on CPUs it starts one, silently."""
-    words = []
-    with suppress(OSError):  # not on Linux
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("=", "\0").split("\0")
-    flags = ("--num_processes", "--num-processes")
-    asked = next((number for flag, number in pairwise(words) if flag in flags), "1")
-    if (
-        asked != "1"
-        and "WORLD_SIZE" not in os.environ
-        and any("accelerate" in word for word in words[:3])
-    ):
+def _require_all_processes() -> None:
+    """Raise `UserError` if `accelerate launch --cpu` started one process although more were asked for.
+
+    For several processes it sets `MASTER_ADDR`, but then it starts one only and states no number.
+    """
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    asked_for_several = "MASTER_ADDR" in os.environ
+    states_number = any(name in os.environ for name in PROCESS_COUNTS)
+    if on_cpu and asked_for_several and not states_number:
         raise UserError(
-            f"accelerate launch --num_processes {asked} has started one process alone, as it does on CPUs: leave "
-            "--cpu out, give --multi_gpu, and put ACCELERATE_USE_CPU=true before the command"
+            "accelerate launch --cpu starts only one process, whatever --num_processes says: put "
+            "ACCELERATE_USE_CPU=true before the command and give --multi_gpu instead of --cpu"
         )
 
 
-# ---------------------------------------------------------------------------------------- what it writes
+# --------------------------------------------------------------------------- what a command may write
 
 
 @contextmanager
 def guarded(
-    files: Mapping[str, Place] | None = None,
-    folders: Mapping[str, Place] | None = None,
-    inputs: Iterable[Place] = (),
-    model: Place | None = None,
+    files: Mapping[str, AnyPath] | None = None,
+    folders: Mapping[str, AnyPath] | None = None,
+    inputs: Iterable[AnyPath] = (),
+    model: AnyPath | None = None,
     is_writer: bool = True,
 ) -> Iterator[None]:
-    """Checks everything that a run will write, and keeps other runs out of it until the block or the process ends.
+    """Check all outputs of a run before the work starts, and keep other runs away from them.
 
-    Where the disk is full within the block, that is said in one line (`disk_full`). What belongs at an address
-    (`dap.addresses`) is sent there when the block has ended well.
+    If the block ends without an error, outputs that belong at an address (`dap.addresses`) are sent
+    there. A full disk within the block becomes a one-line error (`disk_full`).
 
     Args:
-        files, folders: argument that names the output -> output.
+        files: output files, by the argument that names them.
+        folders: output folders, by the argument that names them. They are created. A folder that is
+            still empty at the end is removed.
         inputs: files and folders that the run reads.
-        model: the model that it reads, if that is a folder or a file.
-        is_writer: false in a process of several that writes nothing, and so locks nothing.
+        model: the model that the run reads, if it is a folder or a file.
+        is_writer: False for processes of a distributed run that write nothing. They take no lock.
 
     Raises:
-        UserError: an output that the run would read or that cannot be written, or another run is at work on it.
+        UserError: an output is also an input, cannot be written, or belongs to another run.
     """
-    from dap.addresses import send  # libraries come when Ctrl-C is one line
+    files = dict(files or {})
+    folders = dict(folders or {})
+    inputs = [Path(path) for path in inputs]
 
-    files, folders, inputs = files or {}, folders or {}, list(inputs)
     for name, path in folders.items():
-        _keep_out(name, path, inputs)
-        if Path(path).exists() and not Path(path).is_dir():
-            raise UserError(f"{name} {path} is a file: give a folder")
-        if model is not None and _is_same(path, model):
-            raise UserError(f"{name} {path} is the folder of the model: give another folder")
+        _check_folder(name, path, inputs, model)
     check_outputs(files, inputs, model)
+
     outputs = [*folders.items(), *files.items()]
     with ExitStack() as stack:
-        for name, path in outputs if is_writer else ():
-            with _writing(name, path):
-                stack.enter_context(claimed(path, name, beside=name in files))
-                if name in folders:
-                    tempfile.TemporaryFile(dir=path).close()
-        for _, path in outputs[:1]:
-            stack.enter_context(disk_full(Path(path)))
+        if is_writer:
+            for name, path in outputs:
+                with _named_as_output(name, path):
+                    stack.enter_context(claimed(path, name))
+            for name, path in folders.items():
+                with _named_as_output(name, path):
+                    stack.enter_context(_created_folder(Path(path)))
+        if outputs:
+            _, first_path = outputs[0]
+            stack.enter_context(disk_full(Path(first_path)))
         yield
-        for name, path in outputs if is_writer else ():
-            if address := send(path, name):
-                print(f"sent to {address}")
+        if is_writer:
+            for name, path in outputs:
+                address = send_path(path, name)
+                if address:
+                    print(f"sent to {address}")
+
+
+def _check_folder(name: str, path: AnyPath, inputs: Sequence[Path], model: AnyPath | None) -> None:
+    """Raise `UserError` if an output folder is a file, an input or the folder of the model."""
+    _require_no_input(name, path, inputs)
+    if Path(path).exists() and not Path(path).is_dir():
+        raise UserError(f"{name} {path} is a file: give a folder")
+    if model is not None and _is_same(path, model):
+        raise UserError(f"{name} {path} is the folder of the model: give another folder")
 
 
 def check_outputs(
-    files: Mapping[str, Place], inputs: Iterable[Place] = (), model: Place | None = None
+    files: Mapping[str, AnyPath], inputs: Iterable[AnyPath] = (), model: AnyPath | None = None
 ) -> None:
-    """Finds out before the work what would spoil its end; makes the folders of the files.
+    """Check that all output files can be written, and create their folders.
 
     Args:
-        files, inputs, model: as in `guarded`.
+        files: output files, by the argument that names them.
+        inputs: files and folders that the run reads.
+        model: the model that the run reads, if it is a folder or a file.
 
     Raises:
-        UserError: an output that is an input or lies in one, a file of the model or another output (names both), that
-            is a folder or a device, or that cannot be written.
+        UserError: an output is an input or lies in one, is a file of the model or another output, is
+            a folder or a device, or cannot be written.
     """
-    inputs, taken = list(inputs), {}
+    inputs = [Path(path) for path in inputs]
+
+    seen: dict[Path, str] = {}
     for name, path in files.items():
         place = Path(path).resolve()
-        if model is not None and _is_of_model(place, Path(model).resolve()):
+        if model is not None and _is_model_file(place, Path(model).resolve()):
             raise UserError(
                 f"{name} {path} would overwrite a file of the model {model}: give another file"
             )
-        _keep_out(name, path, inputs)
-        if place in taken:
-            raise UserError(f"{name} {path} would overwrite {taken[place]}: give another file")
+        _require_no_input(name, path, inputs)
+        if place in seen:
+            raise UserError(f"{name} {path} would overwrite {seen[place]}: give another file")
+        if place.is_dir():
+            raise UserError(f"{name} {path} is a folder: give the file to write")
         if place.exists() and not place.is_file():
-            raise UserError(
-                f"{name} {path} is {'a folder' if place.is_dir() else 'a device'}: give the file to write"
-            )
-        taken[place] = f"{name} {path}"
+            raise UserError(f"{name} {path} is a device: give the file to write")
+        seen[place] = f"{name} {path}"
+
+    # Create a file beside each output. Its name is as long as the temporary name of `whole_file`.
     for name, path in files.items():
-        with _writing(name, path):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            name_of_parts = {
-                "prefix": f".{Path(path).name}.",
-                "suffix": ".tmp",
-            }  # as long as that of `whole_file`
-            tempfile.NamedTemporaryFile(dir=Path(path).parent, **name_of_parts).close()
+        folder = Path(path).parent
+        with _named_as_output(name, path):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                prefix=f".{Path(path).name}.", suffix=".tmp", dir=folder
+            ):
+                pass
 
 
-def _keep_out(name: str, path: Place, inputs: Iterable[Place]) -> None:
-    """Refuses an output that is one of the inputs, by whatever link, or lies in the folder of one."""
-    with _writing(name, path):
-        Path(path).exists()  # raises where a name is too long
-    for read in map(Path, inputs):
+def _require_no_input(name: str, path: AnyPath, inputs: Sequence[Path]) -> None:
+    """Raise `UserError` if an output is one of the inputs, also by a link, or lies in an input folder."""
+    with _named_as_output(name, path):
+        Path(path).exists()  # raises OSError if the name is too long
+    for read in inputs:
         if _is_same(path, read):
-            raise UserError(f"{name} {path} would overwrite the input {read}: give another one")
+            raise UserError(f"{name} {path} would overwrite the input {read}: give another path")
         if read.is_dir() and Path(path).resolve().is_relative_to(read.resolve()):
-            raise UserError(f"{name} {path} lies in the input {read}: give another place")
+            raise UserError(f"{name} {path} lies in the input {read}: give another path")
 
 
-def _is_same(path: Place, other: Place) -> bool:
+def _is_same(path: AnyPath, other: AnyPath) -> bool:
     return Path(path).exists() and Path(other).exists() and Path(path).samefile(other)
 
 
-def _is_of_model(path: Path, model: Path) -> bool:
-    """Whether a path is one of `MODEL_FILES` in a model's folder, which of an .onnx file is the one above `onnx/`."""
-    beside = model.parent.parent if model.parent.name == "onnx" else model.parent
-    folder = beside if model.is_file() else model
-    return (
-        folder.is_dir()
-        and path.is_relative_to(folder)
-        and any(fnmatch(path.name, each) for each in MODEL_FILES)
-    )
+def _is_model_file(path: Path, model: Path) -> bool:
+    """Tell whether a path is one of the `MODEL_FILES` in the folder of a model."""
+    folder = model
+    if model.is_file():
+        folder = model.parent
+        if folder.name == "onnx":  # the folder of an ONNX export lies in the model's folder
+            folder = folder.parent
+    if not folder.is_dir() or not path.is_relative_to(folder):
+        return False
+    return any(fnmatch(path.name, pattern) for pattern in MODEL_FILES)
 
 
 @contextmanager
-def _writing(name: str, path: Place) -> Iterator[None]:
+def _named_as_output(name: str, path: AnyPath) -> Iterator[None]:
+    """Turn an `OSError` into a `UserError` that names the argument and its path."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{name} {path} cannot be written: {error.strerror or one_line(error)}"
-        ) from error
+        reason = error.strerror or one_line(error)
+        raise UserError(f"{name} {path} cannot be written: {reason}") from error
 
 
 @contextmanager
-def claimed(path: Place, name: str = "", beside: bool = False) -> Iterator[None]:
-    """Keeps other runs out of a folder, until the block or this process ends; the folder goes if it stays empty.
+def _created_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and check that files can be created in it. Remove it at the end if it is empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        yield
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
-    Processes that are forked off do not have the lock, and so do not outlive it.
+
+@contextmanager
+def claimed(path: AnyPath, name: str = "") -> Iterator[None]:
+    """Keep other runs away from a file or folder until the block ends.
+
+    The lock is the file `.NAME.lock` beside the path. The system frees it when the process ends, even
+    if the process is killed.
 
     Args:
-        name: the argument that names it, for the error.
-        beside: lock by the file `.NAME.lock` beside the path, which may be a file and need not exist.
+        path: a file or a folder, which need not exist.
+        name: the argument that names it, for the error message.
 
     Raises:
-        UserError: another run is at work on it.
+        ClaimedError: another run holds the lock.
     """
     path = Path(path)
-    lock = path.with_name(f".{path.name}.lock") if beside else path
-    handle = _open_locked(lock, beside, f"{name} {path}".strip())
-    _HELD.add(handle)
+    absolute = path.resolve()
+    absolute.parent.mkdir(parents=True, exist_ok=True)
+    lock_file = absolute.with_name(f".{absolute.name}.lock")
+    lock = FileLock(lock_file)
+
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        named = f"{name} {path}".strip()
+        raise ClaimedError(
+            f"{named} is in use by another run: wait until it ends, or give another path"
+        ) from None
+    except (OSError, NotImplementedError) as error:  # some network file systems have no locks
+        logger.warning(
+            "%s cannot be locked (%s): start no other run that writes there", path, one_line(error)
+        )
+
     try:
         yield
     finally:
-        if handle in _HELD:
-            with suppress(OSError):  # a folder that holds something
-                lock.unlink() if beside else lock.rmdir()
-            _HELD.discard(handle)
-            os.close(handle)
-
-
-def _open_locked(lock: Path, is_file: bool, name: str) -> int:
-    """The handle of a lock, which is made, again if the run that had it takes it away meanwhile."""
-    while True:
-        (lock.parent if is_file else lock).mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT if is_file else os.O_RDONLY, 0o644)
-            try:
-                _lock(handle, name)
-                if os.path.samestat(os.fstat(handle), os.stat(lock)):
-                    return handle
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)
-
-
-def _lock(handle: int, name: str) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        run = f"another run{_holder(handle)}"
-        raise ClaimedError(
-            f"{name}: {run} is at work on it: wait for its end, or give another one"
-        ) from None
-    except OSError as error:  # some network file systems know no locks
-        logger.warning(
-            "%s cannot be kept from other runs (%s): start none beside this one",
-            name,
-            error.strerror,
-        )
-
-
-def _holder(handle: int) -> str:
-    """Which process has the lock, as far as Linux tells: " (process 4711)"."""
-    with suppress(OSError):
-        for lock in (
-            Path("/proc/locks").read_text().splitlines()
-        ):  # 1: FLOCK ADVISORY WRITE 4711 08:01:inode 0 EOF
-            words = lock.split()
-            if words[1] == "FLOCK" and words[5].endswith(f":{os.fstat(handle).st_ino}"):
-                return f" (process {words[4]})"
-    return ""
-
-
-def _let_go() -> None:
-    """Closes in a forked process the locks of its parent."""
-    while _HELD:
-        os.close(_HELD.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _say_interrupted(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Ctrl-C in one line, where Python would print a traceback; the status is then 130, as shells say."""
-    if issubclass(kind, KeyboardInterrupt):
-        _end_bars()
-        print("interrupted", file=sys.stderr)
-    else:
-        _hook_before(kind, error, trace)
-
-
-_hook_before, sys.excepthook = sys.excepthook, _say_interrupted
+        if lock.is_locked:
+            with suppress(OSError):  # Windows removes no open file
+                lock_file.unlink()
+            lock.release()

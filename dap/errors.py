@@ -1,76 +1,92 @@
-"""What a user can mend: refusals in one line, and the errors of libraries as such refusals."""
+"""Errors that the user can fix, each with a message of one line, and helpers that make such errors."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-SHOWN = 5  # errors, lines or names that a message tells of many
+SHOWN = 5  # errors, lines or names that a message quotes if there are many
 
 
 class UserError(ValueError):
-    """A refusal in one line: the argument, file or line it is about, both values, and what to do instead."""
+    """An error that the user can fix.
+
+    The message is one line. It names the argument or file, the value, and what to do instead.
+    """
 
 
 def one_line(error: object) -> str:
-    """What an error says, without line breaks; of the system's errors the file comes first, and no number.
+    """Return an error's message on one line, with characters escaped that a terminal would not show.
 
-    What a terminal would not show, such as an escape sequence or a byte that is no UTF-8, is escaped.
+    For errors of the file system, the file comes first and the error number is left out.
 
-    >>> one_line(ValueError("a\\n  b\\x1b[2J")), one_line(FileNotFoundError(2, "No such file", "a.txt"))
-    ('a b\\\\x1b[2J', 'a.txt: No such file')
+    >>> one_line(ValueError("a\\n  b\\x1b[2J"))
+    'a b\\\\x1b[2J'
+    >>> one_line(FileNotFoundError(2, "No such file", "a.txt"))
+    'a.txt: No such file'
     """
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in line
-    )
+    return "".join(map(_escaped, line))
 
 
-def joined(failed: Sequence[Exception]) -> Exception:
-    """The error where one call of several has failed, else one line of the first `SHOWN` errors."""
-    if len(failed) == 1:
-        return failed[0]
-    return UserError(f"{len(failed)} fail: {'; '.join(map(one_line, failed[:SHOWN]))}")
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def joined(errors: Sequence[Exception]) -> Exception:
+    """Return one error for several: a single one unchanged, otherwise one that quotes the first few."""
+    if len(errors) == 1:
+        return errors[0]
+    quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
+    return UserError(f"{len(errors)} fail: {quoted}")
 
 
 def require_utf8(path: object) -> None:
-    """Raises `UserError` for a file name that is no UTF-8, which no report and no shard could hold."""
+    """Raise `UserError` for a file name that is not UTF-8, because reports could not hold it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise UserError(
-            f"{os.fsencode(str(path))!r}: a file name that is no UTF-8; rename it"
-        ) from None
+        name = os.fsencode(str(path))
+        raise UserError(f"the file name {name!r} is not UTF-8: rename the file") from None
 
 
 @contextmanager
 def refusals(subject: str = "") -> Iterator[None]:
-    """Turns what a library raises for the user's values into a `UserError`.
+    """Turn the errors of a library about the user's values into `UserError`.
 
-    Only for the few calls that build something from what the user gave; also a decorator.
+    Use it only around the few calls that build something from the user's values, because it would hide
+    bugs elsewhere. It also works as a decorator.
 
     Args:
-        subject: argument and value that the message begins with, as libraries seldom name them.
+        subject: the argument and its value, put before the message, because libraries seldom name
+            them. Without a subject, errors of the file system pass through unchanged.
 
     Raises:
-        UserError: of a `ValueError`, an `OSError`, or an `ImportError` of a package that is not installed.
+        UserError: for a `ValueError`, an `OSError`, or an `ImportError` (a package is not installed).
     """
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
         if not subject and isinstance(error, UserError | OSError):
             raise
-        raise UserError(f"{subject}: {one_line(error)}" if subject else one_line(error)) from error
+        message = one_line(error)
+        raise UserError(f"{subject}: {message}" if subject else message) from error
 
 
 @contextmanager
 def loading(part: str, name: str | Path) -> Iterator[None]:
-    """Turns anything that is raised while a file of a model is read into a `UserError` that names both.
+    """Turn any error while a model's file is read into a `UserError` that names the file.
 
-    Of damaged or odd files Transformers, tokenizers and our own readers of foreign JSON raise any exception there is.
+    For damaged files, Transformers, tokenizers and our own JSON readers raise errors of any class.
+
+    Args:
+        part: what is read, such as "tokenizer".
+        name: the model or file that it belongs to.
     """
     try:
         yield
@@ -79,5 +95,5 @@ def loading(part: str, name: str | Path) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
-            f"the {part} of {name} cannot be loaded ({reason}): mend it, or give another"
+            f"the {part} of {name} cannot be loaded ({reason}): repair it, or give another"
         ) from error

@@ -1,4 +1,4 @@
-"""JSON in and out, files that appear whole or not at all, and a full disk in one line."""
+"""Read and write JSON, write files and folders that appear whole or not at all, explain a full disk."""
 
 import errno
 import json
@@ -7,60 +7,72 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dap.errors import UserError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: How those say it who give no number: numpy, safetensors, torch.
-FULL_IN_WORDS = (
-    *(f"(os error {number})" for number in FULL),
+#: Error numbers for: no space left, disk quota exceeded, file larger than allowed.
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: How numpy, safetensors and torch report a full disk, because their errors have no number.
+DISK_FULL_WORDS = (
+    *(f"(os error {number})" for number in DISK_FULL_ERRORS),
     *("requested and", "unexpected pos", "iostream error", "PytorchStreamWriter failed"),
 )
-KEPT = "make room, then run again: what is finished is kept"
+RUN_AGAIN = "make room, then run again: finished work is kept"
 
 
 class DiskFullError(UserError, OSError):
-    """There is no room for a file; says which, the bytes needed if they are known, and what to do."""
+    """There is no space left for a file. The message names the file and the bytes needed, if known."""
 
 
 def read_json(path: str | Path, finite: bool = False) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Args:
-        finite: refuse NaN and infinity, which are no JSON, although Python reads them, as it does 1e999.
+        finite: refuse NaN, infinity and numbers that are too large, such as 1e999. Python reads all of
+            these, although JSON does not have them.
 
     Raises:
-        FileNotFoundError: no such file.
-        UserError: it holds something else than JSON.
+        FileNotFoundError: there is no such file.
+        UserError: the file is not valid JSON.
     """
+    hooks = {}
+    if finite:
+        hooks = {"parse_constant": _finite_number, "parse_float": _finite_number}
     try:
-        hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
         return json.loads(Path(path).read_text(encoding="utf-8"), **hooks)
-    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
-        raise UserError(f"{path}: no JSON ({error})") from error
+    except ValueError as error:  # includes JSONDecodeError and UnicodeDecodeError
+        raise UserError(f"{path}: not valid JSON ({error})") from error
 
 
-def _finite(number: str) -> float:
-    if not math.isfinite(float(number)):
-        raise UserError(f"it holds {number}")
-    return float(number)
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise UserError(f"it holds {text}")
+    return number
 
 
 def read_object(path: str | Path) -> dict[str, Any]:
-    """The object in a JSON file; raises as `read_json`, and `UserError` for a list or a single value."""
+    """Read a JSON file that holds an object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: the file is not valid JSON, or holds a list or a single value.
+    """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path}: holds a JSON {type(content).__name__}, expected an object " + '{"name": …}'
-        )
+        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object {{…}}")
     return content
 
 
 def write_json(content: Mapping[str, Any], path: str | Path) -> None:
-    """Write a JSON file as `whole_file` does; raises `ValueError` for NaN or infinity, which JSON cannot hold."""
+    """Write a JSON file that appears whole or not at all (see `whole_file`).
+
+    Raises:
+        ValueError: the content holds NaN or infinity, which JSON does not have.
+    """
     text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     with whole_file(path) as file:
         file.write(text.encode())
@@ -68,57 +80,105 @@ def write_json(content: Mapping[str, Any], path: str | Path) -> None:
 
 @contextmanager
 def whole_file(
-    path: str | Path, needed: int | None = None, remedy: str = KEPT
+    path: str | Path, needed: int | None = None, remedy: str = RUN_AGAIN
 ) -> Iterator[BinaryIO]:
-    """A file to write, which takes its name when the block ends without an error: nobody ever sees half of it.
+    """Open a file for writing that takes its name only when the block ends without an error.
 
-    Until then it lies beside that name as `.NAME.….tmp`, and a kill leaves it there. The folder is made.
+    Until then it is called `.NAME.….tmp`, in the same folder, so nobody reads half a file. The folder
+    is created. A symbolic link is kept, and the file that it points to is replaced.
+
+    Args:
+        path: the file's final name.
+        needed: bytes to write, if known, for the error message.
+        remedy: what to do if the disk is full, for the error message.
 
     Raises:
-        DiskFullError: as `disk_full`.
+        DiskFullError: there is no space left.
     """
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
     with disk_full(path, needed, remedy):
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            with temporary.open(
-                "xb"
-            ) as file:  # readable for whom the umask says, other than by `mkstemp`
+            # `open` gives the access rights that the umask allows, `mkstemp` would not.
+            with temporary.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
+            temporary.replace(path)
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
 
 
 @contextmanager
-def disk_full(path: Path, needed: int | None = None, remedy: str = KEPT) -> Iterator[None]:
-    """Turns "no space left" into a message that says where, how many bytes are needed if known, and what to do.
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """Create a folder for writing that takes its name only when the block ends without an error.
 
-    Any exception may say it, or come from one that does; all others, and those that are such messages, pass.
+    If a folder of that name holds something by then, it is kept and the new one is removed: another
+    process has done the same work.
+
+    Yields:
+        The new folder, which is called `.NAME.….tmp` until the end.
 
     Raises:
-        DiskFullError: no space, no quota, or a file that may not become so large.
+        DiskFullError: there is no space left.
+    """
+    path = Path(path)
+    temporary = _temporary_name(path)
+    with disk_full(path.parent):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            with suppress(OSError):  # only an empty folder can be removed
+                path.rmdir()
+            if not path.is_dir():
+                temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
+    """Turn a "no space left" error into one line: which file, how many bytes, what to do.
+
+    Libraries raise many different errors for a full disk, or errors that were caused by one. All other
+    errors pass through unchanged.
+
+    Args:
+        path: the file or folder to write.
+        needed: bytes to write, if known.
+        remedy: what to do about it.
+
+    Raises:
+        DiskFullError: there is no space left, a quota is exceeded, or a file may not grow further.
     """
     try:
         yield
+    except DiskFullError:
+        raise
     except Exception as error:
-        if isinstance(error, DiskFullError) or not _is_full(error):
+        if not _says_disk_full(error):
             raise
-        amount = "" if needed is None else f"{needed:,} bytes to write, "
-        free = shutil.disk_usage(path if path.is_dir() else path.parent).free
-        raise DiskFullError(
-            f"{path}: the disk is full ({amount}{free:,} free); {remedy}"
-        ) from error
+        folder = path if path.is_dir() else path.parent
+        amount = f"{shutil.disk_usage(folder).free:,} bytes free"
+        if needed is not None:
+            amount = f"{needed:,} bytes to write, {amount}"
+        raise DiskFullError(f"{path}: the disk is full ({amount}); {remedy}") from error
 
 
-def _is_full(error: BaseException | None) -> bool:
-    if error is None:
-        return False
-    says = getattr(error, "errno", None) in FULL or any(
-        words in str(error) for words in FULL_IN_WORDS
-    )
-    return says or _is_full(error.__cause__ or error.__context__)
+def _says_disk_full(error: BaseException | None) -> bool:
+    """Tell whether an error, or one that caused it, reports a full disk."""
+    while error is not None:
+        if getattr(error, "errno", None) in DISK_FULL_ERRORS:
+            return True
+        if any(words in str(error) for words in DISK_FULL_WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

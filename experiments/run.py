@@ -142,7 +142,9 @@ class Workspace:
             ValueError: a damaged file, or nothing tells how long a step takes.
         """
         folder = self.folder(job)
-        with claimed(folder, beside=True):  # beside the folder that the commands claim
+        with claimed(
+            folder.with_name(f"{folder.name}.job")
+        ):  # the command claims the folder itself
             if not (folder / FINISHED).is_file():
                 arguments = self.arguments(job)
                 self.begin(job, arguments)

@@ -1,4 +1,4 @@
-"""Text at addresses of fsspec: what is fetched and sent, once and whole, and what is refused."""
+"""Files at addresses that fsspec knows are fetched and sent, once and whole."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bucket() -> Iterator[fsspec.AbstractFileSystem]:
-    """`memory://`, as empty as it was at the end."""
+    """Yield the file system `memory://`, and empty it at the end."""
     system = fsspec.filesystem("memory")
     yield system
     system.store.clear()
@@ -58,34 +58,35 @@ def test_text_of_a_bucket_is_prepared_into_a_bucket(
             assert bucket.cat(f"/made/{path.relative_to(tmp_path)}") == path.read_bytes()
 
 
-def test_a_copy_is_fetched_again_where_its_file_has_another_size_or_time(
+def test_a_file_is_fetched_again_only_if_its_size_or_time_has_changed(
     bucket: fsspec.AbstractFileSystem, cache: Path
 ) -> None:
     bucket.pipe({"/corpus/de-en.tsv": b"eins\tone\n", "/corpus/more/fr-en.tsv": b"un\tone\n"})
-    copy = Path(addresses.fetch("memory://corpus"))
+    copy = Path(addresses.fetch_address("memory://corpus"))
     assert copy == cache / "memory/corpus"
     assert (copy / "more/fr-en.tsv").read_bytes() == b"un\tone\n"
     changed = bucket.modified("/corpus/de-en.tsv")
     bucket.pipe({"/corpus/de-en.tsv": b"drei\tsix\n", "/corpus/more/fr-en.tsv": b"deux\ttwo\n"})
     file = bucket.store["/corpus/de-en.tsv"]
     file.modified = changed
-    assert Path(addresses.fetch("memory://corpus/de-en.tsv")).read_bytes() == b"eins\tone\n"
+    assert Path(addresses.fetch_address("memory://corpus/de-en.tsv")).read_bytes() == b"eins\tone\n"
     file.modified = changed + timedelta(seconds=1)
-    assert Path(addresses.fetch("memory://corpus/de-en.tsv")).read_bytes() == b"drei\tsix\n"
+    assert Path(addresses.fetch_address("memory://corpus/de-en.tsv")).read_bytes() == b"drei\tsix\n"
     assert (
-        Path(addresses.fetch("memory://corpus") + "/more/fr-en.tsv").read_bytes() == b"deux\ttwo\n"
+        Path(addresses.fetch_address("memory://corpus") + "/more/fr-en.tsv").read_bytes()
+        == b"deux\ttwo\n"
     )
     bucket.rm("/corpus/more/fr-en.tsv")
     with pytest.raises(
         UserError, match=f"has no more/fr-en.tsv, but its copy has: remove {copy}/more/fr-en.tsv"
     ):
-        addresses.fetch("memory://corpus")
+        addresses.fetch_address("memory://corpus")
     bucket.store["/corpus/../out.tsv"] = file
     with pytest.raises(UserError, match="/corpus/../out.tsv leads out of the folder"):
-        addresses.fetch("memory://corpus")
+        addresses.fetch_address("memory://corpus")
 
 
-def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(
+def test_a_file_of_a_web_server_is_fetched_and_an_absent_one_is_refused(
     tmp_path: Path,
 ) -> None:
     text = (
@@ -93,45 +94,27 @@ def test_a_file_of_a_web_server_is_fetched_and_one_that_is_not_there_refused(
     )  # which fsspec would read in parts, and this server knows none
     (tmp_path / "de-en.tsv").write_bytes(text)
     with serve_folder(tmp_path) as home:
-        assert Path(addresses.fetch(f"{home}/de-en.tsv")).read_bytes() == text
+        assert Path(addresses.fetch_address(f"{home}/de-en.tsv")).read_bytes() == text
         with pytest.raises(UserError, match=r"fr-en.tsv cannot be fetched \(FileNotFoundError"):
-            addresses.fetch(f"{home}/fr-en.tsv")
+            addresses.fetch_address(f"{home}/fr-en.tsv")
 
 
-@pytest.mark.parametrize(
-    ("option", "address", "message"),
-    [
-        (
-            "--data",
-            "memory://nothing",
-            r"^--data memory://nothing cannot be fetched \(FileNotFoundError.*; check",
-        ),
-        ("--data", "file:///a", "^--data file:///a: name a host .* or give a path without it"),
-        (
-            "--data",
-            "s4://a/b",
-            r"^--data s4://a/b cannot be reached \(ValueError: Protocol not known",
-        ),
-        (
-            "--output_dir",
-            "s4://a/b",
-            r"^--output_dir s4://a/b cannot be reached \(ValueError: Protocol not known",
-        ),
-    ],
-)
-def test_addresses_that_cannot_be_read_are_refused_by_name(
-    option: str, address: str, message: str, tmp_path: Path
+@pytest.mark.parametrize("option", ["--data", "--output_dir"])
+@pytest.mark.parametrize("address", ["file:///a", "s4://a/b", "memory://nothing"])
+def test_addresses_that_cannot_be_used_are_refused_with_the_name_of_the_argument(
+    option: str, address: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        prepare_data.run(
-            ["--data", str(tmp_path), "--output_dir", str(tmp_path / "out"), option, address]
-        )
+    if (option, address) == ("--output_dir", "memory://nothing"):
+        return  # an output need not exist
+    argv = ["--data", str(tmp_path), "--output_dir", str(tmp_path / "out"), option, address]
+    with pytest.raises(UserError, match=f"^{option} {address}"):
+        prepare_data.run(argv)
 
 
-def test_results_stay_here_and_whole_where_they_cannot_be_sent(
+def test_results_that_cannot_be_sent_stay_on_this_machine(
     bucket: fsspec.AbstractFileSystem, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Path(addresses.place("memory://made/pairs.tsv"))
+    made = Path(addresses.local_path("memory://made/pairs.tsv"))
     made.parent.mkdir(parents=True)
     made.write_bytes(b"1.2\ta\tb\n")
     with monkeypatch.context() as patch:
@@ -139,12 +122,12 @@ def test_results_stay_here_and_whole_where_they_cannot_be_sent(
         with pytest.raises(
             UserError, match=f"made/pairs.tsv cannot be written .*read-only.*; {made} has it"
         ):
-            addresses.send(made)
-    addresses.send(made)
+            addresses.send_path(made)
+    addresses.send_path(made)
     assert bucket.cat("/made/pairs.tsv") == made.read_bytes()
 
 
-def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_goes_on_behind_them(
+def test_shards_of_vectors_are_sent_one_by_one_and_another_machine_resumes_from_them(
     bucket: fsspec.AbstractFileSystem,
     tiny_bert_dir: Path,
     tmp_path: Path,
@@ -187,7 +170,7 @@ def test_shards_of_vectors_go_to_their_address_one_by_one_and_another_machine_go
     assert bucket.cat("/made/pairs.tsv") == (tmp_path / "here.tsv").read_bytes()
 
 
-def test_vectors_that_could_not_be_sent_are_sent_by_the_same_command(
+def test_vectors_that_could_not_be_sent_are_sent_when_the_command_is_given_again(
     bucket: fsspec.AbstractFileSystem,
     tiny_bert_dir: Path,
     tmp_path: Path,
@@ -208,9 +191,7 @@ def test_vectors_that_could_not_be_sent_are_sent_by_the_same_command(
     command += ["--embeddings_dir", "memory://kept"]
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "put_file", refused)
-        with pytest.raises(
-            UserError, match="cannot be written .*read-only.*, and the same command sends it"
-        ):
+        with pytest.raises(UserError, match="the same command sends it"):
             eval_retrieval.run(command)
     eval_retrieval.run(command)
     (kept,) = (tmp_path / "cache/memory/kept").rglob("*.npy")

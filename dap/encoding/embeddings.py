@@ -24,7 +24,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
-from dap.addresses import fetch_sent, send
+from dap.addresses import fetch_path, send_path
 from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
 from dap.file_io import disk_full, whole_file
@@ -158,7 +158,7 @@ def embed_to_disk(
     if state.is_main_process:
         for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
             other.unlink(missing_ok=True)
-        send(folder)  # shards that an earlier run could not send
+        send_path(folder)  # shards that an earlier run could not send
     return _join(shards, folder) if shards and state.is_main_process else encoder.encode([""])[:0]
 
 
@@ -181,7 +181,7 @@ def _key(fingerprint: str, text: Sequence[str]) -> str:
 def _is_whole(shard: Path, rows: int) -> bool:
     """Whether the shard exists and has its rows: a disk may have lost what it had promised to keep."""
     if not shard.is_file():
-        fetch_sent(shard)
+        fetch_path(shard)
     try:
         return len(np.load(shard, mmap_mode="r")) == rows
     except (OSError, ValueError, EOFError):
@@ -237,7 +237,7 @@ def _write_shard(vectors: np.ndarray, shard: Path) -> None:
     for path in shard.parent.glob(f"*{shard.name.rsplit('-', 1)[0]}-*"):
         path.unlink(missing_ok=True)
     write_vectors(vectors, shard)
-    send(shard)
+    send_path(shard)
 
 
 def _join(shards: list[Path], folder: Path) -> np.ndarray:

@@ -286,12 +286,13 @@ def test_what_fails_is_named_what_is_held_is_left_and_the_others_go_on(
         finish(workspace.folder(job))
     (workspace.folder(damaged) / FINISHED).write_text("")
     log = workspace.folder(bad) / "train.log"
-    with claimed(workspace.folder(held), beside=True):
+    held_folder = workspace.folder(held)
+    with claimed(held_folder.with_name(f"{held_folder.name}.job")):
         of_the_command, of_the_folder = sorted(work(workspace, None))
     assert of_the_command == f"{bad.name}: json.tool ended with status 2: see {log}"
     assert "-m json.tool --learning_rate 1.0 --objective 't r' --seed 0" in log.read_text()
     assert of_the_folder.startswith(
-        f"{damaged.name}: {workspace.folder(damaged) / FINISHED}: no JSON"
+        f"{damaged.name}: {workspace.folder(damaged) / FINISHED}: not valid JSON"
     )
     options = {
         "--output_dir": workspace.runs_dir,

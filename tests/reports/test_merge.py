@@ -299,9 +299,9 @@ def test_pairs_of_several_languages_keep_the_digests_of_their_texts(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", ": no JSON"),
-        ('{"model": "m", "protocol": "p", "score": NaN}', ": no JSON .it holds NaN"),
-        ('{"model": "m", "protocol": "p", "score": 1e999}', ": no JSON .it holds 1e999"),
+        ("{", ": not valid JSON"),
+        ('{"model": "m", "protocol": "p", "score": NaN}', ": not valid JSON .it holds NaN"),
+        ('{"model": "m", "protocol": "p", "score": 1e999}', ": not valid JSON .it holds 1e999"),
         ("[]", " is no report of an evaluation"),
         ('{"score": 1}', " is no report of an evaluation"),
         ('{"model": "m", "protocol": "p", "seeds": [1]}', " is a merged report"),
