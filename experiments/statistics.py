@@ -346,7 +346,7 @@ def measures(study: Study) -> list[Measure]:
             found.append(Measure(label, (path,), lower_is_better=True, by_language=by_language))
     for pair in BUCC_PAIRS:
         for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
-            paper = {model: row[pair][column] for model, row in PAPER_BUCC["training"].items()}
+            paper = {model: row[pair][column] for model, row in PAPER_BUCC["sample"].items()}
             found.append(
                 Measure(
                     f"BUCC {pair} sample, {name}",

@@ -1,4 +1,5 @@
-"""JSON records of runs, several seeds merged, and tables beside the paper's."""
+"""Reports of evaluations: write them, merge several seeds, and show them beside the paper's
+numbers."""
 
 from dap.reports.merge import is_spread, merge_seeds, numbers_of, paper_beside
 from dap.reports.paper import (

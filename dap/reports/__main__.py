@@ -1,4 +1,4 @@
-"""`python -m dap.reports`: merges the reports of several seeds; see `dap.reports.merge`."""
+"""Run `python -m dap.reports`, which merges the reports of several seeds."""
 
 from dap.reports.merge import main
 

@@ -1,8 +1,9 @@
-"""Reports of several seeds merged into one, and shown beside the paper's numbers.
+"""Merge the reports of several seeds, and show them beside the paper's numbers.
 
     python -m dap.reports seed1.json seed2.json seed3.json --output merged.json
 
-Only reports of one protocol, data and settings are merged. Those of bitext mining may be of several language pairs.
+All reports must have the same protocol, data and settings. Reports of bitext mining may be about
+several language pairs.
 """
 
 import argparse
@@ -26,200 +27,241 @@ from dap.reports.paper import (
 from dap.reports.records import HEAD, read_report, timestamp
 from dap.reports.rendering import text_table
 
-#: Numbers that say how large the test set is.
+#: Numbers that give the size of the test set. They must be equal in all reports.
 COUNTS = ("pairs", "gold")
 MEASURES = ("precision", "recall", "f1")
-#: Settings that say where the text was, and those that differ between the language pairs of bitext mining.
+#: Settings that only say where the text was.
 PLACES = ("data", "bucc")
-OF_A_PAIR = ("pair", "text")
+#: Settings that differ between the language pairs of bitext mining.
+PAIR_SETTINGS = ("pair", "text")
 SEED_MARK = re.compile(r"seed[-_=]?\d+")
 
-Place = tuple[str, ...]  # keys that lead to a number in a report
+Place = tuple[str, ...]  # keys that lead to a value in a report, such as ("languages", "de")
+Reports = Mapping[str, Mapping[str, Any]]  # file name -> report
 
 
-def merge_seeds(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """One report of several that differ in the seed alone: mean and sample standard deviation of every number.
+def merge_seeds(reports: Reports) -> dict[str, Any]:
+    """Merge reports that differ only in the seed.
 
-    Every number, however deep, becomes {"mean": ..., "sd": ...} (sd None for one report). Whole numbers that are equal
-    in all reports stay as they are; those of `COUNTS` have to be. Models count as one if their settings name one
-    recipe (`training_record`), or if their names are equal but for a mark such as "seed1".
+    Every number becomes {"mean": ..., "sd": ...}, with the sample standard deviation (None for one
+    report). Whole numbers that are equal in all reports stay unchanged.
+
+    Two models count as one if their settings name the same recipe (`training_record`), or if their
+    names are equal except for a mark such as "seed1".
 
     Args:
-        reports: file name -> what `report` made; the names are for errors.
+        reports: file name -> report. The names are for error messages.
 
     Raises:
-        ValueError: no reports, or two that differ in protocol, settings, model or form, or are of one and the same
-            run. Names both files and both values.
+        ValueError: no reports, two reports of the same run, or two that differ in protocol,
+            settings, model or form.
     """
     if not reports:
         raise UserError("no reports to merge: give one file or more")
-    (first, one), *others = reports.items()
-    for file, other in others:
-        _same_question(first, one, file, other)
-    _different_runs(reports)
-    bodies = {
-        file: {key: value for key, value in each.items() if key not in HEAD}
-        for file, each in reports.items()
+
+    first_file, *other_files = reports
+    first = reports[first_file]
+    for file in other_files:
+        _require_same_evaluation(first_file, first, file, reports[file])
+    _require_different_runs(reports)
+
+    bodies = {}
+    for file, report in reports.items():
+        bodies[file] = {key: value for key, value in report.items() if key not in HEAD}
+    return {
+        "protocol": first.get("protocol"),
+        "settings": first.get("settings"),
+        "model": _name_without_seed(first),
+        "models": [each["model"] for each in reports.values()],
+        "n": len(reports),
+        "seeds": [each.get("seed") for each in reports.values()],
+        **_merge_values(bodies),
+        "time": timestamp(),
+        "versions": [each.get("versions") for each in reports.values()],
     }
-    head = {"protocol": one.get("protocol"), "settings": one.get("settings"), "model": _family(one)}
-    head |= {"models": [each["model"] for each in reports.values()], "n": len(reports)}
-    head |= {"seeds": [each.get("seed") for each in reports.values()]}
-    tail = {"time": timestamp(), "versions": [each.get("versions") for each in reports.values()]}
-    return head | _merged(bodies) | tail
 
 
-def merge_pairs(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`merge_seeds` of bitext mining's reports of several language pairs, whose numbers are kept side by side.
+def merge_pairs(reports: Reports) -> dict[str, Any]:
+    """Merge bitext mining reports of several seeds and language pairs, which stay side by side.
 
-    Reports of anything else, or of one pair, are merged as they are.
+    Reports of other evaluations, or of only one language pair, are merged by `merge_seeds`.
 
     Raises:
-        ValueError: as `merge_seeds`; or pairs that differ in more than their text, or in their numbers of seeds.
+        ValueError: see `merge_seeds`. Also if the pairs have different settings or seeds.
     """
     by_pair: dict[str | None, dict[str, Mapping[str, Any]]] = {}
-    for file, each in reports.items():
-        by_pair.setdefault(each.get("settings", {}).get("pair"), {})[file] = each
+    for file, report in reports.items():
+        pair = report.get("settings", {}).get("pair")
+        by_pair.setdefault(pair, {})[file] = report
     if len(by_pair) < 2:
         return merge_seeds(reports)
-    merged = [merge_seeds(group) for group in by_pair.values()]
-    (first, one), *others = (
-        (next(iter(group)), part) for group, part in zip(by_pair.values(), merged)
-    )
-    for file, other in others:
-        _same_question(first, _of_any_pair(one), file, _of_any_pair(other))
-        if set(one["seeds"]) != set(other["seeds"]):
-            raise UserError(
-                f"{first} is of the seeds {one['seeds']}, {file} of {other['seeds']}: give all pairs of each"
-            )
-    head = {
-        key: one[key] for key in ("protocol", "model", "models", "n", "seeds", "time", "versions")
-    }
-    pairs = {pair: numbers for part in merged for pair, numbers in part["pairs"].items()}
-    of_pairs = {key: [part["settings"].get(key) for part in merged] for key in OF_A_PAIR}
-    return head | {"settings": one["settings"] | of_pairs, "pairs": pairs}
 
+    merged = {}  # first file of a language pair -> its merged report
+    for group in by_pair.values():
+        merged[next(iter(group))] = merge_seeds(group)
 
-def _of_any_pair(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **report,
-        "settings": {
-            key: value for key, value in report["settings"].items() if key not in OF_A_PAIR
-        },
-    }
-
-
-def _family(one: Mapping[str, Any]) -> str:
-    return SEED_MARK.sub("seed*", one["model"])
-
-
-def _same_question(first: str, one: Mapping[str, Any], file: str, other: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless both reports name the same protocol, settings (data among them), recipe and model."""
-    pairs = [("protocol", one.get("protocol"), other.get("protocol"))]
-    settings = [each.get("settings", {}) for each in (one, other)]
-    names = dict.fromkeys([*settings[0], *settings[1]])
-    if settings[0].get("text") is not None and settings[0]["text"] == settings[1].get("text"):
-        for place in PLACES:
-            names.pop(place, None)  # the same text from another place
-    pairs += [(f"settings.{name}", settings[0].get(name), settings[1].get(name)) for name in names]
-    if not settings[0].get("recipe"):
-        pairs.append(("model", _family(one), _family(other)))
-    for name, here, there in pairs:
-        if here != there:
-            raise UserError(
-                f"{first} has {name} {here!r}, {file} has {there!r}: only reports of one protocol, data, settings and "
-                "model (but for a mark such as seed1 in its name) can be merged"
-            )
-
-
-def _different_runs(reports: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise `ValueError` where two reports are of one model and seed, or of one recipe and seed: the same model."""
-    seen: dict[str, str] = {}
-    for file, each in reports.items():
-        model = (
-            each.get("settings", {}).get("recipe")
-            or f"{each['model']} {each.get('revision') or ''}".rstrip()
+    first_file, *other_files = merged
+    first = merged[first_file]
+    for file in other_files:
+        other = merged[file]
+        _require_same_evaluation(
+            first_file, _without_pair_settings(first), file, _without_pair_settings(other)
         )
-        run = f"model {model} and seed {each.get('seed')}"
+        if set(first["seeds"]) != set(other["seeds"]):
+            raise UserError(
+                f"{first_file} has the seeds {first['seeds']}, {file} has {other['seeds']}: "
+                "give the same seeds for every language pair"
+            )
+
+    pairs: dict[str, Any] = {}
+    settings = dict(first["settings"])
+    for each in merged.values():
+        pairs |= each["pairs"]
+    for key in PAIR_SETTINGS:
+        settings[key] = [each["settings"].get(key) for each in merged.values()]
+
+    kept = ("protocol", "model", "models", "n", "seeds", "time", "versions")
+    return {key: first[key] for key in kept} | {"settings": settings, "pairs": pairs}
+
+
+def _without_pair_settings(report: Mapping[str, Any]) -> dict[str, Any]:
+    settings = dict(report["settings"])
+    for key in PAIR_SETTINGS:
+        settings.pop(key, None)
+    return {**report, "settings": settings}
+
+
+def _name_without_seed(report: Mapping[str, Any]) -> str:
+    return SEED_MARK.sub("seed*", report["model"])
+
+
+def _require_same_evaluation(
+    first_file: str, first: Mapping[str, Any], file: str, other: Mapping[str, Any]
+) -> None:
+    """Raise `ValueError` unless both reports have the same protocol, settings, recipe and model."""
+    settings = first.get("settings", {})
+    other_settings = other.get("settings", {})
+
+    names = dict.fromkeys([*settings, *other_settings])
+    is_same_text = settings.get("text") is not None
+    is_same_text = is_same_text and settings["text"] == other_settings.get("text")
+    if is_same_text:  # it may be in another folder
+        for name in PLACES:
+            names.pop(name, None)
+
+    compared = [("protocol", first.get("protocol"), other.get("protocol"))]
+    for name in names:
+        compared.append((f"settings.{name}", settings.get(name), other_settings.get(name)))
+    if not settings.get("recipe"):
+        compared.append(("model", _name_without_seed(first), _name_without_seed(other)))
+
+    for name, value, other_value in compared:
+        if value != other_value:
+            raise UserError(
+                f"{first_file} has {name} {value!r}, {file} has {other_value!r}: give reports of "
+                "one protocol, data, settings and model (only a mark such as seed1 may differ)"
+            )
+
+
+def _require_different_runs(reports: Reports) -> None:
+    """Raise `ValueError` if two reports are about one model, or about one recipe and seed."""
+    seen: dict[str, str] = {}
+    for file, report in reports.items():
+        model = report.get("settings", {}).get("recipe")
+        if not model:
+            model = f"{report['model']} {report.get('revision') or ''}".rstrip()
+        run = f"model {model} and seed {report.get('seed')}"
         if run in seen:
-            raise UserError(f"{seen[run]} and {file} are of the same {run}; give each run once")
+            raise UserError(f"{seen[run]} and {file} have the same {run}: give each run once")
         seen[run] = file
 
 
-def _merged(values: Mapping[str, Any], place: Place = ()) -> Any:
-    """One value of those that each file has at `place` of its report."""
-    (first, one), *others = values.items()
+def _merge_values(values: Mapping[str, Any], place: Place = ()) -> Any:
+    """Merge the values that the files have at one place of their reports.
+
+    Args:
+        values: file name -> value.
+        place: keys that lead to the value.
+    """
+    first_file, *other_files = values
+    first = values[first_file]
+
     if all(isinstance(value, Mapping) for value in values.values()):
-        for file, other in others:
-            if differing := one.keys() ^ other.keys():
+        for file in other_files:
+            if differing := first.keys() ^ values[file].keys():
                 name = " ".join([*place, min(differing)])
                 raise UserError(
-                    f"only one of {first} and {file} has {name!r}: evaluate both on the same"
+                    f"only one of {first_file} and {file} has {name!r}: evaluate both alike"
                 )
-        return {
-            name: _merged({file: value[name] for file, value in values.items()}, (*place, name))
-            for name in one
-        }
-    differing = [(file, other) for file, other in others if other != one]
+        merged = {}
+        for name in first:
+            inner = {file: value[name] for file, value in values.items()}
+            merged[name] = _merge_values(inner, (*place, name))
+        return merged
+
+    differing_files = [file for file in other_files if values[file] != first]
     if all(is_number(value) for value in values.values()) and place[-1] not in COUNTS:
-        if isinstance(one, int) and not differing:
-            return one
-        return {
-            "mean": statistics.fmean(values.values()),
-            "sd": statistics.stdev(values.values()) if others else None,
-        }
-    for file, other in differing:
+        if isinstance(first, int) and not differing_files:
+            return first
+        mean = statistics.fmean(values.values())
+        return {"mean": mean, "sd": statistics.stdev(values.values()) if other_files else None}
+
+    for file in differing_files:
         raise UserError(
-            f"{' '.join(place)}: {first} has {one!r}, {file} has {other!r}: not the same evaluation"
+            f"{' '.join(place)}: {first_file} has {first!r}, {file} has {values[file]!r}: "
+            "give reports of the same evaluation"
         )
-    return one
+    return first
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a report is a number of one run."""
+    """Return whether a value of a report is a number of one run."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def merged_table(merged: Mapping[str, Any]) -> str:
-    """Every number of a merged report: a row a place, a column a name, "mean ± sd" in each."""
-    rows = [
-        (place, {name: _spread(value) for name, value in numbers.items() if is_spread(value)})
-        for place, numbers in numbers_of(merged)
-    ]
-    columns = list(dict.fromkeys(name for _, spreads in rows for name in spreads))
-    cells = [
-        [" ".join(place) or "all", *map(spreads.get, columns)] for place, spreads in rows if spreads
-    ]
-    return text_table(["", *columns], cells)
+def is_spread(value: Any) -> bool:
+    """Return whether a value of a merged report is the mean and deviation of several runs."""
+    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
 
 
 def numbers_of(
     report: Mapping[str, Any], place: Place = ()
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The numbers of a report by their place in it: ("languages", "de") and {"xx-en": 97.8, "pairs": 1000}.
+    """Yield all numbers of a report with their place.
 
-    A number of several seeds is {"mean": ..., "sd": ...}.
+    An example is `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. A number of several seeds
+    is {"mean": ..., "sd": ...}.
     """
-    body = {
-        name: value
-        for name, value in report.items()
-        if place or name not in (*HEAD, "models", "seeds", "n")
-    }
-    if numbers := {
-        name: value for name, value in body.items() if is_number(value) or is_spread(value)
-    }:
+    hidden = () if place else (*HEAD, "models", "seeds", "n")
+    body = {name: value for name, value in report.items() if name not in hidden}
+
+    numbers = {}
+    for name, value in body.items():
+        if is_number(value) or is_spread(value):
+            numbers[name] = value
+    if numbers:
         yield place, numbers
+
     for name, value in body.items():
         if isinstance(value, Mapping) and name not in numbers:
             yield from numbers_of(value, (*place, name))
 
 
-def is_spread(value: Any) -> bool:
-    """Whether a value of a merged report is a number of several runs."""
-    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
+def merged_table(merged: Mapping[str, Any]) -> str:
+    """Show every number of a merged report as "mean ± sd", one row per place."""
+    rows = {}
+    columns: dict[str, None] = {}
+    for place, numbers in numbers_of(merged):
+        cells = {name: _spread(value) for name, value in numbers.items() if is_spread(value)}
+        if cells:
+            rows[" ".join(place) or "all"] = cells
+            columns |= dict.fromkeys(cells)
+    body = [[name, *map(cells.get, columns)] for name, cells in rows.items()]
+    return text_table(["", *columns], body)
 
 
 def _spread(value: Mapping[str, float | None]) -> str:
-    """Percentages with two decimals, thresholds and losses with four.
+    """Format percentages with two decimals, and small numbers such as thresholds with four.
 
     >>> _spread({"mean": 90.5, "sd": 0.25}), _spread({"mean": 1.0625, "sd": None})
     ('90.50 ± 0.25', '1.0625')
@@ -229,64 +271,78 @@ def _spread(value: Mapping[str, float | None]) -> str:
 
 
 def paper_beside(report: Mapping[str, Any]) -> str | None:
-    """The numbers, or means, of a report beside the paper's, if it has such numbers: Tatoeba, BUCC or XNLI."""
-    means, name = (
-        _means(report),
-        Path(report["model"]).name + (f" (n={report['n']})" if "n" in report else ""),
-    )
-    languages = means.get("languages", {})
-    is_whole = (
-        report["settings"].get("max_pairs") is None
-    )  # with fewer pairs there are fewer candidates
-    if is_whole and any(group in means.get("averages", {}) for group in TATOEBA_GROUPS):
+    """Show the numbers of a report, or their means, beside the paper's.
+
+    Returns:
+        A table of Tatoeba, BUCC or XNLI, or None if the paper has no such numbers.
+    """
+    means = _means(report)
+    name = Path(report["model"]).name
+    if "n" in report:
+        name += f" (n={report['n']})"
+
+    has_group = any(group in means.get("averages", {}) for group in TATOEBA_GROUPS)
+    is_whole = report["settings"].get("max_pairs") is None  # fewer pairs are an easier task
+    if is_whole and has_group:
         return tatoeba_tables(means, name)
+
+    languages = means.get("languages", {})
     if languages and all("accuracy" in numbers for numbers in languages.values()):
-        return xnli_table({code: numbers["accuracy"] for code, numbers in languages.items()}, name)
-    split = BUCC_PROTOCOLS.get(report["protocol"].removeprefix("BUCC ").split(":")[0])
-    pairs = {
-        pair: numbers for pair, numbers in means.get("pairs", {}).items() if pair in BUCC_PAIRS
-    }
-    if split and pairs:
-        return bucc_table(
-            {pair: [numbers[key] for key in MEASURES] for pair, numbers in pairs.items()},
-            name,
-            split,
-        )
+        accuracies = {code: numbers["accuracy"] for code, numbers in languages.items()}
+        return xnli_table(accuracies, name)
+
+    protocol = report["protocol"].removeprefix("BUCC ").split(":")[0]
+    results = {}
+    for pair, numbers in means.get("pairs", {}).items():
+        if pair in BUCC_PAIRS:
+            results[pair] = [numbers[key] for key in MEASURES]
+    if protocol in BUCC_PROTOCOLS and results:
+        return bucc_table(results, name, BUCC_PROTOCOLS[protocol])
     return None
 
 
 def _means(node: Any) -> Any:
     if is_spread(node):
         return node["mean"]
-    return (
-        {name: _means(value) for name, value in node.items()} if isinstance(node, Mapping) else node
-    )
+    if isinstance(node, Mapping):
+        return {name: _means(value) for name, value in node.items()}
+    return node
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Merges the reports that the command line `argv` names, prints the tables; returns the merged report.
+    """Merge the reports that the command line names, and print the tables.
+
+    Args:
+        argv: the command line. None takes the process's own.
+
+    Returns:
+        The merged report.
 
     Raises:
-        ValueError: reports that do not belong together, or a file that is none.
+        ValueError: reports that do not belong together, or a file that is not a report.
         FileNotFoundError: no such file.
     """
     parser = argparse.ArgumentParser(
         prog="python -m dap.reports", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, a seed each")
+    parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, one per seed")
     parser.add_argument("--output", help="JSON file for the merged report")
     arguments = parser.parse_args(argv)
-    if repeated := [path for path in arguments.reports if arguments.reports.count(path) > 1]:
-        raise UserError(f"{repeated[0]} is given twice: give each report once")
+    for path in arguments.reports:
+        if arguments.reports.count(path) > 1:
+            raise UserError(f"{path} is given twice: give each report once")
+
     outputs = {} if arguments.output is None else {"--output": arguments.output}
     with guarded(outputs, inputs=arguments.reports):
         merged = merge_pairs({path: read_report(path) for path in arguments.reports})
-        for path in outputs.values():
-            write_json(merged, path)
-    print(
-        f"{merged['model']}: {merged['protocol']}\nmean ± sample standard deviation, n={merged['n']}\n"
-    )
-    print("\n\n".join(table for table in (merged_table(merged), paper_beside(merged)) if table))
+        if arguments.output:
+            write_json(merged, arguments.output)
+
+    print(f"{merged['model']}: {merged['protocol']}")
+    print(f"mean ± sample standard deviation, n={merged['n']}\n")
+    print(merged_table(merged))
+    if table := paper_beside(merged):
+        print(f"\n{table}")
     if arguments.output:
         print(f"written to {arguments.output}")
     return merged

@@ -1,4 +1,4 @@
-"""Pictures of a training's curves, and of accuracy by language before and after; matplotlib draws them."""
+"""Draw training curves, and accuracy by language before and after a training, with matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 from dap.errors import UserError
 from dap.reports.paper import DIRECTIONS
 
-CURVES = "curves.svg"  # of a training, in its folder
+CURVES = "curves.svg"  # file name in a training's output folder
+#: Title of a panel -> the evaluation metrics that it shows.
 EVALUATED = {
     "accuracy on dev pairs, %": ["eval_mean_accuracy"],
-    "nats a token from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
+    "nats per token from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
 }
+MARKERS = "os^D"  # of matplotlib, one per report
 
 
 def require_drawable(argument: str, path: str | Path) -> None:
-    """Raise `UserError` unless the library that draws is installed, and draws such a file."""
+    """Raise `UserError` unless matplotlib is installed and can draw a file of this type."""
     if Path(path).suffix not in (".svg", ".png", ".pdf"):
-        raise UserError(
-            f"{argument} {path}: give the picture a name that ends in .svg, .png or .pdf"
-        )
+        raise UserError(f"{argument} {path}: give a name that ends in .svg, .png or .pdf")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -29,38 +29,42 @@ def require_drawable(argument: str, path: str | Path) -> None:
 def curves(
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Panel -> measure -> points (step, value) of a Trainer's `log_history`; one of fewer than 3 points is left out.
+    """Collect the curves of a Trainer's `log_history`. A curve needs at least 3 points.
 
-    >>> curves([{"step": step, "loss": 9 - step} for step in (1, 2, 3)] + [{"step": 3, "train_loss": 7}])
+    Returns:
+        Title of a panel -> metric -> points (step, value).
+
+    >>> history = [{"step": step, "loss": 9 - step} for step in (1, 2, 3)]
+    >>> curves(history + [{"step": 3, "train_loss": 7}])
     {'training loss, nats': {'loss': [(1, 8), (2, 7), (3, 6)]}}
     """
-    names = dict.fromkeys(
-        name for line in history if "loss" in line for name in line if name.endswith("loss")
-    )
-    panels = {"training loss, nats": list(names), **EVALUATED}
-    found = {
-        title: {
-            name: [(line["step"], line[name]) for line in history if name in line] for name in names
-        }
-        for title, names in panels.items()
-    }
-    found = {
-        title: {name: line for name, line in lines.items() if len(line) > 2}
-        for title, lines in found.items()
-    }
-    return {title: lines for title, lines in found.items() if lines}
+    losses: dict[str, None] = {}
+    for line in history:
+        if "loss" in line:
+            losses |= dict.fromkeys(name for name in line if name.endswith("loss"))
+
+    panels = {}
+    for title, names in {"training loss, nats": list(losses), **EVALUATED}.items():
+        lines = {}
+        for name in names:
+            points = [(line["step"], line[name]) for line in history if name in line]
+            if len(points) > 2:
+                lines[name] = points
+        if lines:
+            panels[title] = lines
+    return panels
 
 
 def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> None:
-    """Draws the panels of `curves`, if there are any, as .svg, .png or .pdf."""
-    if not (panels := curves(history)):
+    """Draw the curves of a Trainer's `log_history` as .svg, .png or .pdf, if there are any."""
+    panels = curves(history)
+    if not panels:
         return
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    for axes, (title, lines) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
         for name, points in lines.items():
             axes.plot(*zip(*points, strict=True), label=name.removeprefix("eval_"))
         axes.set(title=title, xlabel="step")
@@ -70,21 +74,24 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
 
 
 def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The languages of a report with their numbers, as far as these are accuracies of both directions."""
-    languages = report.get("languages", {})
-    return {
-        code: numbers for code, numbers in languages.items() if DIRECTIONS.keys() <= numbers.keys()
-    }
+    """Return the languages of a report that have an accuracy in both directions."""
+    languages = {}
+    for code, numbers in report.get("languages", {}).items():
+        if DIRECTIONS.keys() <= numbers.keys():
+            languages[code] = numbers
+    return languages
 
 
 def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
-    """Draws accuracy by language, a panel a direction, as .svg, .png or .pdf.
+    """Draw accuracy by language as .svg, .png or .pdf, one panel per direction.
 
     Args:
-        reports: label, such as "before", -> report of `eval_retrieval.py`; languages that one lacks are left out.
+        reports: label, such as "before" -> report of `eval_retrieval.py`. Only languages that all
+            reports have are drawn.
+        path: file to write.
 
     Raises:
-        UserError: no language is in all of them.
+        UserError: no language is in all reports.
     """
     from matplotlib.figure import Figure
 
@@ -92,15 +99,15 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
     first = next(iter(found.values()))
     codes = [code for code in first if all(code in languages for languages in found.values())]
     if not codes:
-        raise UserError(
-            f"no language is in all reports to draw ({', '.join(found)}): evaluate on the same text"
-        )
+        labels = ", ".join(found)
+        raise UserError(f"no language is in all of the reports {labels}: evaluate on the same text")
+
     figure = Figure(figsize=(3 + 0.3 * len(codes), 5.4), layout="constrained")
-    for axes, (direction, title) in zip(
-        figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True
-    ):
-        for (label, languages), marker in zip(found.items(), "os^D", strict=False):
-            axes.plot(codes, [languages[code][direction] for code in codes], marker, label=label)
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, (direction, title) in zip(panels, DIRECTIONS.items(), strict=True):
+        for (label, languages), marker in zip(found.items(), MARKERS, strict=False):
+            accuracies = [languages[code][direction] for code in codes]
+            axes.plot(codes, accuracies, marker, label=label)
         axes.set(title=title, ylabel="accuracy, %")
         axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -1,11 +1,13 @@
-"""Tables as text and as Markdown."""
+"""Format tables as plain text and as Markdown."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned columns: the first to the left, the others to the right; floats with one decimal, None as "-".
+    """Format a table with aligned columns: the first to the left, the others to the right.
+
+    Floats get one decimal, and None becomes "-".
 
     >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
     model        36
@@ -15,13 +17,13 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """
     cells = [[_cell(value) for value in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        ).rstrip()
-        for row in [cells[0], ["-" * width for width in widths], *cells[1:]]
-    ]
+    cells.insert(1, ["-" * width for width in widths])
+
+    lines = []
+    for first, *others in cells:
+        aligned = [first.ljust(widths[0])]
+        aligned += [cell.rjust(width) for cell, width in zip(others, widths[1:])]
+        lines.append("  ".join(aligned).rstrip())
     return "\n".join(lines)
 
 
@@ -34,22 +36,25 @@ def _cell(value: Any) -> str:
 def markdown_table(
     header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: bool = False
 ) -> str:
-    """A table of Markdown; a bar or a line break in a cell cannot break it.
+    """Format a Markdown table. Bars and line breaks in cells are escaped.
 
     Args:
-        header: a name a column.
+        header: one name per column.
         rows: the cells.
-        numbers: sets all columns but the first to the right.
+        numbers: align all columns except the first to the right.
 
     >>> print(markdown_table(["a", "b"], [[1, "x|y"]]))
     | a | b |
     |---|---|
     | 1 | x\\|y |
     """
-    rule = ["|:--", *["|--:"] * (len(header) - 1)] if numbers else ["|---"] * len(header)
-    cells = [
-        [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
-        for row in [header, *rows]
-    ]
-    first, *lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([first, "".join(rule) + "|", *lines])
+    rule = ["|---"] * len(header)
+    if numbers:
+        rule = ["|:--", *["|--:"] * (len(header) - 1)]
+
+    lines = []
+    for row in [header, *rows]:
+        cells = [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.insert(1, "".join(rule) + "|")
+    return "\n".join(lines)
