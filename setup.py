@@ -32,7 +32,7 @@ EXTRAS["dev"] = [
 setup(
     name="dap-transformers",
     version="0.1.0",
-    description="Dual-alignment pre-training (DAP, ACL 2023) for cross-lingual sentence embedding with Transformers",
+    description="Sentence embeddings in which translations lie close together, from any encoder (DAP)",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -84,5 +84,27 @@ setup(
             "push-to-hub=push_to_hub:main",
         ]
     },
-    classifiers=["Programming Language :: Python :: 3", "Topic :: Text Processing :: Linguistic"],
+    project_urls={
+        "Paper": "https://aclanthology.org/2023.acl-long.191",
+        "Code of the paper": "https://github.com/ChillingDream/DAP",
+    },
+    keywords=[
+        "sentence embeddings",
+        "cross-lingual",
+        "multilingual",
+        "translation ranking",
+        "bitext mining",
+        "word alignment",
+        "transformers",
+    ],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
 )

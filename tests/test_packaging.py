@@ -1,4 +1,4 @@
-"""The plan of the house: which folder may import which, and what the wheel holds. Everything is read off the files."""
+"""Check which folder may import which, what the wheel holds, and what CITATION.cff says."""
 
 import ast
 import shutil
@@ -8,137 +8,152 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import REPOSITORY
 
-#: A module imports only what stands further left, or at the same place; commands do not import each other.
-PLACES = ("model", "dap", "command", "beside")
+#: Layers, lowest first. A module imports from its own layer or from lower ones.
+LAYERS = ("model", "dap", "command", "beside")
 BESIDE = ("quickstart", "experiments", "benchmarks")
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
-#: Files of a folder that others import by their own names: slow to import, or commands.
-BY_THEMSELVES = {"dap.publishing.onnx_export"}
+#: Modules that others import by their full name. A folder's `__init__.py` does not load them, because
+#: they are a command, or because `dap.prepare` needs one of them without the model.
+IMPORTED_DIRECTLY = ("dap.publishing.onnx_export", "dap.ray.")
 
+#: Name of a module or folder -> names that it imports.
 Graph = dict[str, set[str]]
 
 
 def own_modules() -> dict[str, Path]:
-    """Dotted name -> file; a folder's `__init__.py` has the name of the folder."""
+    """Return the file of each module, by its dotted name. A package has its `__init__.py`."""
     files = [path for path in REPOSITORY.glob("*.py") if path.stem != "setup"]
-    files += [path for folder in ("dap", *BESIDE) for path in (REPOSITORY / folder).rglob("*.py")]
-    dotted = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
-    return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+    for folder in ("dap", *BESIDE):
+        files += (REPOSITORY / folder).rglob("*.py")
+
+    modules = {}
+    for path in files:
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        modules[".".join(parts).removesuffix(".__init__")] = path
+    return modules
 
 
-def place(module: str) -> str:
+def layer_of(module: str) -> str:
+    """Return the layer of a module, one of `LAYERS`."""
     root = module.split(".")[0]
     if root == "dap":
         return "dap"
-    return (
-        "beside"
-        if root in BESIDE
-        else "model"
-        if root.endswith("_dap") and root != "train_dap"
-        else "command"
-    )
+    if root in BESIDE:
+        return "beside"
+    if root.endswith("_dap") and root != "train_dap":
+        return "model"
+    return "command"
 
 
-def folder(module: str) -> str:
-    """`dap.text` of `dap.text.corpus`; elsewhere the module itself."""
-    return ".".join(module.split(".")[:2]) if place(module) == "dap" else module
+def folder_of(module: str) -> str:
+    """Return `dap.text` for `dap.text.corpus`. A module outside of `dap` stands for itself."""
+    if layer_of(module) != "dap":
+        return module
+    return ".".join(module.split(".")[:2])
 
 
-def imports(path: Path, modules: set[str]) -> set[str]:
-    """The own modules that a file imports, within functions too."""
-    named: set[str] = set()
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """Return the own modules that a file imports, also within functions."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            named |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            named |= {f"{module}.{alias.name}" for alias in node.names} & modules or {module}
-    return named & modules
+            submodules = {f"{module}.{alias.name}" for alias in node.names} & modules
+            names |= submodules or {module}
+    return names & modules
 
 
 def reachable(graph: Graph, start: str) -> set[str]:
-    seen, ahead = set(), list(graph[start])
-    while ahead:
-        if (name := ahead.pop()) not in seen:
+    """Return everything that `start` imports, directly or through others."""
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
             seen.add(name)
-            ahead += graph[name]
+            waiting += graph[name]
     return seen
 
 
 @pytest.fixture(scope="module")
 def files() -> Graph:
-    """Module -> the modules that it imports."""
+    """Return the imports of each module."""
     modules = own_modules()
-    return {name: imports(path, set(modules)) - {name} for name, path in modules.items()}
+    graph = {}
+    for name, path in modules.items():
+        graph[name] = imports_of(path, set(modules)) - {name}
+    return graph
 
 
 @pytest.fixture(scope="module")
 def folders(files: Graph) -> Graph:
-    """The same between folders of `dap`, and files elsewhere."""
+    """Return the imports between the folders of `dap` and the modules elsewhere."""
     graph: Graph = {}
-    for name, wanted in files.items():
-        graph.setdefault(folder(name), set()).update(
-            {folder(other) for other in wanted} - {folder(name)}
-        )
+    for name, imported in files.items():
+        folder = folder_of(name)
+        others = {folder_of(other) for other in imported} - {folder}
+        graph.setdefault(folder, set()).update(others)
     return graph
 
 
-def test_every_place_imports_only_what_stands_before_it(files: Graph) -> None:
-    for name, other in ((one, other) for one, wanted in files.items() for other in wanted):
-        before = PLACES.index(place(other)) < PLACES.index(place(name))
-        together = place(other) == place(name) != "command"
-        assert before or together, f"{name} imports {other}"
+def test_no_module_imports_from_a_higher_layer(files: Graph) -> None:
+    for name, imported in files.items():
+        for other in imported:
+            is_lower = LAYERS.index(layer_of(other)) < LAYERS.index(layer_of(name))
+            # Commands do not import each other.
+            is_same = layer_of(other) == layer_of(name) != "command"
+            assert is_lower or is_same, f"{name} imports {other}"
 
 
-def test_nothing_is_imported_in_a_circle(files: Graph, folders: Graph) -> None:
-    inside = {
-        name: wanted - {folder(name)} for name, wanted in files.items()
-    }  # but a folder's own `__init__.py`
-    for graph in (inside, folders):
+def test_there_are_no_import_cycles(files: Graph, folders: Graph) -> None:
+    # A module may import its own folder's `__init__.py`.
+    modules = {name: imported - {folder_of(name)} for name, imported in files.items()}
+    for graph in (modules, folders):
         assert not [name for name in graph if name in reachable(graph, name)]
 
 
 def test_folders_import_each_other_by_their_public_names(files: Graph) -> None:
-    for name, wanted in files.items():
-        hidden = {
-            other
-            for other in wanted
-            if place(other) == "dap" and other != folder(other) != folder(name)
-        }
-        assert not hidden - BY_THEMSELVES, f"{name} reaches into a folder"
+    for name, imported in files.items():
+        for other in imported:
+            is_inner = layer_of(other) == "dap" and other != folder_of(other)
+            is_foreign = folder_of(other) != folder_of(name)
+            if is_inner and is_foreign:
+                assert other.startswith(IMPORTED_DIRECTLY), f"{name} imports {other}"
 
 
 @pytest.mark.parametrize("name", WITHOUT_MODEL)
-def test_text_and_arrays_know_no_model(name: str, folders: Graph) -> None:
-    assert not [other for other in reachable(folders, f"dap.{name}") if place(other) == "model"]
+def test_folders_for_text_and_arrays_import_no_model(name: str, files: Graph) -> None:
+    for module in files:
+        if folder_of(module) == f"dap.{name}":
+            imported = reachable(files, module)
+            assert not [other for other in imported if layer_of(other) == "model"], module
 
 
-def test_the_wheel_holds_model_library_and_commands_alone(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"  # a copy, as setuptools adds what an earlier build left in build/
-    shutil.copytree(
-        REPOSITORY, tree, ignore=shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info")
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        str(tree),
-    ]
+def test_the_wheel_holds_only_model_library_and_commands(tmp_path: Path) -> None:
+    # Build a copy: setuptools would add what an earlier build left in build/.
+    tree = tmp_path / "tree"
+    left_out = shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info")
+    shutil.copytree(REPOSITORY, tree, ignore=left_out)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    command += ["--outdir", str(tmp_path), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    held = {
-        name
-        for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-        if ".dist-info/" not in name
-    }
-    files = [path for name, path in own_modules().items() if place(name) != "beside"]
-    files += [
-        path for path in (REPOSITORY / "dap").rglob("*.*") if not path.suffix.startswith(".py")
-    ]  # templates
-    assert held == {str(path.relative_to(REPOSITORY)) for path in files}
+
+    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+
+    expected = [path for name, path in own_modules().items() if layer_of(name) != "beside"]
+    for path in (REPOSITORY / "dap").rglob("*.*"):
+        if not path.suffix.startswith(".py"):  # templates
+            expected.append(path)
+    assert held == {str(path.relative_to(REPOSITORY)) for path in expected}
+
+
+def test_the_citation_names_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert f'version="{citation["version"]}"' in (REPOSITORY / "setup.py").read_text("utf-8")
