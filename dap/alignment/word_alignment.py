@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dap.errors import UserError
-from dap.search.similarity import nearest
+from dap.search import nearest
 
 Arrays = Sequence[np.ndarray]
 

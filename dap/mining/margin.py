@@ -13,7 +13,7 @@ import numpy as np
 from dap import scratch
 from dap.errors import UserError
 from dap.scratch import Folder, in_order, on_disk, parts, zeros
-from dap.search.similarity import Neighbours, Search, mutual_neighbours, unit_rows
+from dap.search import Neighbours, Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from dap.mining.bucc import MiningScore, best_threshold, judge, score_at
 from dap.mining.distinct import DistinctSentences
 from dap.mining.margin import Pairs, score_pairs
 from dap.scratch import Folder, on_disk, parts
-from dap.search.similarity import Neighbours
+from dap.search import Neighbours
 
 ENDINGS = str.maketrans("\t\r\n", "   ")
 

@@ -2,5 +2,12 @@
 
 from dap.search.approximate import approximate_neighbours, recall_at_k
 from dap.search.retrieval import group_averages, retrieval_accuracy
-from dap.search.similarity import Array, Neighbours, Search, mutual_neighbours, unit_rows
+from dap.search.similarity import (
+    Array,
+    Neighbours,
+    Search,
+    mutual_neighbours,
+    nearest,
+    unit_rows,
+)
 from dap.search.xsim import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
