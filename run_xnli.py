@@ -20,7 +20,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
-from dap.encoding import ModelArguments, SentenceEncoder, model_fingerprint
+from dap.encoding import BaseEncoderArguments, SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
 from dap.file_io import disk_full, read_json, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
@@ -77,7 +77,7 @@ class DataArguments:
 
 
 def build_task(
-    model_args: ModelArguments, data: DataArguments, training: XNLITrainingArguments
+    model_args: BaseEncoderArguments, data: DataArguments, training: XNLITrainingArguments
 ) -> Task:
     """Load the encoder, and read and tokenise the text that this command needs.
 
@@ -159,7 +159,7 @@ def keep_record(task: Task, data: DataArguments) -> None:
 
 
 def make_report(
-    model_args: ModelArguments,
+    model_args: BaseEncoderArguments,
     data: DataArguments,
     task: Task,
     result: Mapping[str, Any],
@@ -261,7 +261,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         FloatingPointError: the training diverged.
     """
     parser = ArgumentParser(
-        (ModelArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False
+        (BaseEncoderArguments, DataArguments, XNLITrainingArguments), allow_abbrev=False
     )
     model_args, data, training = parser.parse_args_into_dataclasses(args=argv)
     is_main, folders = training.process_index == 0, {"--output_dir": training.output_dir}

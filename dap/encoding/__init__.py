@@ -10,7 +10,7 @@ from dap.encoding.embeddings import (
     model_fingerprint,
     require_finite,
 )
-from dap.encoding.encoder_arguments import EncoderArguments, ModelArguments, tokens_of_a_batch
+from dap.encoding.encoder_arguments import BaseEncoderArguments, EncoderArguments, tokens_of_a_batch
 from dap.encoding.loading import (
     LibrarySettings,
     NeedsSentenceTransformers,
@@ -23,4 +23,9 @@ from dap.encoding.loading import (
     pooling_mode,
 )
 from dap.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
-from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder, load_encoder
+from dap.encoding.sentence_encoder import (
+    EncoderOptions,
+    LibraryEncoder,
+    SentenceEncoder,
+    load_encoder,
+)

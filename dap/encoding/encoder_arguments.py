@@ -1,7 +1,7 @@
-"""The arguments by which a command names an encoder, and the encoder that they name."""
+"""Command-line arguments that choose an encoder."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from typing import Any
 
 import torch
@@ -16,47 +16,51 @@ from dap.reports import report, training_record
 
 
 @dataclass
-class ModelArguments:
-    """Which encoder, and how it pools."""
+class BaseEncoderArguments:
+    """Arguments of every command that loads an encoder, also of those that train it further."""
 
     model_name_or_path: str = arg(
-        MISSING, "A DAP checkpoint, any encoder of AutoModel, a sentence-transformers folder or Hub id; to encode "
-        "with, also a .onnx file of ours.", aliases=["--model"]
-    )  # fmt: skip
+        MISSING,
+        "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder; a folder "
+        "or a Hub id. Commands that only encode also take a .onnx file of ours.",
+        aliases=["--model"],
+    )
     pooling: str | None = arg(
-        None, "How a plain encoder pools, 'cls' as in the paper unless the checkpoint says otherwise.",
-        choices=CHOICES["pooling"]
-    )  # fmt: skip
+        None,
+        "How a plain encoder pools. Default: as the checkpoint says, else 'cls' as in the paper.",
+        choices=CHOICES["pooling"],
+    )
     revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
     trust_remote_code: bool = arg(False, "Run the code that the repository carries.")
 
 
 @dataclass
-class EncoderArguments(ModelArguments):
-    """Which model, and how it makes a sentence vector."""
+class EncoderArguments(BaseEncoderArguments):
+    """Which encoder, and how it makes a sentence vector."""
 
     prefix: str | None = arg(
         None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."
     )
     max_seq_length: int | None = arg(
-        None, "Tokens a sentence. Default: the sentence-transformers folder's, else 128."
+        None, "Tokens per sentence. Default: the sentence-transformers folder's, else 128."
     )
     bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
     layer: int | None = arg(None, "Hidden layer to pool, from 0 (embeddings). Default: the last.")
 
     def load(self) -> Encoder:
-        """The encoder.
+        """Load the encoder.
 
         Raises:
-            ValueError: it cannot be loaded; names the model and the reason.
+            UserError: it cannot be loaded. The message names the model and the reason.
         """
-        options = dict(vars(self))
+        options = asdict(self)
         name = options.pop("model_name_or_path")
         if not name.endswith(".onnx"):
             return load_encoder(name, **options)
         if self.pooling or self.bf16 or self.layer is not None:
             raise UserError(
-                "pooling, layer and number format are fixed in the file: leave pooling, bf16, layer out"
+                f"{name} has its pooling, layer and number format in it: leave --pooling, --bf16 "
+                "and --layer out"
             )
         return OnnxEncoder(name, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
@@ -68,10 +72,13 @@ class EncoderArguments(ModelArguments):
         settings: Mapping[str, Any],
         seconds: float,
     ) -> dict[str, Any]:
-        """What `dap.reports.report` says of the loaded encoder: its own settings, seed and recipe are put in."""
-        own = {
-            name: getattr(encoder, name) for name in ("pooling", "prefix", "max_seq_length", "bf16")
-        }
+        """Make the JSON report of an evaluation with `dap.reports.report`.
+
+        Adds the settings of the loaded encoder, and the seed and the recipe of its training.
+        """
+        own: dict[str, Any] = {}
+        for name in ("pooling", "prefix", "max_seq_length", "bf16"):
+            own[name] = getattr(encoder, name)
         own |= settings
         if encoder.layer is not None:
             own["layer"] = encoder.layer
@@ -82,8 +89,11 @@ class EncoderArguments(ModelArguments):
         return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)
 
 
-def tokens_of_a_batch(wanted: int | None) -> int:
-    """The `--token_budget` given, else what keeps a GPU busy or a CPU's caches warm."""
-    if wanted is not None:
-        return wanted
+def tokens_of_a_batch(token_budget: int | None) -> int:
+    """Return the `--token_budget` given, or the default of this machine.
+
+    The defaults keep a GPU busy, and the batch of a CPU in its caches.
+    """
+    if token_budget is not None:
+        return token_budget
     return 32768 if torch.cuda.is_available() else 4096

@@ -1,12 +1,20 @@
-"""Sentences in, vectors out: sorted by length, batched by tokens, in the order they came.
+"""Sentence vectors from any encoder.
 
-Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
+`SentenceEncoder` runs the encoder and pools its token states. `LibraryEncoder` has the same
+`encode` for the folders that only the sentence-transformers library can run. `load_encoder` picks
+the right one.
+
+Sentences are sorted by length and put into batches by their number of tokens, which saves most of
+the padding. Vectors come back in the order of the sentences.
+
+Legend: `N` sentences, `B` rows of a batch, `S` tokens of its longest row, `D` hidden size.
 """
 
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,29 +43,58 @@ from modeling_dap import DAPModel
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SEQ_LENGTH = 128
-#: Sentences tokenised at a time: bounds the memory of the token lists, and is far above any batch.
+#: Sentences tokenised at a time. This bounds the memory of the token ids.
 CHUNK = 100_000
-#: On CPU this many tokens fill the matrix products: a batch with padding ends where the length changes then.
+#: Tokens that keep a CPU's matrix products busy. Larger batches would only add padding.
 FULL_CPU_BATCH = 512
 
 
+@dataclass(frozen=True)
+class EncoderOptions:
+    """How a checkpoint is loaded, and how it makes a sentence vector.
+
+    Attributes:
+        pooling: "cls" (the paper's) or "mean". None takes the checkpoint's own, or else "cls" with
+            a warning.
+        prefix: text put before every sentence, such as "query: ". None takes the checkpoint's own.
+        max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
+            takes that of the sentence-transformers files. Without these it is 128, or less if the
+            model has fewer positions.
+        trust_remote_code: run the code that the repository carries.
+        revision: branch, tag or commit of a Hub repository.
+        bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
+        layer: hidden layer to pool, from 0 (embeddings). None takes the last layer.
+    """
+
+    pooling: str | None = None
+    prefix: str | None = None
+    max_seq_length: int | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+    bf16: bool = False
+    layer: int | None = None
+
+
 class SentenceEncoder:
-    """An encoder with its tokenizer and pooling: `encode(sentences)` gives one float32 vector a sentence.
+    """An encoder with its tokenizer and pooling. `encode` returns a float32 vector per sentence.
+
+    Encoding puts a model into evaluation mode for a moment. Threads that share a model must
+    therefore put it into evaluation mode before they start.
 
     Args:
-        model: any encoder that returns `last_hidden_state` (B, S, D). In training mode it leaves that while it
-            encodes, so that threads are to share one in evaluation mode.
+        model: any encoder that returns `last_hidden_state` (B, S, D).
         tokenizer: its tokenizer.
-        pooling: "cls" (the paper's) or "mean"; None takes a DAP model's own, and "cls" for others.
-        prefix: text put before every sentence, such as "query: ".
-        max_seq_length: tokens, special ones included; longer sentences are cut. None: 128, or what the model holds.
-        device: where to move the model; None leaves it where it is.
-        bf16: run the encoder under bfloat16 autocast; pooling stays float32.
-        layer: the hidden layer whose states are pooled, from 0 (embeddings); None takes the last.
+        pooling: as in `EncoderOptions`; so are the others below. None takes a DAP model's own, and
+            "cls" for other models.
+        prefix: None stands for no prefix.
+        max_seq_length: None takes 128, or less if the model has fewer positions.
+        device: where to move the model. None leaves it where it is.
+        bf16: use bfloat16 autocast.
+        layer: hidden layer to pool.
 
     Raises:
-        ValueError: an unknown pooling or layer, or a length that leaves no token of the text behind the prefix, or is
-            above what the model's position table holds.
+        UserError: an unknown pooling or layer, or a length that is above the model's positions or
+            leaves no token of the text behind the prefix.
     """
 
     def __init__(
@@ -65,40 +102,37 @@ class SentenceEncoder:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         pooling: str | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
         max_seq_length: int | None = None,
+        *,
         device: str | torch.device | None = None,
         bf16: bool = False,
         layer: int | None = None,
     ) -> None:
-        pooling = pooling or getattr(model.config, "pooling", None) or "cls"
-        if pooling not in POOLINGS:
-            raise UserError(f"pooling={pooling!r}: choose one of {', '.join(POOLINGS)}")
-        limit = longest_input(model)
-        if max_seq_length is None:
-            max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, limit or DEFAULT_MAX_SEQ_LENGTH)
-        if limit is not None and max_seq_length > limit:
-            raise UserError(
-                f"max_seq_length={max_seq_length} is above the model's {limit} positions: lower it"
-            )
-        require_room(tokenizer, max_seq_length, prefix)
-        self.model = (
-            model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
-        )
+        is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
+        self.model = model.get_encoder() if is_encoder_decoder else model
         if device is not None:
             self.model.to(device)
-        self.tokenizer, self.pooling, self.prefix = tokenizer, pooling, prefix
-        self.max_seq_length, self.bf16, self.layer = max_seq_length, bf16, layer
-        if layer is not None and not 0 <= layer <= self.backbone.config.num_hidden_layers:
-            last = self.backbone.config.num_hidden_layers
+        self.tokenizer = tokenizer
+        self.pooling: str = pooling or getattr(model.config, "pooling", None) or "cls"
+        if self.pooling not in POOLINGS:
+            raise UserError(f"pooling={self.pooling!r}: choose one of {', '.join(POOLINGS)}")
+        self.prefix = prefix or ""
+        self.max_seq_length = _checked_length(max_seq_length, model)
+        require_room(tokenizer, self.max_seq_length, self.prefix)
+        self.bf16 = bf16
+        self.layer = layer
+        last = self.backbone.config.num_hidden_layers
+        if layer is not None and not 0 <= layer <= last:
             raise UserError(
                 f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)"
             )
         is_known = type(self.backbone).__module__.startswith("transformers.")
-        self._computes_some = is_known and computes_some(self.backbone)
-        if self._computes_some:
+        self._can_pack = is_known and computes_some(self.backbone)
+        if self._can_pack:
             use_packing(self.backbone)
-        self.revision: str | None = None  # the commit of the Hub that it came from
+        #: Commit of the Hub repository that the model was loaded from, if any.
+        self.revision: str | None = None
 
     @classmethod
     def from_pretrained(
@@ -107,89 +141,165 @@ class SentenceEncoder:
         pooling: str | None = None,
         prefix: str | None = None,
         max_seq_length: int | None = None,
-        trust_remote_code: bool = False,
-        revision: str | None = None,
+        *,
         device: str | torch.device | None = None,
-        bf16: bool = False,
-        layer: int | None = None,
+        **options: Any,
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
-        What is left None comes from the checkpoint (a DAP config's pooling, the sentence-transformers files), else:
-        pooling "cls" with a warning, no prefix, 128 tokens. A sentence-transformers folder that names no length has
-        that library's: what tokenizer and model allow. `device=None` takes CUDA where there is one.
+        Example:
+            encoder = SentenceEncoder.from_pretrained("user/dap-xlmr")
+            vectors = encoder.encode(["Guten Morgen", "Good morning"])  # (2, 768)
+
+        Args:
+            name_or_path: a folder or a Hub id.
+            pooling: as in `EncoderOptions`.
+            prefix: as in `EncoderOptions`.
+            max_seq_length: as in `EncoderOptions`.
+            device: where to run the model. None takes CUDA if there is any.
+            options: other fields of `EncoderOptions`, such as `revision` or `bf16`.
 
         Raises:
-            NeedsSentenceTransformers: the folder has modules beyond what this class does; see `load_encoder`.
-            ValueError: the checkpoint lacks weights of the encoder, or an argument does not fit it.
+            NeedsSentenceTransformers: the folder has modules that this class does not know; see
+                `load_encoder`.
+            UserError: the checkpoint lacks weights of the encoder, or an option does not fit it.
         """
+        wanted = EncoderOptions(pooling, prefix, max_seq_length, **options)
         with loading("sentence-transformers files", name_or_path):
-            found = library_settings(name_or_path, revision)
-        settings = found or LibrarySettings()
+            found = library_settings(name_or_path, wanted.revision)
+        library = found or LibrarySettings()
         hub = {
-            "revision": revision,
-            "trust_remote_code": trust_remote_code,
-            "subfolder": settings.subfolder,
+            "revision": wanted.revision,
+            "trust_remote_code": wanted.trust_remote_code,
+            "subfolder": library.subfolder,
         }
         config = load_config(name_or_path, **hub)
         tokenizer = load_tokenizer(name_or_path, **hub)
         require_embeddings(tokenizer, config, name_or_path)
         model = load_complete(name_or_path, config=config, **hub)
-        pooling = pooling or getattr(model.config, "pooling", None) or settings.pooling
+
         if pooling is None:
-            pooling = "cls"
+            pooling = getattr(model.config, "pooling", None) or library.pooling
+        if pooling is None:
             logger.warning(
                 "%s does not say how it pools: using 'cls', as in the paper", name_or_path
             )
         if max_seq_length is None and found:
-            max_seq_length = library_length(settings.max_seq_length, model, tokenizer)
-        prefix = settings.prefix if prefix is None else prefix
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        encoder = cls(model, tokenizer, pooling, prefix, max_seq_length, device, bf16, layer)
-        encoder.revision = hub_commit(name_or_path, revision)
+            max_seq_length = library_length(library.max_seq_length, model, tokenizer)
+        encoder = cls(
+            model,
+            tokenizer,
+            pooling,
+            library.prefix if prefix is None else prefix,
+            max_seq_length,
+            device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            bf16=wanted.bf16,
+            layer=wanted.layer,
+        )
+        encoder.revision = hub_commit(name_or_path, wanted.revision)
         return encoder
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        """The plain encoder. A DAP model contains one; other models are one."""
+        return self.model.encoder if isinstance(self.model, DAPModel) else self.model
+
+    @property
+    def hidden_size(self) -> int:
+        """The length D of a vector."""
+        return self.backbone.config.hidden_size
+
+    # ---------------------------------------------------------------------------- sentence vectors
 
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """The sentences' vectors, (N, D) float32 in input order, not normalised.
+        """Encode sentences. Equal sentences are encoded once.
 
-        Equal sentences are encoded once. The result does not depend on `token_budget`, the most tokens a batch may
-        have (padding included), beyond float error. The empty string is a sentence like any other.
+        Args:
+            sentences: the empty string is a sentence like any other.
+            token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
+                beyond rounding.
+            progress: show a bar.
+
+        Returns:
+            Vectors (N, D), float32, in the order of the sentences. They are not normalised.
         """
         if token_budget < 1:
             raise UserError(f"token_budget={token_budget}: at least 1 token")
         sentences = listed(sentences)
-        index = {sentence: i for i, sentence in enumerate(dict.fromkeys(sentences))}
-        unique, parts = list(index), [np.empty((0, self.hidden_size), np.float32)]
+        distinct = list(dict.fromkeys(sentences))
+        parts = [np.empty((0, self.hidden_size), np.float32)]
         with tqdm(
             total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress
         ) as bar:
-            for start in range(0, len(unique), CHUNK):
-                parts.append(self._encode_chunk(unique[start : start + CHUNK], token_budget, bar))
-        return np.concatenate(parts)[[index[sentence] for sentence in sentences]]
+            for start in range(0, len(distinct), CHUNK):
+                parts.append(self._encode_chunk(distinct[start : start + CHUNK], token_budget, bar))
+        vectors = np.concatenate(parts)  # (distinct sentences, D)
+        row_of = {sentence: row for row, sentence in enumerate(distinct)}
+        return vectors[[row_of[sentence] for sentence in sentences]]
+
+    def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
+        """Return the vectors (N, D) of distinct sentences."""
+        input_ids = self._tokenize(sentences)["input_ids"]
+        # The bar counts tokens, because the longest sentences come first.
+        bar.total += sum(map(len, input_ids))
+        device = self.model.device
+        # A sentence may have no token at all. Its vector stays zero.
+        result = torch.zeros(len(sentences), self.hidden_size, device=device)  # (N, D)
+        with self._inference():
+            for rows, ids, mask in self._batches(input_ids, token_budget):
+                result[torch.tensor(rows, device=device)] = self._vectors(ids, mask)
+                bar.update(sum(len(input_ids[row]) for row in rows))
+        return result.cpu().numpy()
+
+    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the sentence vectors (B, D) of a batch."""
+        return pool(self._states(ids, mask, pooled_tokens(mask, self.pooling)), mask, self.pooling)
+
+    # ------------------------------------------------------------------------------- token states
 
     def encode_tokens(self, sentences: Sequence[str], token_budget: int = 4096) -> list[np.ndarray]:
-        """Each sentence's token states of the layer, (S_i, D) float32: no special tokens, no padding, no prefix.
+        """Return the token states of each sentence.
+
+        Returns:
+            For each sentence its states (S_i, D), float32, without special tokens, padding and
+            prefix.
 
         Raises:
-            ValueError: the tokenizer is not a fast one, which is needed to tell the prefix's tokens.
+            UserError: the tokenizer is not a fast one. Only fast ones tell where a token stands in
+                the text, and so which tokens are the prefix's.
         """
         input_ids, spans = self._own_tokens(sentences)
         states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(spans)
-        for rows, ids, mask in self._batches(input_ids, token_budget):
-            for row, row_states in zip(rows, self._states(ids, mask).cpu().numpy(), strict=True):
-                states[row] = row_states[list(spans[row])]  # (S_i, D)
+        with self._inference():
+            for rows, ids, mask in self._batches(input_ids, token_budget):
+                batch_states = self._states(ids, mask).cpu().numpy()  # (B, S, D)
+                for row, row_states in zip(rows, batch_states, strict=True):
+                    states[row] = row_states[list(spans[row])]  # (S_i, D)
         return states
 
     def token_spans(self, sentences: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """The characters, first and one after the last, of each sentence's tokens in `encode_tokens`; raises as it."""
-        return [list(spans.values()) for spans in self._own_tokens(sentences)[1]]
+        """Return where the tokens of `encode_tokens` stand in their sentence.
+
+        Returns:
+            For each token of each sentence its first character, and the one after its last.
+
+        Raises:
+            UserError: as `encode_tokens`.
+        """
+        _, spans = self._own_tokens(sentences)
+        return [list(each.values()) for each in spans]
 
     def _own_tokens(
         self, sentences: Sequence[str]
     ) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
-        """Token ids of each sentence, and the spans of its own tokens, neither special nor the prefix's, by number."""
+        """Tokenize sentences, and find the tokens that are neither special nor of the prefix.
+
+        Returns:
+            Token ids of each sentence. And for each sentence the position of each such token in the
+            ids, with the characters of the sentence that it covers.
+        """
         if not self.tokenizer.is_fast:
             raise UserError(
                 f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one"
@@ -200,154 +310,145 @@ class SentenceEncoder:
         tokens = self._tokenize(
             sentences, return_special_tokens_mask=True, return_offsets_mapping=True
         )
-        first, found = len(self.prefix), []
+        prefix_end = len(self.prefix)
+        found = []
         for special, spans in zip(
             tokens["special_tokens_mask"], tokens["offset_mapping"], strict=True
         ):
-            own = [
-                number
-                for number, (_, end) in enumerate(spans)
-                if not special[number] and end > first
-            ]
-            found.append(
-                {
-                    number: (max(spans[number][0] - first, 0), spans[number][1] - first)
-                    for number in own
-                }
-            )
+            own = {}
+            for position, (start, end) in enumerate(spans):
+                if not special[position] and end > prefix_end:
+                    own[position] = max(start - prefix_end, 0), end - prefix_end
+            found.append(own)
         return tokens["input_ids"], found
 
-    @property
-    def backbone(self) -> PreTrainedModel:
-        """The plain encoder, which of a DAP model is a part."""
-        return self.model.encoder if isinstance(self.model, DAPModel) else self.model
+    # ------------------------------------------------------------------- from text to the encoder
 
-    @property
-    def hidden_size(self) -> int:
-        """`D`, the length of a vector."""
-        return self.backbone.config.hidden_size
-
-    def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
-        input_ids = self._tokenize(sentences)["input_ids"]
-        bar.total += sum(map(len, input_ids))  # tokens, not sentences: the longest come first
-        result = torch.zeros(len(sentences), self.hidden_size, device=self.model.device)  # (N, D)
-        for rows, ids, mask in self._batches(input_ids, token_budget):
-            result[torch.tensor(rows, device=result.device)] = self._vectors(ids, mask)
-            bar.update(sum(len(input_ids[row]) for row in rows))
-        return result.cpu().numpy()
-
-    @property
-    def _packs(self) -> bool:
-        """Whether sentences are put one behind another, so that nothing is computed for padding."""
-        on_cpu = self.model.device.type == "cpu"
-        return self._computes_some and self.layer is None and on_cpu and takes_packed(self.backbone)
-
-    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Sentence vectors (B, D)."""
-        return pool(self._states(ids, mask, pooled_tokens(mask, self.pooling)), mask, self.pooling)
-
-    def _states(self, ids: Tensor, mask: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """Token states (B, S, D) of the layer; those that are not `wanted` (B, S) may be zeros."""
-        if self._packs:
-            return packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float()
-        every = {} if self.layer is None else {"output_hidden_states": True}
-        out = self.backbone(input_ids=ids, attention_mask=mask, **every)
-        return (
-            out.last_hidden_state if self.layer is None else out.hidden_states[self.layer]
-        ).float()
-
-    def _tokenize(self, sentences: Sequence[str], **wanted: bool) -> dict[str, list]:
+    def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> dict[str, list]:
+        """Tokenize sentences behind the prefix. `outputs` asks for more than the token ids."""
         text = [self.prefix + sentence for sentence in sentences]
-        limit = min(
-            self.max_seq_length, sys.maxsize
-        )  # tokenizers call "no limit" 1e30, and cannot take it
+        # Tokenizers call "no limit" 1e30, but do not accept that number.
+        limit = min(self.max_seq_length, sys.maxsize)
         return self.tokenizer(
             text,
             truncation=True,
             max_length=limit,
             return_attention_mask=False,
             verbose=False,
-            **wanted,
+            **outputs,
         )
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """Switch to evaluation mode without gradients, in the number format asked for."""
+        device = self.model.device
+        # One context for all batches: autocast keeps its bfloat16 copies of the weights in it.
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
+        products = nullcontext() if self.bf16 else fast_linear(device)
+        with torch.inference_mode(), _eval_mode(self.model), autocast, products:
+            yield
 
     def _batches(
         self, input_ids: list[list[int]], token_budget: int
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yields each batch, longest first, for the model that is ready: row numbers, token ids and mask (B, S)."""
-        device = self.model.device
-        full = token_budget if self._packs or device.type != "cpu" else FULL_CPU_BATCH
-        half = torch.autocast(
-            device.type, torch.bfloat16, enabled=self.bf16
-        )  # keeps its copies of the weights
-        products = nullcontext() if self.bf16 else fast_linear(device)
-        with torch.inference_mode(), _eval_mode(self.model), half, products:
-            for rows in length_batches([len(ids) for ids in input_ids], token_budget, full):
-                yield rows, *self._pad([input_ids[row] for row in rows])
+        """Yield batches, longest sentences first: row numbers, token ids (B, S) and mask (B, S)."""
+        computes_padding = self.model.device.type == "cpu" and not self._packs
+        full = FULL_CPU_BATCH if computes_padding else token_budget
+        lengths = [len(ids) for ids in input_ids]
+        for rows in length_batches(lengths, token_budget, full):
+            ids, mask = self._pad([input_ids[row] for row in rows])
+            yield rows, ids, mask
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        width, pad = max(map(len, rows)), self.tokenizer.pad_token_id or 0
+        """Return token ids and mask (B, S) of rows of any length."""
+        width = max(map(len, rows))
+        pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])  # (B, S)
-        lengths = torch.tensor([len(row) for row in rows])
+        lengths = torch.tensor([len(row) for row in rows])  # (B,)
         mask = (torch.arange(width) < lengths[:, None]).long()  # (B, S)
-        return ids.to(self.model.device, non_blocking=True), mask.to(
-            self.model.device, non_blocking=True
+        device = self.model.device
+        return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+
+    @property
+    def _packs(self) -> bool:
+        """Whether rows are packed: put one behind another, so that no padding is computed."""
+        is_on_cpu = self.model.device.type == "cpu"
+        return self._can_pack and self.layer is None and is_on_cpu and takes_packed(self.backbone)
+
+    def _states(self, ids: Tensor, mask: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Return the token states (B, S, D) of the layer.
+
+        If `wanted` (B, S) is given, the states of other tokens may be zeros.
+        """
+        if self._packs:
+            return packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float()
+        if self.layer is None:
+            return self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        outputs = self.backbone(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        return outputs.hidden_states[self.layer].float()
+
+
+def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
+    """Return the sentence length to use; raise `UserError` if the model has too few positions."""
+    positions = longest_input(model)
+    if max_seq_length is None:
+        return min(DEFAULT_MAX_SEQ_LENGTH, positions or DEFAULT_MAX_SEQ_LENGTH)
+    if positions is not None and max_seq_length > positions:
+        raise UserError(
+            f"max_seq_length={max_seq_length} is above the model's {positions} positions: lower it"
         )
+    return max_seq_length
 
 
 class LibraryEncoder:
-    """The same `encode`, done by the sentence-transformers library: for folders with modules such as Dense."""
+    """An encoder that the sentence-transformers library runs, with modules such as Dense.
+
+    Args:
+        model: a `SentenceTransformer`.
+        prefix: text put before every sentence. None takes the model's default prompt.
+    """
 
     pooling = "sentence-transformers modules"
-    bf16, layer = False, None
+    bf16 = False
+    layer = None
 
     def __init__(self, model: Any, prefix: str | None = None) -> None:
-        self.model, self._prompt = model, prefix
-        default = (
-            model.prompts.get(model.default_prompt_name, "") if model.default_prompt_name else ""
-        )
-        self.prefix: str = default if prefix is None else prefix
+        self.model = model
+        self._prompt = prefix
+        self.prefix: str = "" if prefix is None else prefix
+        if prefix is None and model.default_prompt_name:
+            self.prefix = model.prompts.get(model.default_prompt_name, "")
         self.max_seq_length: int | None = model.max_seq_length
         self.revision: str | None = None
 
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """The sentences' vectors, (N, D) float32 in input order; batches of about `token_budget` tokens."""
-        rows = max(1, token_budget // 64)
+        """Return the sentences' vectors (N, D), in batches of about `token_budget` tokens."""
         return self.model.encode(
-            listed(sentences), prompt=self._prompt, batch_size=rows, show_progress_bar=progress
+            listed(sentences),
+            prompt=self._prompt,
+            batch_size=max(1, token_budget // 64),
+            show_progress_bar=progress,
         )
 
 
-def load_encoder(
-    name_or_path: str,
-    pooling: str | None = None,
-    prefix: str | None = None,
-    max_seq_length: int | None = None,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    bf16: bool = False,
-    layer: int | None = None,
-) -> SentenceEncoder | LibraryEncoder:
-    """`SentenceEncoder.from_pretrained`, or the sentence-transformers library for what that cannot express.
+def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | LibraryEncoder:
+    """Load a `SentenceEncoder` or, if the folder needs it, a `LibraryEncoder`.
+
+    Args:
+        name_or_path: a folder or a Hub id.
+        options: fields of `EncoderOptions`.
 
     Raises:
-        ValueError: the folder needs the library and it is not installed, or `pooling`, `bf16` or `layer` is given,
-            which such a model does not take.
+        UserError: the folder needs the sentence-transformers library and it is not installed. Or it
+            needs the library, and `pooling`, `bf16` or `layer` is given, which cannot be set then.
     """
+    wanted = EncoderOptions(**options)
     try:
-        return SentenceEncoder.from_pretrained(
-            name_or_path,
-            pooling,
-            prefix,
-            max_seq_length,
-            trust_remote_code,
-            revision,
-            bf16=bf16,
-            layer=layer,
-        )
+        return SentenceEncoder.from_pretrained(name_or_path, **asdict(wanted))
     except NeedsSentenceTransformers as reason:
-        if pooling or bf16 or layer is not None:
+        if wanted.pooling or wanted.bf16 or wanted.layer is not None:
             raise UserError(
                 f"{reason}; pooling, layer and bf16 cannot be set for it: leave them out"
             ) from reason
@@ -359,14 +460,22 @@ def load_encoder(
             ) from reason
     with loading("modules", name_or_path):
         model = SentenceTransformer(
-            name_or_path, trust_remote_code=trust_remote_code, revision=revision
+            name_or_path,
+            trust_remote_code=wanted.trust_remote_code,
+            revision=wanted.revision,
         )
-    model.max_seq_length = max_seq_length or model.max_seq_length
-    return LibraryEncoder(model, prefix)
+    if wanted.max_seq_length:
+        model.max_seq_length = wanted.max_seq_length
+    return LibraryEncoder(model, wanted.prefix)
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
-    """The sentences as a list; raises `UserError` for one string, and for what is no text, named by its number."""
+    """Return sentences as a list.
+
+    Raises:
+        UserError: `sentences` is a single string, or holds something else than strings. The message
+            has the number of the first one.
+    """
     if isinstance(sentences, str):
         raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
     sentences = list(sentences)
@@ -379,34 +488,46 @@ def listed(sentences: Iterable[str]) -> list[str]:
 
 
 def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:
-    """Row numbers in batches, longest sentences first; rows of length 0 are left out.
+    """Put rows of similar length into batches, longest rows first.
 
-    A batch holds at most `token_budget` tokens, padding included (a single longer row is a batch of its own), and ends
-    where the length changes once it has `full` tokens: with `full` small there is next to no padding.
+    A batch holds at most `token_budget` tokens, padding included. Only a single longer row may
+    exceed that. A batch that has `full` tokens takes no more rows of another length. A small
+    `full` therefore avoids nearly all padding.
 
     >>> length_batches([2, 5, 2, 5, 0, 3], token_budget=10, full=10)
     [[1, 3], [5, 0, 2]]
     >>> length_batches([2, 5, 2, 5, 0, 3], token_budget=10, full=1)
     [[1, 3], [5], [0, 2]]
+
+    Args:
+        lengths: tokens of each row. Rows without tokens are left out.
+
+    Returns:
+        Row numbers of each batch.
     """
+    rows = [row for row, length in enumerate(lengths) if length]
+    rows.sort(key=lambda row: -lengths[row])
     batches: list[list[int]] = []
-    for row in sorted(
-        (row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]
-    ):
-        width = lengths[batches[-1][0]] if batches else 0
-        size = width * len(batches[-1]) if batches else 0  # tokens, padding included
-        if size and size + width <= token_budget and (size < full or lengths[row] == width):
+    width = 0  # tokens of the longest row of the last batch
+    size = 0  # tokens of the last batch, padding included
+    for row in rows:
+        fits = batches and size + width <= token_budget
+        if fits and (size < full or lengths[row] == width):
             batches[-1].append(row)
+            size += width
         else:
             batches.append([row])
+            width = lengths[row]
+            size = width
     return batches
 
 
 @contextmanager
 def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    training = model.training
+    """Put a model into evaluation mode for the duration of the block."""
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        model.train(was_training)

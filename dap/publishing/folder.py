@@ -204,10 +204,10 @@ def _load(checkpoint: Path, options: Options) -> SentenceEncoder:
         _require_publishable(checkpoint, _read(checkpoint / "config.json"), options)
     encoder = load_encoder(
         str(checkpoint),
-        options.pooling,
-        options.prefix,
-        options.max_seq_length,
-        options.trust_remote_code,
+        pooling=options.pooling,
+        prefix=options.prefix,
+        max_seq_length=options.max_seq_length,
+        trust_remote_code=options.trust_remote_code,
     )
     if isinstance(encoder, LibraryEncoder):
         raise UserError(
