@@ -122,11 +122,8 @@ class SentenceEncoder:
         require_room(tokenizer, self.max_seq_length, self.prefix)
         self.bf16 = bf16
         self.layer = layer
-        last = self.backbone.config.num_hidden_layers
-        if layer is not None and not 0 <= layer <= last:
-            raise UserError(
-                f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)"
-            )
+        if layer is not None:
+            _require_layer(layer, self.backbone)
         is_known = type(self.backbone).__module__.startswith("transformers.")
         self._can_pack = is_known and computes_some(self.backbone)
         if self._can_pack:
@@ -398,6 +395,15 @@ def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
             f"max_seq_length={max_seq_length} is above the model's {positions} positions: lower it"
         )
     return max_seq_length
+
+
+def _require_layer(layer: int, encoder: PreTrainedModel) -> None:
+    """Raise `UserError` if the encoder has no such hidden layer."""
+    last = encoder.config.num_hidden_layers
+    if not 0 <= layer <= last:
+        raise UserError(
+            f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)"
+        )
 
 
 class LibraryEncoder:
