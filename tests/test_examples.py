@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY, synthetic_pairs
+from serve_recipes import RECIPES
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from benchmarks.clients import RECIPES
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.publishing import Options, build

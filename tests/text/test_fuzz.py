@@ -1,10 +1,13 @@
-"""Text that is damaged at random is read to the last line, or refused in one line; `benchmarks/fuzz.py` goes on."""
+"""Readers read damaged text to its last line, or refuse the file in one line.
+
+`tests/slow/test_damaged_inputs.py` runs many more cases.
+"""
 
 import logging
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.fuzz import read_damaged, write_texts
+from damaged_files import read_damaged, write_texts
 
 
 def test_every_line_of_damaged_text_is_counted_or_the_file_is_refused(tmp_path: Path) -> None:

@@ -1,26 +1,28 @@
-"""The same vectors in every client: cosines of a published folder's vectors to `SentenceEncoder`'s of the checkpoint.
+"""A published folder gives the same vectors in every client that loads it.
 
-    python -m benchmarks.clients
-    python -m benchmarks.clients --install build/clients --only vLLM
+A small XLM-R of random weights is published in both layouts, with CLS and mean pooling, with and
+without a prefix. Each client runs the recipe of examples/serve.md in a process of its own, which
+can import nothing of this project. The test compares its vectors with those of `SentenceEncoder`
+on the checkpoint. One of the sentences is longer than the limit and is cut.
 
-A small XLM-R of random weights is published in both layouts, with the first token or the mean, with and without a
-prefix. Each client runs as examples/serve.md says, in a process of its own, with nothing of this project to import but
-where its name is ours. A cell is the smallest cosine over the sentences, one of which is cut. `--install` adds the
-clients that need an environment of their own, made there from PyPI with the torch of constraints.txt, and from npm.
+Clients that need other packages than this project run only if `SLOW_CLIENTS` names a folder. Their
+environments are made there from PyPI, with the torch of constraints.txt, and from npm.
 """
 
-import argparse
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
+import pytest
 import torch
+from conftest import REPOSITORY
+from serve_recipes import RECIPES
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig
 
@@ -31,7 +33,8 @@ from dap.publishing.onnx_export import export
 from dap.reports import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
 
-ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
 SENTENCES = [
     "Guten Morgen!",
     "Where is the station?",
@@ -40,7 +43,7 @@ SENTENCES = [
 ]
 LENGTH = 32  # tokens, which the last sentence exceeds
 PREFIX = "query: "
-#: Environment -> what pip, and for the last npm, installs there; "" is the one that this runs in.
+#: Environment -> packages that pip installs there (npm for "node").
 ENVIRONMENTS = {
     "fastembed": ["fastembed"],
     "infinity": ["infinity-emb[all]"],
@@ -51,13 +54,6 @@ ENVIRONMENTS = {
     "5.17": ["transformers==5.17.*"],
     "node": ["@huggingface/transformers"],
 }
-#: Client -> its recipe on the page, which makes `vectors` of `sentences`, or of `texts`, which begin with the prefix.
-PAGE = (ROOT / "examples/serve.md").read_text(encoding="utf-8")
-RECIPES = dict(
-    re.findall(
-        r"^## ([^\n]+)\n(?:(?!^## ).)*?^```(?:py|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
-    )
-)
 LIBRARY = RECIPES["sentence-transformers"]
 OPENVINO = "backend='openvino', model_kwargs={'ov_config': {'INFERENCE_PRECISION_HINT': 'f32'}}"
 AUTO = """
@@ -78,7 +74,7 @@ states = out.last_hidden_state
 vectors = (states * mask).sum(1) / mask.sum(1) if pooling == "mean" else states[:, 0]
 """
 OWN = f"""
-sys.path.insert(0, {str(ROOT)!r})
+sys.path.insert(0, {str(REPOSITORY)!r})
 from dap.encoding import SentenceEncoder
 vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)
 """
@@ -94,7 +90,7 @@ from txtai import Embeddings
 more = {"vectors": {"trust_remote_code": True}} if code else {}
 vectors = Embeddings(path=folder, gpu=False, **more).batchtransform(sentences)
 """
-#: Client -> its environment, and its code.
+#: Client -> its environment ("" is the one that runs the tests) and its code.
 CLIENTS = {
     "AutoModel, pooler_output": ("", AUTO + POOLED),
     "AutoModel, last_hidden_state": ("", AUTO + STATES),
@@ -138,7 +134,7 @@ for job in json.loads(sys.argv[1]):
         answers.append("refused: " + kind + " ".join(str(error).replace(job["folder"], "FOLDER").split())[:160])
 json.dump(answers, open(sys.argv[3], "w"))
 """
-#: One job a process, as a module's imports run once.
+#: Runs one job per process, because the imports of a module run only once.
 NODE_RUNNER = """
 import fs from "fs";
 const {{ folder, texts }} = JSON.parse(process.argv[1])[0];
@@ -148,70 +144,73 @@ fs.writeFileSync(process.argv[2], JSON.stringify([vectors]));
 
 
 def checkpoint(folder: Path, pooling: str) -> Path:
-    """A DAP checkpoint of a small XLM-R with random weights, and a tokenizer of letters."""
+    """Save a DAP checkpoint of a small XLM-R with random weights, and a tokenizer of letters."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer.train_from_iterator(
-        [*SENTENCES, PREFIX], trainers.BpeTrainer(vocab_size=90, special_tokens=special)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=90, special_tokens=special)
+    tokenizer.train_from_iterator([*SENTENCES, PREFIX], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    names = dict(
-        zip(
-            ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), special, strict=True
-        )
-    )
-    names |= {"cls_token": "<s>", "sep_token": "</s>"}
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=512, **names
+        tokenizer_object=tokenizer,
+        model_max_length=512,
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
     ).save_pretrained(folder)
-    shape = {
-        "vocab_size": len(special) + 90,
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-    }
+
     config = XLMRobertaConfig(
-        **shape, intermediate_size=128, max_position_embeddings=514, pad_token_id=1
+        vocab_size=len(special) + 90,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=514,
+        pad_token_id=1,
     )
     model = DAPForPreTraining(DAPConfig(config, pooling=pooling, mask_token_id=4))
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(
-            0.1
-        )
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+        else:
+            parameter.data.add_(0.1)
     model.save_pretrained(folder)
     return folder
 
 
 def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Environment -> its folder, for those of these names; made in `folder` unless it is there."""
-    pinned = next(
-        line
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if line.startswith("torch==")
-    )
+    """Make the environments of these names in a folder, unless they are there.
+
+    Returns:
+        Environment -> its folder.
+    """
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pinned = next(line for line in lines if line.startswith("torch=="))
     places = {name: folder.absolute() / name for name in names}
     for name, place in places.items():
         if place.exists():
             continue
-        if (
-            name == "node"
-        ):  # its runtime for CPUs comes with the package, that for CUDA with the script
+        if name == "node":
+            # The CPU runtime comes with the package. A skipped script would download CUDA's.
             npm = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", place]
             subprocess.run([*npm, *ENVIRONMENTS[name]], check=True)
             continue
-        pip = [place / "bin/python", "-m", "pip", "--quiet"]
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        pip = [place / "bin/python", "-m", "pip", "--quiet"]
         subprocess.run([*pip, "install", pinned, *ENVIRONMENTS[name]], check=True)
-        other = ["torchvision", "torchaudio", "torchcodec"]  # made for another torch
+        other = ["torchvision", "torchaudio", "torchcodec"]  # built for another torch
         subprocess.run([*pip, "uninstall", "--yes", *other], check=True)
     return {name: str(place) for name, place in places.items()}
 
 
 def answers(client: str, places: dict[str, str], jobs: list[dict]) -> list[list | str]:
-    """What a client says of each job: its vectors (N, D), or why it gives none."""
+    """Return a client's answer to each job: its vectors (N, D), or why it gives none."""
     environment, code = CLIENTS[client]
     if environment == "node":
         node = ["node", "--input-type=module", "-e", NODE_RUNNER.format(recipe=code)]
@@ -221,91 +220,80 @@ def answers(client: str, places: dict[str, str], jobs: list[dict]) -> list[list 
 
 
 def ask(command: list[str], jobs: list[dict], cwd: str, *more: str) -> list[list | str]:
-    """What a process answers into the file that its last argument names; one that dies refuses all its jobs."""
-    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    own |= {
+    """Run a process that writes its answers into the file named by its last argument.
+
+    Returns:
+        An answer per job. If the process dies, each answer is its last error line.
+    """
+    settings = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCH_COMPILE_DISABLE": "1",
     }
     blank = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="dap-hf-") as home:
-        file = Path(home, "answers.json")  # as clients print what they like
+        file = Path(home, "answers.json")  # not standard output, where clients print other things
+        environment = blank | settings | {"HF_HOME": home}
         command = [*command, json.dumps(jobs), *more, str(file)]
-        done = subprocess.run(
-            command, cwd=cwd, env=blank | own | {"HF_HOME": home}, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
         if file.exists():
             return json.loads(file.read_text())
-        said = [line for line in done.stderr.splitlines() if re.match(r"\w*Error", line)] or [
-            done.stderr[-160:]
-        ]
-        return [f"refused: {said[-1][:160]}"] * len(jobs)
+    errors = [line for line in done.stderr.splitlines() if re.match(r"\w*Error", line)]
+    last = errors[-1] if errors else done.stderr[-160:]
+    return [f"refused: {last[:160]}"] * len(jobs)
 
 
-def compare(
-    work: Path, places: dict[str, str], names: Sequence[str]
-) -> dict[str, dict[str, float | str]]:
-    """Client of these names -> layout, pooling and prefix -> the smallest cosine, or why there is none."""
-    jobs, expected = [], {}
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict]:
+    """Publish the model in every way.
+
+    Returns:
+        A job for the clients per folder, and column -> `SentenceEncoder`'s vectors (N, D).
+    """
+    work = tmp_path_factory.mktemp("published")
+    torch.manual_seed(0)
+    jobs = []
+    expected = {}
     for layout, pooling, prefix in product(LAYOUTS, ("cls", "mean"), ("", PREFIX)):
         column = f"{layout} {pooling} {'prefix' if prefix else 'none'}"
-        source, folder = (
-            checkpoint(work / f"{column} checkpoint", pooling),
-            work / column.replace(" ", "-"),
-        )
+        source = checkpoint(work / f"{column} checkpoint", pooling)
+        folder = work / column.replace(" ", "-")
         build(source, folder, Options(layout=layout, prefix=prefix, max_seq_length=LENGTH))
         export(folder)
         encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
         expected[column] = encoder.encode(SENTENCES)
-        texts = [prefix + text for text in SENTENCES]
-        job = {"folder": str(folder), "sentences": SENTENCES, "texts": texts}
-        jobs.append(job | {"pooling": pooling, "code": layout == "dap"})
-    return {
-        name: {
-            column: given if isinstance(given, str) else least_cosine(given, vectors)
-            for (column, vectors), given in zip(
-                expected.items(), answers(name, places, jobs), strict=True
-            )
+        job = {
+            "folder": str(folder),
+            "sentences": SENTENCES,
+            "texts": [prefix + text for text in SENTENCES],
+            "pooling": pooling,
+            "code": layout == "dap",
         }
-        for name in names
-    }
+        jobs.append(job)
+    return jobs, expected
 
 
-def table(found: dict[str, dict[str, float | str]]) -> str:
-    """A line for each client and a column for each way to publish; the reasons of refusals below."""
-    numbers: dict[str, int] = {}  # of the reasons
-    rows = []
-    for name, cells in found.items():
-        for cell in cells.values():
-            if isinstance(cell, str):
-                numbers.setdefault(cell, len(numbers) + 1)
-        rows.append(
-            [
-                name,
-                *(f"[{numbers[v]}]" if isinstance(v, str) else f"{v:.4f}" for v in cells.values()),
-            ]
-        )
-    notes = [f"[{number}] {reason}" for reason, number in numbers.items()]
-    return "\n".join(
-        [text_table(["cosine to SentenceEncoder", *next(iter(found.values()))], rows), *notes]
-    )
+@pytest.fixture(scope="module")
+def places() -> dict[str, str]:
+    """Install the clients' environments if `SLOW_CLIENTS` names a folder for them."""
+    folder = os.environ.get("SLOW_CLIENTS")
+    return install(Path(folder), ENVIRONMENTS) if folder else {}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--install", type=Path, help="folder of environments, made if they are not there"
-    )
-    parser.add_argument("--only", default="", help="clients whose names hold this")
-    args = parser.parse_args()
-    wanted = {name: CLIENTS[name][0] for name in CLIENTS if args.only in name}
-    places = install(args.install, {*wanted.values()} - {""}) if args.install else {}
-    names = [name for name, environment in wanted.items() if environment in ("", *places)]
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory(prefix="dap-clients-") as work:
-        print(table(compare(Path(work), places, names)))
-
-
-if __name__ == "__main__":
-    main()
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_gives_our_vectors_or_refuses(
+    client: str, published: tuple[list[dict], dict], places: dict[str, str]
+) -> None:
+    if CLIENTS[client][0] not in ("", *places):
+        pytest.skip("set SLOW_CLIENTS to a folder for its environment")
+    jobs, expected = published
+    cells = {}
+    for (column, vectors), given in zip(expected.items(), answers(client, places, jobs)):
+        cells[column] = given if isinstance(given, str) else least_cosine(given, vectors)
+    print(text_table(["published as", "smallest cosine"], list(cells.items())))
+    cosines = [value for value in cells.values() if not isinstance(value, str)]
+    assert cosines, cells
+    assert min(cosines) > 0.999, cells
