@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from benchmarks.cost_table import HEADER, cost_rows
 from benchmarks.timing import alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import Batch, Loss, Workload, add_workload_arguments, backward
 from dap.reports import text_table
-from experiments.cost import HEADER, cost_rows
 
 # Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))

@@ -48,7 +48,7 @@ STAGES = {
     "FLOPs": "flops --size base --batch_size 512 --bf16 --repeats 5",
     "encoding": f"encode {XLMR} --sentences 40000 --token_budget 32768 --batch_sizes 128 512 --repeats 2",
     "mining": "mining --rows 200000 --contenders ours --repeats 2",
-    "pipeline": f"pipeline {XLMR} --batch_size 1024 --pairs 40000 --batches 20 --workers 0 2 --step --repeats 2",
+    "pipeline": f"input_pipeline {XLMR} --batch_size 1024 --pairs 40000 --batches 20 --workers 0 2 --step --repeats 2",
     "step, float32": "train_step --batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2",
     "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled",
     "step, compiled": f"{STEP} --compile --no_library --repeats 10 --warm_up 3",
@@ -62,7 +62,7 @@ DRY = {
     "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",
     "encoding": f"encode {TINY} --sentences 40 --batch_sizes 8",
     "mining": "mining --rows 500 --dimensions 16 --contenders ours --repeats 1",
-    "pipeline": f"pipeline {TINY} --batch_size 4 --pairs 16 --batches 2 --workers 0 --step",
+    "pipeline": f"input_pipeline {TINY} --batch_size 4 --pairs 16 --batches 2 --workers 0 --step",
 }
 
 

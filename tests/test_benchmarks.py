@@ -17,9 +17,9 @@ from benchmarks import (
     encode,
     flops,
     gpu,
+    input_pipeline,
     memory,
     mining,
-    pipeline,
     quality,
     scale,
     timing,
@@ -258,12 +258,12 @@ def test_pipeline_with_and_without_a_step(tmp_path: Path) -> None:
         "--json",
         str(tmp_path / "a.json"),
     ]
-    pipeline.main([*TINY, *options, "--step"])
+    input_pipeline.main([*TINY, *options, "--step"])
     lines = read_json(tmp_path / "a.json")["lines"]
     assert [line["step"] for line in lines] == [False, True]
     assert all(0 < line["waiting"] <= line["wall"] for line in lines)
     with pytest.raises(ValueError, match="5 pairs make no batch of 6"):
-        pipeline.main([*TINY, *options, "--pairs", "5"])
+        input_pipeline.main([*TINY, *options, "--pairs", "5"])
 
 
 def test_correctness_finds_a_wrong_path(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dap.training.training_arguments import parse_arguments
-from quickstart import reuse, run
+from quickstart import __main__ as run
+from quickstart import reuse
 
 MODEL_FILE = b"weights"
 RECIPE = "max_steps: 60\nlearning_rate: 5.0e-5\n"
