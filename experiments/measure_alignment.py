@@ -1,6 +1,6 @@
 """How well the token states of a sentence and its translation align: retrieval of linked words, and word alignment.
 
-    python -m experiments.alignment --model_name_or_path out/dap --train_data train/ --data_dir tatoeba/ \\
+    python -m experiments.measure_alignment --model_name_or_path out/dap --train_data train/ --data_dir tatoeba/ \\
         --languages de fr --links_dir links/ --output_file alignment.json
 
 The state of a word is the mean of its subwords' states of the last layer, in the context of its sentence. The

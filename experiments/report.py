@@ -1,24 +1,24 @@
-"""Writes the tables of docs/reproduction.md and README.md, and the plots, from the result files and nothing else.
+"""Write the tables of all studies into experiments/results/STUDY.md, and draw the figures.
 
     python -m experiments.report
     python -m experiments.report --check
 
-What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made by this command; everything else is written
-by hand and stays as it is. `--check` writes nothing and ends with status 1 where a file does not say what the results
-say.
+Everything comes from the result files in `experiments/results/`. `--check` writes nothing and ends
+with status 1 if the page or a figure is not what the results say.
 """
 
 import argparse
-import re
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from benchmarks.cost_table import HEADER, cost_rows
 from dap.commands import command
-from experiments.cost import cost_block
-from experiments.markdown import Cell, filled, paragraph, table
-from experiments.plots import is_drawn, pictures, save
+from dap.file_io import read_object
+from dap.reports import markdown_table
 from experiments.reading import read_studies
 from experiments.statistics import (
     ORDER,
@@ -28,23 +28,64 @@ from experiments.statistics import (
     Study,
     ablated,
     alignment_measures,
-    clear_best,
-    headline,
     measures,
     pooled_sd,
     spread,
+    t_interval,
 )
+from experiments.study_figures import is_drawn, pictures, save
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = "docs/reproduction.md"
-ABSENT, NOT_RUN = "–", "Not run yet."
-AGAINST_TR = ("TR+TLM", "DAP", "TR+BOW", "DAP+BOW", "TR+edits", "TR+BOW+edits")
-#: Study -> the runs that README shows, at most six in all.
-README_ROWS = {"mini-longer": ("TR", "TR+BOW", "DAP+BOW"), "warm": ("TR", "DAP", "TR+BOW")}
+PAGE = "experiments/results/STUDY.md"
+FIGURES = "docs/figures"
+ABSENT = "–"
+NOT_RUN = "Not run yet."
+table = partial(markdown_table, numbers=True)
+Row = list[str | int]
+
+INTRODUCTION = """# All tables of the study
+
+This page is generated from the result files beside it by `python -m experiments.report`.
+[Does it hold?](../../docs/reproduction.md) says what the numbers mean.
+
+How to read the tables:
+
+- Numbers are percentages: mean ± standard deviation (n − 1) over seeds. A single seed has no
+  deviation. `(n=1)` marks a number that fewer seeds have than the run.
+- Differences are between equal seeds. They stand by seed, with the 95% interval of their mean by a
+  paired t-test over seeds. It is wide, because there are three seeds.
+- For errors and AER (alignment error rate), lower is better.
+- *Held-out training pairs*: retrieval among 30 pairs of each language, both directions. Those of
+  seed 0 chose the learning rates.
+- *Hard negatives*: XNLI premises with a copy of each English sentence in which a rule changed one
+  word (xsim++). The error is the share of sentences whose nearest neighbour is wrong.
+- *BUCC*: the zh-en sample with 257 gold pairs. The threshold is chosen on that sample.
+- *Same time*: the run takes as many steps as the other's CPU time allows. The time of training the
+  heads before the run is not included.
+"""
+#: Study -> what it is.
+ABOUT = {
+    "warm": "From multilingual-e5-small in 4 bits, with heads trained beforehand on 57,600 pairs.",
+    "edits": "The same on another sample of the text. BOW heads trained beforehand. Some runs also "
+    "rank copies of the target with one word changed.",
+    "e5": "From multilingual-e5-small in 4 bits, with randomly initialised heads.",
+    "mini": "From 4 layers of 128, made by masked language modelling on 102,400 pairs.",
+    "mini-long": "From the encoder of `mini`, with mean pooling and 7 times as many pairs.",
+    "mini-longer": "From the encoder of `mini` after twice the masked language modelling, with "
+    "mean pooling. The prediction heads start from its masked-LM head.",
+}
+#: Results that today's code cannot make again, and numbers of scripts that are gone.
+NOTES = """- `warm`, `dap-sampled` drew 4,096 ids of the vocabulary for each RTL loss. The option was removed.
+- `ablations`, `head-warmup` trained the heads first within the run. The option was removed.
+- `ablations`, `release-gather` simulated the gradients of 8 processes of the released code
+  (`experiments/release.py` at commit 3d2a6b3).
+- The entropy of the target tokens is 6.88 nats for the vocabulary of `e5` and 6.77 for that of
+  `mini` (`experiments/unigram.py` at commit 3d2a6b3). It is the RTL loss of a head that knows only
+  how frequent tokens are."""
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:
-    """`88.61 ± 0.12`, marked where fewer seeds have it than the run.
+    """Return `88.61 ± 0.12`, marked if fewer seeds have the number than the run.
 
     >>> number(Spread(88.613, 0.12, 2), 2), number(Spread(0.5, None, 1), 3, "+")
     ('88.61 ± 0.12', '+0.50 (n=1)')
@@ -53,361 +94,360 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
     """
     if found is None:
         return ABSENT
-    text = f"{round(found.mean, 2) + 0.0:{sign}.2f}" + (
-        "" if found.sd is None else f" ± {found.sd:.2f}"
-    )
+    mean = round(found.mean, 2) + 0.0
+    text = f"{mean:{sign}.2f}"
+    if found.sd is not None:
+        text += f" ± {found.sd:.2f}"
     return text if found.count == seeds else f"{text} (n={found.count})"
 
 
-# ------------------------------------------------------------------------------------- main comparisons
+def paragraph(text: str) -> str:
+    """Wrap a text at 100 characters."""
+    words = " ".join(text.split())
+    return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def comparison(
-    study: Study,
-    runs: Mapping[str, str],
-    rows: Sequence[Measure],
-    against_tr: Collection[str] = AGAINST_TR,
-    is_headed: bool = True,
-) -> str:
-    """A row a measure, a column a run, and those of `against_tr` minus TR: mean, by seed, 95% of draws.
-
-    `is_headed`: what the runs' trainings were stands above.
-    """
-    against = [label for label in runs if label in against_tr and label != "TR" and "TR" in runs]
-    paired = [title for label in against for title in (f"{label} − TR", "by seed", "95%")]
-    heads = _training(study, runs) if is_headed else {}
-    lines: list[list[Cell]] = [
-        [title, *cells, *[""] * len(paired)] for title, cells in heads.items()
-    ]
-    for measure in rows:
-        differences = [
-            cell for label in against for cell in _paired(study, runs[label], runs["TR"], measure)
-        ]
-        lines.append([measure.label, *_cells(study, runs, measure), *differences])
-    return table(["", *runs, *paired], lines)
+# ------------------------------------------------------------------------------- main comparisons
 
 
-def _training(study: Study, runs: Mapping[str, str]) -> dict[str, list[Cell]]:
-    """What the columns of a comparison are models of."""
-    found = {name: study.final(name) for name in runs.values()}
-    steps = [sorted({each.steps for each in outcomes}) for outcomes in found.values()]
-    pairs = [
-        sorted({each.steps * each.pairs_a_step for each in outcomes}) for outcomes in found.values()
-    ]
-    rates = [study.rate(study.recipe.runs[name]) for name in runs.values()]
-    return {
-        "seeds": [len(outcomes) or "not run" for outcomes in found.values()],
-        "learning rate": [f"{rate:g}" if rate else ABSENT for rate in rates],
-        "steps": [", ".join(f"{each:,}" for each in cell) or ABSENT for cell in steps],
-        "pairs seen": [", ".join(f"{each:,}" for each in cell) or ABSENT for cell in pairs],
-    }
-
-
-def _cells(study: Study, runs: Mapping[str, str], measure: Measure) -> list[str]:
-    """A number a run, the clearly best one bold."""
-    found = {label: study.spread(name, measure) for label, name in runs.items()}
-    best = clear_best(
-        {label: each for label, each in found.items() if label != START}, measure.lower_is_better
-    )
-    cells = {label: number(each, len(study.final(runs[label]))) for label, each in found.items()}
-    return [f"**{cell}**" if label == best else cell for label, cell in cells.items()]
-
-
-def _paired(study: Study, name: str, base: str, measure: Measure) -> list[str]:
-    """The mean difference of equal seeds, every one of them, and the interval over seeds and languages."""
-    found, within = study.differences(name, base, measure), study.interval(name, base, measure)
-    by_seed, ends = (
-        ", ".join(number(Spread(value, None, 1), 1, "+") for value in values) or ABSENT
-        for values in (found.values(), within or ())
-    )
-    return [number(spread(found.values()), len(study.final(name)), "+"), by_seed, ends]
-
-
-def paper_block(studies: Sequence[Study]) -> str:
-    """The paper's numbers for every measure of the studies that it has."""
-    rows = {
-        each.label: each.paper
-        for study in studies
-        if study.is_comparison
-        for each in measures(study)
-    }
-    models = [
-        f"{encoder}{more}"
-        for encoder in ("mBERT", "XLM-R")
-        for more in ("", "+TR", "+TR+TLM", "+DAP")
-    ]
-    lines = []
-    for label, paper in rows.items():
-        if paper:
-            numbers = [paper.get(model) for model in models]
-            cells = [ABSENT if each is None else f"{each:.1f}" for each in numbers]
-            lines.append([label.replace(" sample", ""), *cells])
-    return table(["", *models], lines) if lines else NOT_RUN
-
-
-def comparison_block(study: Study, images: Mapping[str, str]) -> str:
-    """A study's comparison for the same pairs and for the same time, its other runs, and its plots."""
+def study_section(study: Study, images: Mapping[str, str]) -> str:
+    """Return all tables of a comparison: equal pairs, equal time, word alignment, step cost."""
+    heading = f"## {study.name}\n\n{ABOUT.get(study.name, '')}".strip()
     if not study.outcomes:
-        return NOT_RUN
-    rows, runs = measures(study), study.main_runs()
-    main = {label: name for label, name in runs.items() if label in ORDER}
-    others = {label: name for label, name in runs.items() if label not in main}
-    same_pairs = " ".join(["**The same number of pairs.**", _size_of_tatoeba(study)]).strip()
-    parts = [same_pairs, comparison(study, main, rows)]
+        return f"{heading}\n\n{NOT_RUN}"
+    rows = measures(study)
+    runs = study.main_runs()
+    methods = {label: name for label, name in runs.items() if label in ORDER}
+    others = {label: name for label, name in runs.items() if label not in methods}
+    parts = [heading, "### Equal pairs", runs_table(study, methods), values_table(study, methods)]
+    if "TR" in methods:
+        parts += ["Differences from TR:", differences_table(study, methods, "TR", rows)]
     if others:
-        measured = [row for row in rows if any(study.spread(name, row) for name in others.values())]
-        parts += ["**Controls and variants.**", comparison(study, others, measured)]
-    for whose, runs in study.same_time_runs().items():
-        shared = [
-            row
-            for row in rows
-            if sum(study.spread(name, row) is not None for name in runs.values()) > 1
+        parts += ["### Controls and variants", runs_table(study, others)]
+        parts.append(values_table(study, others))
+    for timed, same in study.same_time_runs().items():
+        parts += [f"### Equal CPU time, that of `{timed}`", runs_table(study, same)]
+        base = next(iter(same))
+        parts += [f"Differences from {base}:", differences_table(study, same, base, rows)]
+    if study.step_seconds:
+        parts += ["### CPU seconds of a training step", cost_of_steps(study)]
+    if alignment_measures(study):
+        parts += ["### Word alignment", alignment_tables(study)]
+    names = (f"comparison-{study.name}.svg", f"loss-{study.name}.svg")
+    parts += [images[name] for name in names if name in images]
+    return "\n\n".join(part for part in parts if part)
+
+
+def runs_table(study: Study, runs: Mapping[str, str]) -> str:
+    """Return a row per run: what it trained."""
+    rows: list[Row] = []
+    for label, name in runs.items():
+        outcomes = study.final(name)
+        rate = study.rate(study.recipe.runs[name])
+        steps = sorted({each.steps for each in outcomes})
+        pairs = sorted({each.steps * each.pairs_per_step for each in outcomes})
+        row = [
+            label,
+            f"`{name}`",
+            len(outcomes) or "not run",
+            f"{rate:g}" if rate else ABSENT,
+            ", ".join(f"{each:,}" for each in steps) or ABSENT,
+            ", ".join(f"{each:,}" for each in pairs) or ABSENT,
         ]
-        parts.append(f"**The same time as `{whose}`**, by CPU time a step.")
-        parts.append(comparison(study, runs, shared, runs))
-    return "\n\n".join(
-        parts + _images(images, f"comparison-{study.name}.svg", f"loss-{study.name}.svg")
-    )
+        rows.append(row)
+    return table(["", "run", "seeds", "learning rate", "steps", "pairs"], rows)
 
 
-def _size_of_tatoeba(study: Study) -> str:
-    evaluations = [each.content["evaluations"] for each in study.outcomes]
-    settings = [
-        each["tatoeba"]["settings"] for each in evaluations if "tatoeba" in each
-    ]  # the same of all
-    if not settings:
+def values_table(study: Study, runs: Mapping[str, str]) -> str:
+    """Return a row per measure and a column per run."""
+    rows: list[Row] = []
+    for measure in measures(study):
+        cells = []
+        for name in runs.values():
+            cells.append(number(study.spread(name, measure), len(study.final(name))))
+        if any(cell != ABSENT for cell in cells):
+            rows.append([measure.label, *cells])
+    return table(["", *runs], rows)
+
+
+def differences_table(
+    study: Study, runs: Mapping[str, str], base: str, rows: Sequence[Measure]
+) -> str:
+    """Return three columns per run: mean difference from a base run, by seed, and its interval."""
+    others = [label for label in runs if label not in (base, START)]
+    lines: list[Row] = []
+    for measure in rows:
+        cells = []
+        for label in others:
+            cells += difference_cells(study, runs[label], runs[base], measure)
+        if any(cell != ABSENT for cell in cells):
+            lines.append([measure.label, *cells])
+    if not lines:
         return ""
-    cut = settings[0].get("max_pairs")
-    return f"Tatoeba: {f'the first {cut} pairs of each language, which is easier than all' if cut else 'all pairs'}."
+    titles = []
+    for label in others:
+        titles += [f"{label} − {base}", "by seed", "95%"]
+    return table(["", *titles], lines)
 
 
-def alignment_block(studies: Sequence[Study]) -> str:
-    """What `experiments.alignment` measured, all of it and the AER of each language."""
-    parts = []
+def difference_cells(study: Study, name: str, base: str, measure: Measure) -> list[str]:
+    """Return the mean difference of equal seeds, the differences by seed, and the interval."""
+    found = list(study.differences(name, base, measure).values())
+    mean = number(spread(found), len(study.final(name)), "+")
+    return [mean, listed(found), listed(t_interval(found) or ())]
+
+
+def listed(values: Sequence[float]) -> str:
+    """Return values with signs, separated by commas."""
+    cells = [number(Spread(value, None, 1), 1, "+") for value in values]
+    return ", ".join(cells) or ABSENT
+
+
+def cost_of_steps(study: Study) -> str:
+    """Return the CPU seconds of a training step of each timed run."""
+    rows: list[Row] = []
+    base = study.step_seconds.get("tr")
+    for name, seconds in study.step_seconds.items():
+        ratio = f"{seconds / base:.2f}" if base else ABSENT
+        rows.append([f"`{name}`", f"{seconds:.3f}", ratio])
+    return table(["", "seconds", "/ TR"], rows)
+
+
+def alignment_tables(study: Study) -> str:
+    """Return all numbers of word alignment, and the AER of each language."""
+    rows = alignment_measures(study)
+    runs = {}
+    for label, name in study.main_runs().items():
+        if any(study.spread(name, row) for row in rows):
+            runs[label] = name
+    codes: set[str] = set()
+    for outcome in study.outcomes:
+        codes.update(outcome.results.get("alignment", {}).get("languages", {}))
+    for code in sorted(codes):
+        path = f"alignment/languages/{code}/AER"
+        rows.append(Measure(f"AER, {code}", (path,), lower_is_better=True))
+    lines: list[Row] = []
+    for row in rows:
+        cells = [number(study.spread(name, row), len(study.final(name))) for name in runs.values()]
+        lines.append([row.label, *cells])
+    return table(["", *runs], lines)
+
+
+def paper_section(studies: Sequence[Study]) -> str:
+    """Return the paper's numbers for every measure of the studies that it has."""
+    papers = {}
     for study in studies:
-        rows, runs = alignment_measures(study), study.main_runs()
-        runs = {
-            label: name
-            for label, name in runs.items()
-            if any(study.spread(name, row) for row in rows)
-        }
-        reports = [each.content["evaluations"].get("alignment", {}) for each in study.outcomes]
-        codes = sorted({code for report in reports for code in report.get("languages", {})})
-        of_each = [
-            Measure(f"AER, {code}", (f"alignment/languages/{code}/AER",), True) for code in codes
-        ]
-        if rows:
-            by_language = table(
-                ["", *runs], [[row.label, *_cells(study, runs, row)] for row in of_each]
-            )
-            parts += [
-                f"**{study.name}**",
-                comparison(study, runs, rows, is_headed=False),
-                by_language,
-            ]
-    return "\n\n".join(parts) or NOT_RUN
+        if study.is_comparison:
+            for measure in measures(study):
+                papers[measure.label] = measure.paper
+    models = []
+    for encoder in ("mBERT", "XLM-R"):
+        models += [encoder, f"{encoder}+TR", f"{encoder}+TR+TLM", f"{encoder}+DAP"]
+    lines: list[Row] = []
+    for label, paper in papers.items():
+        numbers = [paper.get(model) for model in models]
+        cells = [ABSENT if each is None else f"{each:.1f}" for each in numbers]
+        if paper:
+            lines.append([label, *cells])
+    note = """Encoders of base size, 100,000 steps of 1,024 pairs. The paper calls the BUCC numbers
+    those of the training set, but they are possible only for the sample split. Its XNLI models were
+    fine-tuned on MultiNLI, ours on a few thousand pairs."""
+    return f"## The paper's numbers\n\n{paragraph(note)}\n\n{table(['', *models], lines)}"
 
 
-# ------------------------------------------------------------------------------ searches and ablations
+# -------------------------------------------------------------------------- searches and ablations
 
 
-def search_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
-    """Held-out accuracy of every rate tried, the chosen one bold."""
-    parts = []
+def search_section(studies: Sequence[Study]) -> str:
+    """Return the held-out accuracy of every learning rate tried, the chosen one in bold."""
+    note = """Accuracy on held-out pairs of the training text, mean of both directions and all
+    languages, first seed. **Bold**: the chosen rate."""
+    parts = ["## Learning rates", paragraph(note)]
     for study in studies:
-        rows = []
+        rows: list[Row] = []
         for label, name in study.main_runs().items():
-            if (run := study.recipe.runs[name]).is_searched:
-                found, chosen = study.search(run), study.rate(run)
-                cells = {
-                    rate: ABSENT if dev is None else f"{dev:.2f}" for rate, dev in found.items()
-                }
-                rows.append(
-                    [
-                        label,
-                        *(
-                            f"**{cell}**" if rate == chosen else cell
-                            for rate, cell in cells.items()
-                        ),
-                    ]
-                )
+            run = study.recipe.runs[name]
+            if run.is_searched:
+                rows.append([label, *search_cells(study.search(run), study.rate(run))])
         if rows:
-            parts += [
-                f"**{study.name}**",
-                table(["", *(f"{rate:g}" for rate in study.recipe.learning_rates)], rows),
-            ]
-    note = f"""Accuracy in percent on held-out pairs of the training text, mean of both directions and all languages,
-    first seed. **Bold**: the rate taken, once all of a run's are there; {ABSENT}: not run."""
-    return "\n\n".join([*parts, paragraph(note), *_images(images, "learning-rates.svg")])
+            rates = [f"{rate:g}" for rate in study.recipe.learning_rates]
+            parts += [f"**{study.name}**", table(["", *rates], rows)]
+    return "\n\n".join(parts)
 
 
-def ablation_block(studies: Sequence[Study], images: Mapping[str, str]) -> str:
-    """Every ablation beside `base`, by group."""
-    parts = []
-    for study in studies:
-        if study.is_ablation and study.outcomes:
-            parts += [f"**{study.name}**", ablation_table(study), paragraph(ablation_note(study))]
-            parts += _images(images, f"{study.name}.svg")
-    return "\n\n".join(parts) or NOT_RUN
+def search_cells(found: Mapping[float, float | None], chosen: float | None) -> list[str]:
+    """Return the accuracy of each learning rate, the chosen one in bold."""
+    cells = []
+    for rate, accuracy in found.items():
+        cell = ABSENT if accuracy is None else f"{accuracy:.2f}"
+        cells.append(f"**{cell}**" if rate == chosen else cell)
+    return cells
+
+
+def ablation_section(study: Study, images: Mapping[str, str]) -> str:
+    """Return every ablation beside `base`, by group."""
+    heading = f"## {study.name}"
+    if not study.outcomes:
+        return f"{heading}\n\n{NOT_RUN}"
+    parts = [heading, paragraph(ablation_note(study)), ablation_table(study)]
+    if f"{study.name}.svg" in images:
+        parts.append(images[f"{study.name}.svg"])
+    return "\n\n".join(parts)
 
 
 def ablation_note(study: Study) -> str:
-    """What a difference is worth, as far as the runs with several seeds can tell."""
+    """Say how much the difference of a single seed varies by chance."""
     deviations = []
     for measure in ablated(study):
         spreads = [spread(each.values()) for each in study.minus_base(measure).values()]
-        if several := [each for each in spreads if each and each.sd is not None]:
-            freedom = sum(each.count - 1 for each in several)
-            degrees = f"{freedom} degree{'s' * (freedom > 1)} of freedom"
-            deviations.append(f"{pooled_sd(several):.2f} ({measure.label}; {degrees})")
-    return f"""Percent; differences are of equal seeds. By the runs with several seeds, one seed's difference from
-    `base` has a standard deviation of {", ".join(deviations) or "unknown size"}."""
+        several = [each for each in spreads if each and each.sd is not None]
+        if several:
+            deviations.append(f"{pooled_sd(several):.2f} ({measure.label})")
+    size = ", ".join(deviations) or "an unknown size"
+    return f"""Each run changes one setting of `base`, from the encoder of `mini`. Differences are
+    between equal seeds. The difference of a single seed has a standard deviation of {size},
+    estimated from the runs with several seeds."""
 
 
 def ablation_table(study: Study) -> str:
-    """A row a run, whose name is GROUP-VALUE; the group stands on its first row."""
+    """Return a row per run. A run is named GROUP-VALUE, and the first row of a group names it."""
     columns = ablated(study)
-    rows, before = [], None
+    rows: list[Row] = []
+    before = None
     for name in sorted(study.recipe.runs, key=lambda name: name != "base"):
         group, _, value = name.partition("-")
-        seeds, cells = len(study.final(name)), []
+        seeds = len(study.final(name))
+        cells = []
         for measure in columns:
             difference = spread(study.minus_base(measure).get(name, {}).values())
-            cells += [number(study.spread(name, measure), seeds), number(difference, seeds, "+")]
+            cells.append(number(study.spread(name, measure), seeds))
+            cells.append(number(difference, seeds, "+"))
         rows.append([group if group != before else "", value, seeds or "not run", *cells])
         before = group
-    titles = [title for measure in columns for title in (measure.label, "minus base")]
+    titles = []
+    for measure in columns:
+        titles += [measure.label, "minus base"]
     return table(["", "", "seeds", *titles], rows)
 
 
-def _images(images: Mapping[str, str], *names: str) -> list[str]:
-    return [images[name] for name in names if name in images]
+# ----------------------------------------------------------------------- what was run, and where
 
 
-# ------------------------------------------------------------------------------- what was run, and where
+def cost_section(path: Path) -> str:
+    """Return the paper's Table 6 beside what `python -m benchmarks.flops --json` wrote."""
+    heading = "## Cost"
+    if not path.is_file():
+        return f"{heading}\n\n{NOT_RUN}"
+    content = read_object(path)
+    arguments = content["arguments"]
+    machine = content["machine"]
+    note = f"""Forward products of one pair of {arguments["tokens"]} tokens per sentence, encoder of
+    size `{arguments["size"]}`. CPU time is that of a step, forward and backward, of
+    {arguments["batch_size"]} such pairs on {machine["cpu"]}, {machine["threads"]} thread. The
+    paper's latency was measured on 8 V100. Command: `python -m benchmarks.flops --json`."""
+    rows = cost_rows(content["pair"], arguments["batch_size"])
+    return f"{heading}\n\n{paragraph(note)}\n\n{table(HEADER, rows)}"
 
 
-def missing_block(studies: Sequence[Study]) -> str:
-    """Everything that a recipe asks for and that no result file has."""
+def missing_section(studies: Sequence[Study]) -> str:
+    """Return everything that a recipe asks for and no result file has."""
     lines = []
     for study in studies:
         if not study.outcomes:
-            lines.append(f"- `{study.name}`: nothing of it was run")
-        else:
-            lines += [
-                f"- `{study.name}`, `{name}`: {'; '.join(parts)}"
-                for name, parts in study.missing().items()
-            ]
-    return "\n".join(lines) or "Everything that the recipes ask for was run."
+            lines.append(f"- `{study.name}`: nothing was run")
+            continue
+        for name, parts in study.missing().items():
+            lines.append(f"- `{study.name}`, `{name}`: {'; '.join(parts)}")
+    text = "\n".join(lines) or "Everything that the recipes ask for was run."
+    return f"## What was not run\n\n{text}"
 
 
-def machine_block(studies: Sequence[Study]) -> str:
-    """Machines, versions and commits of all results in one line."""
-    contents = [each.content for study in studies for each in study.outcomes]
-    if not contents:
-        return NOT_RUN
-    found = [each["machine"] for each in contents]
-    machines = [f"{each['gpu'] or each['cpu']}, threads: {each['threads']}" for each in found]
-    versions = [
-        " ".join(f"{name} {found}" for name, found in each["versions"].items()) for each in contents
+def machine_section(studies: Sequence[Study]) -> str:
+    """Return the machines, versions and commits of all results."""
+    machines = []
+    versions = []
+    commits = []
+    for study in studies:
+        for outcome in study.outcomes:
+            settings = outcome.settings
+            machines.append(settings["machine"])
+            found = settings["versions"].items()
+            versions.append(" ".join(f"{name} {version}" for name, version in found))
+            commits.append(settings["commit"])
+    if not machines:
+        return f"## Machine\n\n{NOT_RUN}"
+    lines = [
+        f"{len(machines)} trainings.",
+        f"Machine: {counted(machines)}.",
+        f"Versions: {counted(versions)}.",
+        f"Commits: {counted(commits)}.",
     ]
-    commits = [each.get("commit") or "a commit that was not recorded" for each in contents]
-    short = [re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", commit) for commit in commits]
-    return f"{len(contents)} trainings. {_counted(machines)}. {_counted(versions)}. From {_counted(short)}."
+    return "## Machine\n\n" + "\n\n".join(lines)
 
 
-def _counted(words: Sequence[str]) -> str:
-    """Each once, the most frequent first, with its number where there are several.
+def counted(words: Sequence[str]) -> str:
+    """Return each distinct word once, the most frequent first, with its count.
 
-    >>> _counted(["a", "b", "b"])
+    >>> counted(["a", "b", "b"])
     'b (2), a (1)'
     """
     counts = Counter(words).most_common()
-    return ", ".join(f"{word} ({count})" if len(counts) > 1 else word for word, count in counts)
+    if len(counts) == 1:
+        return counts[0][0]
+    return ", ".join(f"{word} ({count})" for word, count in counts)
 
 
-def readme_block(studies: Sequence[Study]) -> str:
-    """The few rows of `README_ROWS`."""
-    compared = [
-        study for name in README_ROWS for study in studies if study.name == name and study.outcomes
-    ]
-    if not compared:
-        return NOT_RUN
-    columns = list(dict.fromkeys(short for study in compared for short in headline(study)))
-    rows = []
-    for study in compared:
-        shown, runs = headline(study), study.main_runs()
-        for label in README_ROWS[study.name]:
-            if seeds := len(study.final(runs[label])):
-                found = [
-                    study.spread(runs[label], shown[short]) if short in shown else None
-                    for short in columns
-                ]
-                rows.append([f"{study.name}: {label}", *(number(each, seeds) for each in found)])
-    sizes = {study.name: size for study in compared if (size := _size_of_tatoeba(study))}
-    of_each = [f"`{name}`: {size}" for name, size in sizes.items()]
-    told = " ".join({*sizes.values()} if len({*sizes.values()}) == 1 else of_each)
-    note = f"""Percent, mean ± standard deviation over seeds. {told} All tables and their commands:
-    [{DOCS}]({DOCS})."""
-    return f"{table(['', *columns], rows)}\n\n{paragraph(note)}"
+# ------------------------------------------------------------------------------------------ files
 
 
-# ------------------------------------------------------------------------------------------------ files
-
-
-def documents(
-    studies: Sequence[Study], images: Mapping[str, str], results_dir: Path
-) -> dict[str, dict[str, str]]:
-    """File -> name -> text of every block that is made."""
-    compared = [study for study in studies if study.is_comparison]
-    made = {f"comparison-{study.name}": comparison_block(study, images) for study in compared} | {
-        "paper": paper_block(studies),
-        "learning-rates": search_block(studies, images),
-        "ablations": ablation_block(studies, images),
-        "alignment": alignment_block(compared),
-        "missing": missing_block(studies),
-        "machine": machine_block(studies),
-        "cost": cost_block(results_dir / "cost.json"),
-    }
-    return {DOCS: made, "README.md": {"results-comparison": readme_block(studies)}}
+def study_page(studies: Sequence[Study], images: Mapping[str, str], results_dir: Path) -> str:
+    """Return the text of STUDY.md."""
+    parts = [INTRODUCTION.strip(), "## Where some rows came from", NOTES, paper_section(studies)]
+    parts += [study_section(study, images) for study in studies if study.is_comparison]
+    parts.append(search_section(studies))
+    parts += [ablation_section(study, images) for study in studies if study.is_ablation]
+    parts += [cost_section(results_dir / "cost.json"), missing_section(studies)]
+    parts.append(machine_section(studies))
+    return "\n\n".join(parts) + "\n"
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: writes what differs from the results, or with `--check` only finds it."""
+    """Write the page and the figures, or with `--check` only compare them with the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--root", type=Path, default=ROOT, help="folder laid out as this checkout; default: itself"
+        "--root", type=Path, default=ROOT, help="folder laid out like this repository"
     )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; end with status 1 if it would"
     )
     args = parser.parse_args(argv)
-    results, figures = args.root / "experiments" / "results", args.root / "docs" / "figures"
+    results = args.root / "experiments" / "results"
+    figures = args.root / FIGURES
+    page = args.root / PAGE
     studies = read_studies(args.root / "experiments" / "recipes", results)
     drawn = pictures(studies)
-    images = {name: f"![{picture.caption}](figures/{name})" for name, picture in drawn.items()}
-    changes, texts = [], {}
-    for path, blocks in (
-        (args.root / name, each) for name, each in documents(studies, images, results).items()
-    ):
-        texts[path], stale = filled(path.read_text(encoding="utf-8"), blocks, path)
-        if stale:
-            changes.append(f"{path}: {', '.join(stale)}")
-    changes += [
-        f"{figures / name}: the picture"
-        for name, each in drawn.items()
-        if not is_drawn(each, figures / name)
-    ]
+
+    images = {}
+    for name, picture in drawn.items():
+        images[name] = f"![{picture.caption}](../../{FIGURES}/{name})"
+    text = study_page(studies, images, results)
+    changes = []
+    if not page.is_file() or page.read_text(encoding="utf-8") != text:
+        changes.append(str(page))
+    for name, picture in drawn.items():
+        if not is_drawn(picture, figures / name):
+            changes.append(str(figures / name))
+
     if args.check and changes:
         lines = "\n".join(changes)
         sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m experiments.report`")
     if not args.check:
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        for name, picture in drawn.items():  # all, as the digest does not tell how they were drawn
+        page.write_text(text, encoding="utf-8")
+        for name, picture in drawn.items():  # all: a digest does not tell how a figure was drawn
             save(picture, figures / name)
-    print("\n".join(f"written: {each}" for each in changes) or "everything is as the results say")
+    lines = [f"written: {each}" for each in changes]
+    print("\n".join(lines) or "everything is as the results say")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Trains and evaluates what a recipe says, run by run, and collects a JSON file a run.
+"""Train and evaluate the runs of a recipe, and keep a JSON file per run.
 
-    python -m experiments.run experiments/recipes/e5.yaml --places encoder=e5 data=data links=links --output_dir runs
+    python -m experiments.run experiments/recipes/e5.yaml \\
+        --places encoder=e5 data=data links=links --output_dir runs
 
-What is done is not done again: a stopped command goes on where it was, within a training too, and several such
-commands share the work. `--list` says how far a study is. A run's JSON file keeps its command, configuration,
-versions, machine, seed, loss curve and results; it goes to `--results_dir`, models and logs stay in `--output_dir`.
+Finished work is not repeated. A stopped command continues where it was, also within a training.
+Several commands can share the work of a recipe. `--list` shows the progress.
+
+Models and logs stay in `--output_dir`. The JSON file of a run goes to `--results_dir`. It holds the
+command, configuration, versions, machine, seed, losses and results. `experiments.collect` then
+merges a study's files.
 """
 
 import argparse
@@ -30,8 +34,9 @@ from experiments.statistics import DEV
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "experiments" / "results"
-BEGUN = "begun.json"  # in a run's folder: what trained it, on what machine
+RESULTS = Path("runs/results")
+#: File in a run's folder that tells what trained it and on which machine.
+BEGUN = "begun.json"
 
 
 @dataclass(frozen=True)
@@ -50,41 +55,48 @@ class Job:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A recipe, where its runs live and where their results go."""
+    """A recipe, the folder of its models and the folder of its results."""
 
     recipe: Recipe
     runs_dir: Path
     results_dir: Path
 
     def folder(self, job: Job) -> Path:
+        """Return the folder of a job's model and logs."""
         return self.runs_dir / self.recipe.name / job.name
 
     def result(self, job: Job) -> Path:
+        """Return the JSON file of a job's results."""
         return self.results_dir / self.recipe.name / f"{job.name}.json"
 
     @property
     def timing(self) -> Path:
-        """Where `experiments.timing` says what a step costs."""
+        """The file in which `experiments.step_cost` writes the cost of a step."""
         return self.results_dir / self.recipe.name / "timing.json"
 
-    # ---------------------------------------------------------------------------------------- what to do
+    # ------------------------------------------------------------------------------ what to do
 
     def jobs(self, run: Run) -> Iterator[Job]:
-        """The trainings of a run that can be named by now: the search's, then those of the chosen rate by seed."""
+        """Yield the trainings of a run that are known so far.
+
+        These are the trainings of the learning rate search, then those of the chosen rate by seed.
+        """
         if run.is_past:
             return
-        for rate in self.recipe.learning_rates if run.is_searched else ():
-            yield Job(run, run.seeds[0], rate, ())
-        if (rate := self.learning_rate(run)) is not None:
+        if run.is_searched:
+            for rate in self.recipe.learning_rates:
+                yield Job(run, run.seeds[0], rate, ())
+        rate = self.learning_rate(run)
+        if rate is not None:
             for seed in run.seeds:
                 yield Job(run, seed, rate, run.evaluate)
 
     def learning_rate(self, run: Run) -> float | None:
-        """What the recipe says, or the best of its search; None while that has not ended."""
+        """Return the recipe's rate or the best of the search, None while the search runs."""
         return self.recipe.learning_rate(run, self.score)
 
     def score(self, run: Run, rate: float) -> float | None:
-        """The accuracy on held-out pairs that chooses learning rates; None for a training that has not ended."""
+        """Return the accuracy on held-out pairs, None for a training that has not ended."""
         job = Job(run, run.seeds[0], rate, ())
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
@@ -97,125 +109,142 @@ class Workspace:
         return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """The arguments of the training command, but for its folder.
+        """Return the arguments of the training command, without its output folder.
 
-        A run of the same time has as many steps as `experiments.timing` found those of `same_time_as` to be worth.
+        A run of the same time gets as many steps as the CPU time of the other run is worth, by the
+        measurements of `experiments.step_cost`.
         """
-        own = dict(job.run.arguments) | {
-            "learning_rate": job.learning_rate,
-            "seed": job.seed,
-            "data_seed": job.seed,
-        }
-        like, timed = job.run.like, job.run.same_time_as
+        own = dict(job.run.arguments)
+        own["learning_rate"] = job.learning_rate
+        own["seed"] = job.seed
+        own["data_seed"] = job.seed
+        like = job.run.like
+        timed = job.run.same_time_as
         if timed not in (None, like):
             steps = read_object(self.timing)["steps"] if self.timing.is_file() else {}
-            if lacking := {timed, like} - set(steps):
+            lacking = {timed, like} - set(steps)
+            if lacking:
                 raise UserError(
-                    f"{self.timing} tells nothing of {min(lacking)}: python -m experiments.timing writes it"
+                    f"{self.timing} has no {min(lacking)}: python -m experiments.step_cost writes it"
                 )
-            own["max_steps"] = round(own["max_steps"] * (steps[timed]["cpu"] / steps[like]["cpu"]))
+            ratio = steps[timed]["cpu"] / steps[like]["cpu"]
+            own["max_steps"] = round(own["max_steps"] * ratio)
         return own
 
-    # ---------------------------------------------------------------------------------------- doing it
+    # -------------------------------------------------------------------------------- doing it
 
     def state(self, job: Job) -> str:
-        """How far a training is: "open", "begun", "trained, without ..." evaluations, "not collected", "done".
+        """Return how far a job is.
 
-        One that failed is "begun", too, and "not collected" is also one whose result is of other trainings or
-        evaluations than those that lie in its folder.
+        "open", "begun" (also if it failed), "trained, without ..." some evaluations, "not
+        collected" (also if the result file belongs to other trainings or evaluations), or "done".
         """
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
             return "begun" if folder.is_dir() else "open"
-        if left := [name for name in job.evaluate if not evaluation(folder, name).is_file()]:
+        left = [name for name in job.evaluate if not evaluation(folder, name).is_file()]
+        if left:
             return "trained, without " + " ".join(left)
         result = self.result(job)
         known = read_object(result) if result.is_file() else {}
         return "done" if known == known | self.measured(job) else "not collected"
 
     def carry_out(self, job: Job) -> None:
-        """Train, evaluate and collect, as far as that is not done.
+        """Train, evaluate and collect whatever of a job is not done.
 
         Raises:
-            ClaimedError: another process is at work on it.
+            ClaimedError: another process works on it.
             RuntimeError: a command failed.
-            ValueError: a damaged file, or nothing tells how long a step takes.
+            UserError: a file is damaged, or the cost of a step is not known.
         """
         folder = self.folder(job)
-        with claimed(
-            folder.with_name(f"{folder.name}.job")
-        ):  # the command claims the folder itself
+        lock = folder.with_name(f"{folder.name}.job")  # the commands claim the folder itself
+        with claimed(lock):
             if not (folder / FINISHED).is_file():
-                arguments = self.arguments(job)
-                self.begin(job, arguments)
-                execute(
-                    [job.run.command, *flags(arguments | {"output_dir": folder})],
-                    folder / "train.log",
-                )
+                self.train(job)
             for name in job.evaluate:
-                result = evaluation(folder, name)
-                if not result.is_file():
-                    result.parent.mkdir(exist_ok=True)
-                    places = {"model": folder, "result": result, "folder": result.parent}
-                    line = words(self.recipe.evaluate[name], {**self.recipe.places, **places})
-                    execute(line, folder / f"{name}.log")
+                if not evaluation(folder, name).is_file():
+                    self.evaluate(job, name)
             if self.state(job) != "done":  # another process may have done it all meanwhile
-                about = {"recipe": self.recipe.name, "run": job.run.name, "seed": job.seed}
-                about |= {"learning_rate": job.learning_rate} | read_object(folder / BEGUN)
+                about = {
+                    "recipe": self.recipe.name,
+                    "run": job.run.name,
+                    "seed": job.seed,
+                    "learning_rate": job.learning_rate,
+                }
+                about |= read_object(folder / BEGUN)
                 write_json(about | self.measured(job), self.result(job))
 
+    def train(self, job: Job) -> None:
+        """Run the training command of a job."""
+        folder = self.folder(job)
+        arguments = self.arguments(job)
+        self.begin(job, arguments)
+        line = [job.run.command, *flags(arguments | {"output_dir": folder})]
+        execute(line, folder / "train.log")
+
+    def evaluate(self, job: Job, name: str) -> None:
+        """Run an evaluation command of a job."""
+        folder = self.folder(job)
+        result = evaluation(folder, name)
+        result.parent.mkdir(exist_ok=True)
+        places = {"model": folder, "result": result, "folder": result.parent}
+        line = words(self.recipe.evaluate[name], {**self.recipe.places, **places})
+        execute(line, folder / f"{name}.log")
+
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
-        """Writes down what trains a model, unless it goes on from a checkpoint of a command that has done so."""
+        """Record what trains a model, unless it continues from a checkpoint of a recorded run."""
         path = self.folder(job) / BEGUN
-        if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
-            about = {
-                "command": [job.run.command, *flags(arguments)],
-                "commit": commit(),
-                "machine": machine(),
-                "versions": versions(),
-                "encoder": digest_of_weights(arguments.get("model_name_or_path")),
-            }
-            write_json(about, path)
+        if path.is_file() and any(path.parent.glob("checkpoint-*")):
+            return
+        about = {
+            "command": [job.run.command, *flags(arguments)],
+            "commit": commit(),
+            "machine": machine(),
+            "versions": versions(),
+            "encoder": digest_of_weights(arguments.get("model_name_or_path")),
+        }
+        write_json(about, path)
 
     def measured(self, job: Job) -> dict[str, Any]:
-        """What a finished training and its evaluations left in their folder."""
+        """Return what a finished training and its evaluations left in their folder."""
         folder = self.folder(job)
-        found = {name: evaluation(folder, name) for name in self.recipe.evaluate}
-        dev = folder / "eval_results.json"
-        told = read_object(dev) if dev.is_file() else {}
+        path = folder / "eval_results.json"
+        dev = {}
+        for name, value in (read_object(path) if path.is_file() else {}).items():
+            if name == DEV or name.startswith(("eval_rtl_", "eval_bow_")):
+                dev[name] = value
+        log = read_object(folder / "trainer_state.json")["log_history"]
+        evaluations = {}
+        for name in self.recipe.evaluate:
+            result = evaluation(folder, name)
+            if result.is_file():
+                evaluations[name] = read_object(result)
         return {
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
-            "dev": {
-                name: told[name] for name in told if name == DEV or name.startswith("eval_rtl_")
-            },
-            "curve": [
-                line
-                for line in read_object(folder / "trainer_state.json")["log_history"]
-                if "loss" in line
-            ],
-            "evaluations": {
-                name: read_object(path) for name, path in found.items() if path.is_file()
-            },
+            "dev": dev,
+            "curve": [line for line in log if "loss" in line],
+            "evaluations": evaluations,
         }
 
 
 def evaluation(folder: Path, name: str) -> Path:
-    """Where the result of an evaluation lies in a training's folder."""
+    """Return the result file of an evaluation in a training's folder."""
     return folder / name / f"{name}.json"
 
 
 def commit(checkout: Path = ROOT) -> str | None:
-    """The commit of a checkout, by default this one, with "-dirty" where its code or recipes are others by now.
+    """Return the commit of a checkout, with "-dirty" if its code or recipes have changed since.
 
-    None for a folder that is no checkout, or where there is no git.
+    Returns None for a folder that is no checkout, or without git.
     """
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True
-        ).stdout
+        line = ["git", *arguments]
+        done = subprocess.run(line, cwd=checkout, capture_output=True, text=True, check=True)
+        return done.stdout
 
     try:
         top, name = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
@@ -223,12 +252,15 @@ def commit(checkout: Path = ROOT) -> str | None:
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None
     if Path(top).resolve() != checkout.resolve():
-        return None  # a copy within another project's checkout has not that one's commit
-    return name + "-dirty" * bool(changes)
+        return None  # a copy inside another project's checkout
+    return name + "-dirty" if changes else name
 
 
 def digest_of_weights(encoder: str | None) -> str | None:
-    """What tells two encoders apart that lay in one folder; None for one that is no folder with safetensors."""
+    """Return a digest that tells apart two encoders that lay in the same folder.
+
+    Returns None for anything but a folder with safetensors.
+    """
     path = Path(encoder or "", "model.safetensors")
     if encoder is None or not path.is_file():
         return None
@@ -237,13 +269,13 @@ def digest_of_weights(encoder: str | None) -> str | None:
 
 
 def execute(arguments: Sequence[str], log: Path) -> None:
-    """Runs one of the project's scripts or modules and adds what it prints to a log.
+    """Run one of the project's scripts or modules, and append its output to a log.
 
     Raises:
-        RuntimeError: it failed; names the log.
+        RuntimeError: it failed. The message names the log.
     """
     line = [sys.executable, *arguments]
-    if not (ROOT / arguments[0]).is_file():  # a module, such as `experiments.alignment`
+    if not (ROOT / arguments[0]).is_file():  # a module, such as experiments.measure_alignment
         line = [sys.executable, "-m", *arguments]
     with log.open("a", encoding="utf-8") as file:
         print("$", shlex.join(line), file=file, flush=True)
@@ -253,22 +285,33 @@ def execute(arguments: Sequence[str], log: Path) -> None:
 
 
 def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
-    """All jobs that can be named, each once: first what evaluates nothing, such as a search; a seed of all by seed."""
-    runs = [run for name, run in workspace.recipe.runs.items() if not only or name in only]
-    jobs = {
-        job.name: job for run in runs for job in workspace.jobs(run)
-    }  # the chosen rate's is of the search, too
+    """Return all jobs that are known so far, each once.
+
+    Jobs without an evaluation (learning rate searches) come first, then all runs of a seed, seed by
+    seed.
+    """
+    jobs = {}
+    for name, run in workspace.recipe.runs.items():
+        if not only or name in only:
+            for job in workspace.jobs(run):
+                jobs[job.name] = job  # the chosen rate's job replaces that of the search
     return sorted(jobs.values(), key=lambda job: (bool(job.evaluate), job.seed))
 
 
 def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
-    """Carries out everything that can be; what another process is at work on is left to it. Returns what failed."""
+    """Carry out all jobs, except those that another process works on.
+
+    Returns:
+        Descriptions of the jobs that failed.
+    """
     failed: list[str] = []
     tried: list[Job] = []
-    while left := [
-        job for job in in_order(workspace, only) if job not in tried
-    ]:  # as a search names more
-        job, started = left[0], time.perf_counter()
+    while True:
+        left = [job for job in in_order(workspace, only) if job not in tried]
+        if not left:
+            return failed
+        job = left[0]  # asked for anew each time, because a finished search adds jobs
+        started = time.perf_counter()
         tried.append(job)
         try:
             if workspace.state(job) != "done":
@@ -278,46 +321,62 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
             logger.info("%s is left to another process: %s", job.name, reason)
         except (RuntimeError, ValueError, OSError) as reason:
             failed.append(f"{job.name}: {reason}")
-    return failed
 
 
 def parse_places(given: Sequence[str]) -> dict[str, str]:
-    """`["data=d"]` as absolute paths by name; raises `ValueError` for what is not NAME=PATH."""
-    if wrong := [place for place in given if "=" not in place]:
-        raise UserError(f"--places {wrong[0]}: give NAME=PATH")
-    return {
-        name: str(Path(path).absolute()) for name, path in (place.split("=", 1) for place in given)
-    }
+    """Turn `["data=d"]` into absolute paths by name.
+
+    Raises:
+        UserError: an item is not NAME=PATH.
+    """
+    places = {}
+    for item in given:
+        name, sign, path = item.partition("=")
+        if not sign:
+            raise UserError(f"--places {item}: give NAME=PATH")
+        places[name] = str(Path(path).absolute())
+    return places
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", help="YAML file, such as those in experiments/recipes/")
     parser.add_argument(
-        "recipe", help="YAML file; those of the project are in experiments/recipes/"
+        "--places",
+        nargs="*",
+        default=[],
+        metavar="NAME=PATH",
+        help="paths that the recipe names in braces",
     )
     parser.add_argument(
-        "--places", nargs="*", default=[], metavar="NAME=PATH", help="what the recipe has in braces"
+        "--output_dir",
+        type=Path,
+        default=Path("runs"),
+        help="folder for models, logs and checkpoints",
     )
     parser.add_argument(
-        "--output_dir", type=Path, default=Path("runs"), help="models, logs and checkpoints"
+        "--results_dir", type=Path, default=RESULTS, help="folder for a JSON file per run"
     )
-    parser.add_argument("--results_dir", type=Path, default=RESULTS, help="a JSON file a run")
-    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--only", nargs="+", help="names of the runs to carry out; default: all")
     parser.add_argument(
-        "--list", action="store_true", help="say how far each training is, and do nothing"
+        "--list", action="store_true", help="print how far each training is, and do nothing"
     )
     args = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
+
     recipe = read_recipe(args.recipe, parse_places(args.places))
-    if unknown := sorted(set(args.only or ()) - set(recipe.runs)):
+    unknown = sorted(set(args.only or ()) - set(recipe.runs))
+    if unknown:
         raise UserError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
     workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
     if args.list:
         for job in in_order(workspace, args.only):
             print(f"{job.name}: {workspace.state(job)}")
-    elif failed := work(workspace, args.only):
+        return
+    failed = work(workspace, args.only)
+    if failed:
         sys.exit("\n".join(f"error: {each}" for each in failed))
 
 

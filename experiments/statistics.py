@@ -1,7 +1,8 @@
-"""What the result files of a study say: numbers by run and seed, their means and spreads, and what is missing.
+"""Numbers of a study: values by run and seed, means, spreads, and paired differences.
 
-A study is a recipe and the JSON files that `experiments.run` wrote for it. All numbers are in percent unless they say
-otherwise; a spread is the standard deviation of the sample (n - 1), and one seed has none.
+A study is a recipe and the results of its runs (`experiments.collect`). All numbers are percentages
+unless they say otherwise. A spread is the standard deviation of the sample (n - 1). A single seed
+has none.
 """
 
 import math
@@ -9,8 +10,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from dap.reports import (
     BUCC_PAIRS,
@@ -22,12 +21,14 @@ from dap.reports import (
 )
 from experiments.recipes import Recipe, Run
 
+#: Path of the error with hard negatives, and of its parts, in an evaluation.
 HARD = "hard_negatives/mean/error"
-DRAWS = 5_000  # of a bootstrap
 LARGEST = TATOEBA_GROUPS[-1]
-DEV = "eval_mean_accuracy"  # retrieval on held-out pairs of the training text, both directions
-#: What runs are called, in the order of the tables.
-START = "encoder as it is"  # a run at learning rate 0
+#: Retrieval accuracy on held-out pairs of the training text, mean of both directions.
+DEV = "eval_mean_accuracy"
+#: Label of a run at learning rate 0.
+START = "start encoder"
+#: Objective -> label of the method.
 LABELS = {
     "tr": "TR",
     "tr+tlm": "TR+TLM",
@@ -35,8 +36,11 @@ LABELS = {
     "tr+bow": "TR+BOW",
     "tr+rtl+bow": "DAP+BOW",
 }
-EDITS = "+edits"  # of those with targets of which a word is changed
+#: Added to the label of a run that also ranks copies of the target with one word changed.
+EDITS = "+edits"
+#: Labels of methods in the order of the tables.
 ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
+#: Numbers that `experiments.measure_alignment` reports.
 ALIGNMENT = (
     "pool xx-en",
     "pool en-xx",
@@ -46,60 +50,62 @@ ALIGNMENT = (
     "recall",
     "AER",
 )
+#: 97.5% quantile of Student's t by degrees of freedom.
+T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of an outcome: the mean of what stands at `paths` of its evaluations, or of `dev`.
+    """A number that is read from an outcome: the mean of the values at `paths`.
 
     Attributes:
-        label: its name in tables.
-        paths: keys from the outside to the inside, with `/` between them.
-        paper: the paper's model -> its number, None where it prints none.
-        by_language: path to the number of a language, with `*` in place of its code; empty where there is none.
+        label: name in tables.
+        paths: keys from the outside to the inside, joined by `/`. `dev/...` is the held-out text.
+        lower_is_better: whether a lower number is better.
+        paper: the paper's model -> its number, None where the paper prints none.
     """
 
     label: str
     paths: tuple[str, ...]
     lower_is_better: bool = False
     paper: Mapping[str, float | None] = field(default_factory=dict)
-    by_language: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One result file: a model trained with one seed, and what was measured of it."""
+    """The result of one run with one seed.
 
-    recipe: str
+    Attributes:
+        run: name in the recipe.
+        seed: seed of training.
+        learning_rate: peak learning rate.
+        steps: training steps of the measured model. 0 for the start encoder.
+        pairs_per_step: sentence pairs of a step.
+        settings: everything else that decides about the weights, and where they were trained.
+        dev: numbers on held-out pairs of the training text.
+        losses: loss -> points (step, value) of the training curve.
+        results: evaluation -> its numbers.
+    """
+
     run: str
     seed: int
     learning_rate: float
-    content: Mapping[str, Any]
-
-    @property
-    def steps(self) -> int:
-        """Steps of the model that was measured; none at learning rate 0, which is the encoder as it is."""
-        return self.content["train"]["model_step"] if self.learning_rate else 0
-
-    @property
-    def pairs_a_step(self) -> int:
-        return self.content["record"]["pairs a step"]
+    steps: int
+    pairs_per_step: int
+    settings: Mapping[str, Any]
+    dev: Mapping[str, float]
+    losses: Mapping[str, Sequence[Sequence[float]]]
+    results: Mapping[str, Any]
 
     def value(self, measure: Measure) -> float | None:
-        """The number, or None where it was not measured."""
-        numbers = {**self.content["evaluations"], "dev": self.content.get("dev", {})}
-        found = [_at(numbers, path) for path in measure.paths]
+        """Return the number, or None if it was not measured."""
+        numbers = {**self.results, "dev": self.dev}
+        found = [value_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
 
-    def languages(self, measure: Measure) -> dict[str, float]:
-        """Language code -> its number; empty where there is none by language."""
-        folder, _, rest = measure.by_language.partition("/*/")
-        parts = (_at(self.content["evaluations"], folder) if folder else None) or {}
-        found = {code: _at(part, rest) for code, part in parts.items() if code != "mean"}
-        return {code: value for code, value in found.items() if value is not None}
 
-
-def _at(tree: Any, path: str) -> Any:
+def value_at(tree: Any, path: str) -> Any:
+    """Return the value at a path of keys joined by `/`, or None if there is none."""
     for key in path.split("/"):
         if not isinstance(tree, Mapping) or key not in tree:
             return None
@@ -107,12 +113,12 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
-# --------------------------------------------------------------------------------------------------- spreads
+# --------------------------------------------------------------------------------------- spreads
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds; `sd` is None for one seed."""
+    """Mean and standard deviation over seeds. `sd` is None for one seed."""
 
     mean: float
     sd: float | None
@@ -120,7 +126,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Of one value or more; None of none.
+    """Return mean and standard deviation of values, or None if there are no values.
 
     >>> spread([1.0, 3.0])
     Spread(mean=2.0, sd=1.4142135623730951, count=2)
@@ -128,63 +134,52 @@ def spread(values: Iterable[float]) -> Spread | None:
     found = list(values)
     if not found:
         return None
-    return Spread(
-        statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found)
-    )
+    deviation = statistics.stdev(found) if len(found) > 1 else None
+    return Spread(statistics.fmean(found), deviation, len(found))
 
 
 def pooled_sd(spreads: Sequence[Spread]) -> float:
-    """The standard deviation within groups of several values, each weighed by its n - 1.
+    """Return the standard deviation within groups, each weighted by its n - 1.
 
     >>> pooled_sd([Spread(0.0, 1.0, 2), Spread(9.0, 7.0, 2)])
     5.0
     """
     freedom = sum(each.count - 1 for each in spreads)
-    return math.sqrt(sum((each.count - 1) * each.sd**2 for each in spreads) / freedom)
+    squares = sum((each.count - 1) * each.sd**2 for each in spreads)
+    return math.sqrt(squares / freedom)
 
 
-def clear_best(spreads: Mapping[str, Spread | None], lower_is_better: bool = False) -> str | None:
-    """The run whose mean is ahead of the next by more than twice their pooled standard deviation, or None.
+def t_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean difference by a paired t-test over seeds.
 
-    Both must have three seeds that differ: two may be close by chance, and equal ones are at a floor or ceiling.
+    Returns None for fewer than two seeds.
 
-    >>> clear_best({"a": Spread(5.5, 1.0, 3), "b": Spread(3.0, 1.0, 3)})
-    'a'
+    >>> [round(end, 2) for end in t_interval([1.0, 2.0, 3.0])]
+    [-0.48, 4.48]
     """
-    present = [(name, each) for name, each in spreads.items() if each is not None]
-    ranked = sorted(present, key=lambda item: item[1].mean, reverse=not lower_is_better)
-    if len(ranked) < 2:
+    found = spread(differences)
+    if found is None or found.sd is None:
         return None
-    (name, best), (_, following) = ranked[:2]
-    if min(best.count, following.count) < 3 or not (best.sd and following.sd):
-        return None
-    return name if abs(best.mean - following.mean) > 2 * pooled_sd([best, following]) else None
+    width = T_QUANTILES[found.count - 1] * found.sd / math.sqrt(found.count)
+    return found.mean - width, found.mean + width
 
 
-def interval(differences: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Where 95% of the means lie when seeds (rows) and languages (columns) are drawn anew: a bootstrap over both.
-
-    A language drawn anew brings all its sentences, which makes this wider than a bootstrap over sentences.
-
-    >>> interval([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
-    (1.0, 1.0)
-    """
-    grid, draw = np.asarray(differences), np.random.default_rng(0)  # (S, L)
-    rows, columns = (draw.integers(count, size=(DRAWS, count)) for count in grid.shape)
-    means = grid[rows[:, :, None], columns[:, None, :]].mean((1, 2))  # (DRAWS,)
-    low, high = np.quantile(means, (0.025, 0.975)).tolist()
-    return low, high
-
-
-# --------------------------------------------------------------------------------------------------- studies
+# --------------------------------------------------------------------------------------- studies
 
 
 @dataclass(frozen=True)
 class Study:
-    """A recipe and its outcomes so far."""
+    """A recipe and its outcomes so far.
+
+    Attributes:
+        recipe: what the study trains and evaluates.
+        outcomes: results of the runs that ended.
+        step_seconds: run -> CPU seconds of a training step, as `experiments.step_cost` measured.
+    """
 
     recipe: Recipe
     outcomes: tuple[Outcome, ...]
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -192,214 +187,196 @@ class Study:
 
     @property
     def is_ablation(self) -> bool:
-        """Whether its runs are changes to `base`, alone."""
+        """Tell whether each run is one change to the run `base`."""
         return "base" in self.recipe.runs
 
     @property
     def is_comparison(self) -> bool:
-        """Whether it evaluates models of different objectives; a recipe may also be for learning rates alone."""
-        return not self.is_ablation and any(run.evaluate for run in self.recipe.runs.values())
+        """Tell whether the study compares methods. Others only search learning rates."""
+        has_evaluation = any(run.evaluate for run in self.recipe.runs.values())
+        return has_evaluation and not self.is_ablation
 
     def main_runs(self) -> dict[str, str]:
-        """Label -> run, of those that see the same number of pairs: the encoder as it is, TR, TR+TLM, DAP."""
-        return self._labelled(
-            [name for name, run in self.recipe.runs.items() if run.same_time_as is None]
-        )
+        """Return label -> run, for the runs whose steps do not depend on another run's time."""
+        runs = self.recipe.runs.items()
+        return self._by_label([name for name, run in runs if run.same_time_as is None])
 
     def same_time_runs(self) -> dict[str, dict[str, str]]:
-        """A run -> label -> run, of those that take its time and itself."""
-        whose = dict.fromkeys(
-            run.same_time_as for run in self.recipe.runs.values() if run.same_time_as is not None
-        )
-        same = {
-            one: [name for name, run in self.recipe.runs.items() if run.same_time_as == one]
-            for one in whose
-        }
-        return {one: self._labelled([one, *names]) for one, names in same.items()}
+        """Return run -> (label -> run), for a run and those trained for its CPU time."""
+        found: dict[str, list[str]] = {}
+        for name, run in self.recipe.runs.items():
+            if run.same_time_as is not None:
+                found.setdefault(run.same_time_as, [run.same_time_as]).append(name)
+        return {timed: self._by_label(names) for timed, names in found.items()}
 
-    def _labelled(self, names: Iterable[str]) -> dict[str, str]:
+    def _by_label(self, names: Iterable[str]) -> dict[str, str]:
+        """Return label -> run in the order of the tables. A second run of a label keeps its name."""
         found: dict[str, str] = {}
         for name in names:
             label = label_of(self.recipe.runs[name])
             found[name if label in found else label] = name
-        return dict(
-            sorted(
-                found.items(),
-                key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER),
-            )
-        )
+        known = {label: found[label] for label in ORDER if label in found}
+        return known | found
 
     def find(self, run: str, rate: float, seed: int) -> Outcome | None:
-        """The outcome of one training; None if it has not ended."""
-        wanted = (run, rate, seed)
-        return next(
-            (each for each in self.outcomes if (each.run, each.learning_rate, each.seed) == wanted),
-            None,
-        )
+        """Return the outcome of one training, or None if it has not ended."""
+        for each in self.outcomes:
+            if (each.run, each.learning_rate, each.seed) == (run, rate, seed):
+                return each
+        return None
 
     def dev(self, run: Run, rate: float) -> float | None:
-        """What chooses learning rates: accuracy on held-out pairs with a run's first seed; None: not run."""
+        """Return the accuracy that chooses learning rates, with a run's first seed."""
         found = self.find(run.name, rate, run.seeds[0])
         return found.value(HELD_OUT) if found else None
 
     def search(self, run: Run) -> dict[float, float | None]:
-        """Learning rate -> accuracy on held-out pairs, for a run whose rate is searched."""
+        """Return learning rate -> accuracy on held-out pairs, for a run whose rate is searched."""
         return {rate: self.dev(run, rate) for rate in self.recipe.learning_rates}
 
     def rate(self, run: Run) -> float | None:
-        """The learning rate of a run, as `experiments.run` chooses it; None while the search is not complete."""
+        """Return a run's learning rate, or None while its search is not complete."""
         return self.recipe.learning_rate(run, self.dev)
 
     def final(self, name: str) -> list[Outcome]:
-        """A run's outcomes at its chosen learning rate, by seed."""
+        """Return a run's outcomes at its chosen learning rate, by seed."""
         run = self.recipe.runs[name]
         rate = self.rate(run)
-        found = [] if rate is None else [self.find(name, rate, seed) for seed in run.seeds]
+        if rate is None:
+            return []
+        found = [self.find(name, rate, seed) for seed in run.seeds]
         return [each for each in found if each is not None]
 
     def values(self, name: str, measure: Measure) -> dict[int, float]:
-        """Seed -> number."""
+        """Return seed -> number, for the seeds that were measured."""
         found = {each.seed: each.value(measure) for each in self.final(name)}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def spread(self, name: str, measure: Measure) -> Spread | None:
-        """Mean and standard deviation of a run over its seeds; None where nothing was measured."""
+        """Return mean and standard deviation over seeds, or None if nothing was measured."""
         return spread(self.values(name, measure).values())
 
     def differences(self, name: str, base: str, measure: Measure) -> dict[int, float]:
-        """Seed -> a run minus another, of the seeds that both have."""
-        ours, theirs = self.values(name, measure), self.values(base, measure)
+        """Return seed -> a run minus another, for the seeds that both have."""
+        ours = self.values(name, measure)
+        theirs = self.values(base, measure)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
     def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
-        """Run -> seed -> its difference to `base`, of the other runs of an ablation."""
-        return {
-            name: self.differences(name, "base", measure)
-            for name in self.recipe.runs
-            if name != "base"
-        }
-
-    def interval(self, name: str, base: str, measure: Measure) -> tuple[float, float] | None:
-        """`interval` of a run minus another; None below two seeds and languages that both have."""
-        ours, theirs = (
-            {each.seed: each.languages(measure) for each in self.final(run)} for run in (name, base)
-        )
-        seeds = [
-            seed for seed in ours if ours[seed] and ours[seed].keys() == theirs.get(seed, {}).keys()
-        ]
-        if len(seeds) < 2 or len(ours[seeds[0]]) < 2:
-            return None
-        return interval(
-            [[ours[seed][code] - theirs[seed][code] for code in ours[seed]] for seed in seeds]
-        )
+        """Return run -> seed -> difference from `base`, for the other runs of an ablation."""
+        names = [name for name in self.recipe.runs if name != "base"]
+        return {name: self.differences(name, "base", measure) for name in names}
 
     def missing(self) -> dict[str, list[str]]:
-        """Run -> which of its trainings and evaluations have no result, of those that lack one."""
+        """Return run -> descriptions of its trainings and evaluations that have no result."""
         found: dict[str, list[str]] = {}
         for run in self.recipe.runs.values():
-            done = {each.seed: each.content["evaluations"] for each in self.final(run.name)}
+            done = {each.seed: each.results for each in self.final(run.name)}
             left = {"training": [seed for seed in run.seeds if seed not in done]}
-            left |= {
-                name: [seed for seed, has in done.items() if name not in has]
-                for name in run.evaluate
-            }
-            for what, numbers in left.items():
-                if numbers:
-                    plural = "s" * (len(numbers) > 1)
-                    found.setdefault(run.name, []).append(
-                        f"{what} of seed{plural} {', '.join(map(str, numbers))}"
-                    )
+            for name in run.evaluate:
+                left[name] = [seed for seed, results in done.items() if name not in results]
+            for what, seeds in left.items():
+                if seeds:
+                    listed = ", ".join(str(seed) for seed in seeds)
+                    found.setdefault(run.name, []).append(f"{what}, seed {listed}")
         return found
 
 
 def label_of(run: Run) -> str:
-    """What a run is called: by its objective and changed copies, or as the encoder that it starts from."""
+    """Return a run's label, from its objective and whether it ranks changed copies."""
     if run.arguments.get("learning_rate") == 0:
         return START
     label = LABELS.get(run.arguments.get("objective"), run.name)
-    return label + EDITS * bool(run.arguments.get("tr_hard_negatives"))
+    return label + EDITS if run.arguments.get("tr_hard_negatives") else label
 
 
-# -------------------------------------------------------------------------------------------------- measures
+# -------------------------------------------------------------------------------------- measures
 
 
-#: What chose the learning rates; of the text's own domain, and far from 0 where Tatoeba is not.
+#: Chose the learning rates. Far from 0 even where Tatoeba is not.
 HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 
 
 def measures(study: Study) -> list[Measure]:
-    """What was measured of any of a study's models, in the order of the tables."""
-    found = [HELD_OUT]
+    """Return everything that was measured of any of a study's models, in the tables' order."""
+    found = [HELD_OUT, *_tatoeba(), *_hard_negatives(study), *_bucc()]
+    xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
+    found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
+    found.append(_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"))
+    found.append(_alignment("AER", "AER"))
+    return measured(study, found)
+
+
+def _tatoeba() -> list[Measure]:
+    found = []
     for direction, arrow in DIRECTIONS.items():
         for column, group in enumerate(TATOEBA_GROUPS):
             paper = {model: row[direction][column] for model, row in PAPER_TATOEBA.items()}
             path = f"tatoeba/averages/{group}/{direction}"
-            by_language = f"tatoeba/languages/*/{direction}" if group == LARGEST else ""
-            found.append(
-                Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper, by_language=by_language)
-            )
+            found.append(Measure(f"Tatoeba {arrow}, {group}", (path,), paper=paper))
+    return found
+
+
+def _hard_negatives(study: Study) -> list[Measure]:
+    """Return the error with hard negatives, and the error by kind of change."""
+    found = []
     for name in sorted(study.recipe.evaluate):
-        reports = [each.content["evaluations"].get(name) for each in study.outcomes]
-        for kind in sorted({kind for report in reports for kind in _at(report, HARD) or ()}):
-            label = f"hard negatives of {name}, error" + ("" if kind == "error" else f" by {kind}")
-            path, by_language = f"{name}/{HARD}/{kind}", f"{name}/hard_negatives/*/error/{kind}"
-            found.append(Measure(label, (path,), lower_is_better=True, by_language=by_language))
+        kinds: set[str] = set()
+        for outcome in study.outcomes:
+            kinds.update(value_at(outcome.results, f"{name}/{HARD}") or ())
+        for kind in sorted(kinds):
+            label = f"hard negatives of {name}, error"
+            if kind != "error":
+                label += f" by {kind}"
+            found.append(Measure(label, (f"{name}/{HARD}/{kind}",), lower_is_better=True))
+    return found
+
+
+def _bucc() -> list[Measure]:
+    found = []
     for pair in BUCC_PAIRS:
         for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
             paper = {model: row[pair][column] for model, row in PAPER_BUCC["sample"].items()}
-            found.append(
-                Measure(
-                    f"BUCC {pair} sample, {name}",
-                    (f"bucc/pairs/{pair}/{name.lower()}",),
-                    paper=paper,
-                )
-            )
-    xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
-    found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
-    found += [
-        _alignment("token retrieval, all words", "pool xx-en", "pool en-xx"),
-        _alignment("AER", "AER"),
-    ]
-    return measured(study, found)
+            path = f"bucc/pairs/{pair}/{name.lower()}"
+            found.append(Measure(f"BUCC {pair} sample, {name}", (path,), paper=paper))
+    return found
 
 
 def alignment_measures(study: Study) -> list[Measure]:
-    """Everything that `experiments.alignment` measured, each by itself."""
+    """Return each number that `experiments.measure_alignment` reports as a measure."""
     return measured(study, [_alignment(name, name) for name in ALIGNMENT])
 
 
 def _alignment(label: str, *names: str) -> Measure:
-    return Measure(
-        label, tuple(f"alignment/mean/{name}" for name in names), lower_is_better="AER" in names
-    )
+    paths = tuple(f"alignment/mean/{name}" for name in names)
+    return Measure(label, paths, lower_is_better="AER" in names)
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
-    """Those that any of the study's models has."""
-    return [
-        measure
-        for measure in among
-        if any(each.value(measure) is not None for each in study.outcomes)
-    ]
+    """Return the measures that at least one of the study's models has."""
+    found = []
+    for measure in among:
+        if any(each.value(measure) is not None for each in study.outcomes):
+            found.append(measure)
+    return found
 
 
 def headline(study: Study) -> dict[str, Measure]:
-    """Short name -> measure, of the few that plots and README show."""
-    tatoeba = f"tatoeba/averages/{LARGEST}"
-    names = {f"{tatoeba}/xx-en": "Tatoeba xx→en", f"{tatoeba}/en-xx": "en→xx"}
-    names |= {f"{each}/{HARD}/error": "hard-negative error" for each in study.recipe.evaluate}
-    names |= {
-        "bucc/pairs/zh-en/f1": "BUCC zh-en F1",
-        "xnli/mean/accuracy": "XNLI",
-        "alignment/mean/AER": "AER",
+    """Return short name -> measure, for the few that figures show."""
+    names = {
+        f"tatoeba/averages/{LARGEST}/xx-en": "Tatoeba xx→en",
+        f"tatoeba/averages/{LARGEST}/en-xx": "Tatoeba en→xx",
     }
+    for evaluation in study.recipe.evaluate:
+        names[f"{evaluation}/{HARD}/error"] = "hard negatives"
+    names["bucc/pairs/zh-en/f1"] = "BUCC zh-en"
+    names["alignment/mean/AER"] = "word alignment"
     found = {measure.paths[0]: measure for measure in measures(study)}
     return {short: found[path] for path, short in names.items() if path in found}
 
 
 def ablated(study: Study) -> list[Measure]:
-    """What ablations are compared in."""
+    """Return the measures in which ablations are compared."""
     paths = tuple(f"tatoeba/averages/{LARGEST}/{direction}" for direction in DIRECTIONS)
-    return measured(
-        study, [HELD_OUT, Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)]
-    )
+    tatoeba = Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)
+    return measured(study, [HELD_OUT, tatoeba])

@@ -1,6 +1,6 @@
 """What a training step of each run of a recipe costs, for runs of the same time.
 
-    python -m experiments.timing experiments/recipes/e5.yaml --places encoder=e5 data=data links=l --output_dir runs
+    python -m experiments.step_cost experiments/recipes/e5.yaml --places encoder=e5 data=data links=l --output_dir runs
 
 Takes the finished models (first seed) and batches of the recipe's own text, and lets them take turns: forward,
 backward and AdamW, in CPU seconds, which other work on the machine hardly changes. Writes `timing.json` beside

@@ -1,39 +1,54 @@
-"""The plots of docs/reproduction.md, drawn from the numbers of the result files alone.
+"""The figures of the study, drawn from the result files.
 
-A plot is first its data, plain lists that say everything it shows, and then an SVG file. The file carries a digest of
-the data, by which `experiments.report --check` knows whether it is still the picture of today's results.
+A figure is first its data: plain lists of everything it shows. The SVG file carries a digest of the
+data, so that `experiments.report --check` can tell whether it shows today's results.
 """
 
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.statistics import START, Outcome, Study, ablated, headline, spread
+from experiments.statistics import ORDER, START, Outcome, Study, ablated, headline, spread
 
-#: Of Okabe and Ito's palette for all kinds of colour vision; line style and marker say the same again.
+#: Method -> colour (Okabe and Ito's palette, for all kinds of colour vision), line and marker.
 STYLES = {
     "TR": ("#0072B2", "-", "o"),
     "TR+TLM": ("#E69F00", "--", "s"),
     "DAP": ("#D55E00", "-.", "^"),
+    "TR+BOW": ("#009E73", "-", "D"),
+    "DAP+BOW": ("#CC79A7", "--", "v"),
+    "TR+edits": ("#56B4E9", ":", "P"),
+    "TR+BOW+edits": ("#000000", ":", "h"),
 }
-OTHERS = (
-    ("#009E73", ":", "D"),
-    ("#CC79A7", "-", "v"),
-    ("#56B4E9", "--", "P"),
-    ("#000000", ":", "X"),
-)
-LOSSES = {"tr_loss": "TR loss", "rtl_loss": "RTL loss", "tlm_loss": "TLM loss"}
+#: Key of a loss -> title of its panel and label of its y axis.
+LOSSES = {
+    "tr_loss": ("Translation ranking (TR)", "loss, nats per pair"),
+    "rtl_loss": ("Representation translation (RTL)", "loss, nats per token"),
+    "bow_loss": ("Bag of words (BOW)", "loss, nats per token"),
+}
+#: Short name of a measure -> label of its axis.
+UNITS = {
+    "Tatoeba xx→en": "accuracy, %",
+    "Tatoeba en→xx": "accuracy, %",
+    "hard negatives": "error, %",
+    "BUCC zh-en": "F1, %",
+    "word alignment": "AER, %",
+}
+#: Studies whose comparison, and whose training losses, are drawn.
+COMPARED = ("warm", "edits", "mini-longer")
+WITH_LOSSES = ("warm", "mini-longer")
+#: Methods at most in a panel.
+MOST = 7
 DIGEST = "data "
-SEARCH_CAPTION = "Accuracy on held-out pairs of the training text by learning rate"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What a plot shows, and how: `draw(figure, data)` fills an empty matplotlib figure."""
+    """A figure's data, its caption, and a function that draws the data into a matplotlib figure."""
 
     data: Mapping[str, Any]
     caption: str
@@ -45,26 +60,26 @@ class Picture:
 
 
 def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
-    """File name -> plot, of everything that there are results for."""
-    made = {"learning-rates": Picture(_present(search_data(studies)), SEARCH_CAPTION, draw_search)}
+    """Return file name -> figure, for everything that has results."""
+    made = {}
     for study in studies:
         name = study.name
         if study.is_ablation:
-            made[name] = Picture(
-                _present(ablation_data(study)), f"{name}: differences to `base`", draw_ablations
+            caption = f"{name}: difference of each run from the base"
+            made[f"{name}.svg"] = Picture(ablation_data(study), caption, draw_ablations)
+        if name in COMPARED:
+            caption = f"{name}: mean, standard deviation and every seed of each method"
+            made[f"comparison-{name}.svg"] = Picture(
+                comparison_data(study), caption, draw_comparison
             )
-        if study.is_comparison:
-            losses, numbers = _present(loss_data(study)), _present(comparison_data(study))
-            caption = f"{name}: means, standard deviations and every seed"
-            made[f"loss-{name}"] = Picture(
-                losses, f"{name}: training losses by pairs seen", draw_losses
-            )
-            made[f"comparison-{name}"] = Picture(numbers, caption, draw_comparison)
-    return {f"{name}.svg": picture for name, picture in made.items() if picture.data}
+        if name in WITH_LOSSES:
+            caption = f"{name}: training losses by pairs seen, mean of the seeds"
+            made[f"loss-{name}.svg"] = Picture(loss_data(study), caption, draw_losses)
+    return {name: picture for name, picture in made.items() if picture.data}
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Draws an SVG file, the same bytes for the same data and matplotlib."""
+    """Draw an SVG file. The same data and matplotlib give the same bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -73,6 +88,8 @@ def save(picture: Picture, path: Path) -> None:
         "svg.fonttype": "none",
         "font.family": "DejaVu Sans",
         "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
     }
     with rc_context(settings):
         figure = Figure(layout="constrained")
@@ -83,190 +100,162 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def is_drawn(picture: Picture, path: Path) -> bool:
-    """Whether a file shows the data of today."""
-    return path.is_file() and f"<dc:description>{DIGEST}{picture.digest}<" in path.read_text(
-        encoding="utf-8"
-    )
+    """Tell whether a file shows the data of today."""
+    if not path.is_file():
+        return False
+    mark = f"<dc:description>{DIGEST}{picture.digest}<"
+    return mark in path.read_text(encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------------- data
-
-
-def _present(tree: Any) -> Any:
-    """Data without the parts that are empty."""
-    if not isinstance(tree, dict):
-        return tree
-    parts = {name: _present(part) for name, part in tree.items()}
-    return {name: part for name, part in parts.items() if part}
+# ------------------------------------------------------------------------------------------- data
 
 
 def loss_data(study: Study) -> dict[str, Any]:
-    """Loss -> label -> points (pairs seen, mean over the seeds), of the runs that see the same number of pairs."""
-    runs = {label: study.final(name) for label, name in study.main_runs().items() if label != START}
-    return {
-        title: {label: mean_curve(outcomes, key) for label, outcomes in runs.items()}
-        for key, title in LOSSES.items()
-    }
+    """Return loss -> method -> points (pairs seen, mean over seeds)."""
+    found: dict[str, Any] = {}
+    for label, name in study.main_runs().items():
+        if label == START or label not in STYLES:
+            continue
+        for key in LOSSES:
+            points = mean_curve(study.final(name), key)
+            if points:
+                found.setdefault(key, {})[label] = points
+    return {key: found[key] for key in LOSSES if key in found}
 
 
-def mean_curve(outcomes: Iterable[Outcome], key: str) -> list[tuple[int, float]]:
-    """(pairs seen, mean over the seeds) at the steps that all of them logged."""
-    curves = [
-        {
-            line["step"] * each.pairs_a_step: line[key]
-            for line in each.content["curve"]
-            if key in line
-        }
-        for each in outcomes
-    ]
+def mean_curve(outcomes: Sequence[Outcome], key: str) -> list[tuple[int, float]]:
+    """Return (pairs seen, mean over seeds) at the steps that all outcomes logged."""
+    curves = []
+    for each in outcomes:
+        points = each.losses.get(key, [])
+        curves.append({int(step) * each.pairs_per_step: loss for step, loss in points})
     if not curves:
         return []
     shared = sorted(set(curves[0]).intersection(*curves))
-    return [
-        (pairs, round(statistics.fmean(curve[pairs] for curve in curves), 4)) for pairs in shared
-    ]
-
-
-def search_data(studies: Sequence[Study]) -> dict[str, Any]:
-    """Study -> label -> points (learning rate, accuracy)."""
-    found: dict[str, Any] = {}
-    for study in studies:
-        for label, name in study.main_runs().items():
-            if (run := study.recipe.runs[name]).is_searched:
-                points = [
-                    (rate, round(dev, 4))
-                    for rate, dev in study.search(run).items()
-                    if dev is not None
-                ]
-                found.setdefault(study.name, {})[label] = points
-    return found
+    return [(pairs, statistics.fmean(curve[pairs] for curve in curves)) for pairs in shared]
 
 
 def comparison_data(study: Study) -> dict[str, Any]:
-    """Measure -> "same pairs" or "same time" -> label -> the seeds' numbers."""
-    main = study.main_runs()
-    same_time: dict[str, str] = {}
-    for runs in study.same_time_runs().values():
-        others = {label: name for label, name in runs.items() if name not in main.values()}
-        same_time |= {name if label in same_time else label: name for label, name in others.items()}
-    sets = {"same pairs": main, "same time": same_time}
-    return {
-        measure.label: {
-            title: {
-                label: list(study.values(name, measure).values()) for label, name in runs.items()
-            }
-            for title, runs in sets.items()
-        }
-        for measure in headline(study).values()
-    }
+    """Return measure -> row -> method and value of every seed.
+
+    The rows are the methods with equal pairs, then TR for the CPU time of other methods.
+    """
+    rows = {}
+    for label, name in study.main_runs().items():
+        if label in ORDER and label != START:
+            rows[label] = (label, name)
+    for timed, runs in study.same_time_runs().items():
+        name = runs.get("TR")
+        labels = [label for label, (_, run) in rows.items() if run == timed]
+        if labels and name and name != timed and len(study.final(name)) > 1:
+            rows[f"TR, time of {labels[0]}"] = ("TR", name)
+
+    found: dict[str, Any] = {}
+    for short, measure in headline(study).items():
+        panel = {}
+        for row, (label, name) in list(rows.items())[:MOST]:
+            values = list(study.values(name, measure).values())
+            if values:
+                panel[row] = {"method": label, "values": values}
+        found[short] = panel
+    return found
 
 
 def ablation_data(study: Study) -> dict[str, Any]:
-    """Measure -> run -> differences to `base` by seed."""
-    return {
-        measure.label: {
-            name: list(each.values()) for name, each in study.minus_base(measure).items()
-        }
-        for measure in ablated(study)
-    }
+    """Return measure -> run -> differences from `base` by seed."""
+    found = {}
+    for measure in ablated(study):
+        runs = study.minus_base(measure).items()
+        found[measure.label] = {name: list(each.values()) for name, each in runs if each}
+    return found
 
 
-# ---------------------------------------------------------------------------------------------- drawing
-
-
-def _style(label: str, position: int) -> tuple[str, str, str]:
-    return STYLES.get(label, OTHERS[position % len(OTHERS)])
-
-
-def _lines(figure: Any, data: Mapping[str, Any], width: float, is_marked: bool) -> dict[str, Any]:
-    """A panel of lines for each title -> its axes."""
-    figure.set_size_inches(width * len(data), 2.8)
-    panels = dict(zip(data, figure.subplots(1, len(data), squeeze=False)[0], strict=True))
-    for title, axes in panels.items():
-        for position, (label, points) in enumerate(data[title].items()):
-            colour, style, marker = _style(label, position)
-            marker = marker if is_marked else None
-            axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, label=label)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-        axes.set_title(title)
-    return panels
+# ---------------------------------------------------------------------------------------- drawing
 
 
 def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
-    """A panel a loss, logarithmic where it falls to a tenth."""
+    """Draw a panel per loss, logarithmic if the loss falls to a tenth."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    for title, axes in _lines(figure, data, 3.4, False).items():
-        axes.set_xlabel("pairs seen")
-        losses = [loss for points in data[title].values() for _, loss in points]
-        if max(losses) > 10 * min(losses) > 0:
+    figure.set_size_inches(3.5 * len(data), 3.2)
+    panels = figure.subplots(1, len(data), squeeze=False)[0]
+    handles = {}
+    for axes, (key, methods) in zip(panels, data.items(), strict=True):
+        title, unit = LOSSES[key]
+        for label, points in methods.items():
+            colour, style, _ = STYLES[label]
+            pairs = [point[0] for point in points]
+            losses = [point[1] for point in points]
+            (handles[label],) = axes.plot(pairs, losses, style, color=colour)
+        axes.set(title=title, xlabel="sentence pairs seen", ylabel=unit)
+        axes.grid(alpha=0.3)
+        axes.locator_params(axis="x", nbins=4)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        values = [loss for points in methods.values() for _, loss in points]
+        if max(values) > 10 * min(values) > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter("{x:g}")
-
-
-def draw_search(figure: Any, data: Mapping[str, Any]) -> None:
-    """A panel a study."""
-    for title, axes in _lines(figure, data, 3.6, True).items():
-        rates = sorted({rate for points in data[title].values() for rate, _ in points})
-        axes.set(xlabel="learning rate", xscale="log")
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        axes.set_xticks([], minor=True)
-    figure.supylabel("held-out accuracy, %", fontsize=9)
+    labels = [label for label in STYLES if label in handles]
+    lines = [handles[label] for label in labels]
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
 def draw_comparison(figure: Any, data: Mapping[str, Any]) -> None:
-    """A panel a measure: means with whiskers of one standard deviation, every seed, the encoder as a dashed line."""
-    columns = min(3, len(data))
-    rows = -(-len(data) // columns)
-    figure.set_size_inches(2.9 * columns, 2.5 * rows)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (title, sets) in zip(panels, data.items(), strict=False):
-        _draw_measure(axes, sets)
-        axes.set_title(title, fontsize=8.5)
-    for axes in panels[len(data) :]:
-        axes.remove()
+    """Draw a panel per measure and a line per method: mean, one deviation, every seed.
 
-
-def _draw_measure(axes: Any, sets: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    ticks = []
-    for title, runs in sets.items():
-        is_hollow = title == "same time"
-        for position, (label, values) in enumerate(runs.items()):
-            if label == START:
-                axes.axhline(values[0], color="#777777", linestyle="--", linewidth=1)
-                continue
-            x, (colour, _, marker), found = len(ticks), _style(label, position), spread(values)
-            face = "white" if is_hollow else colour
+    Methods stand on the y axis, so that long names do not overlap. Hollow markers show TR for the
+    CPU time of another method.
+    """
+    rows = list(dict.fromkeys(row for panel in data.values() for row in panel))
+    figure.set_size_inches(1.6 + 2.0 * len(data), 0.9 + 0.33 * len(rows))
+    panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
+    for axes, (title, panel) in zip(panels, data.items(), strict=True):
+        for row, entry in panel.items():
+            colour, _, marker = STYLES[entry["method"]]
+            found = spread(entry["values"])
+            place = rows.index(row)
             axes.errorbar(
-                x, found.mean, found.sd, fmt=marker, color=colour, markerfacecolor=face, capsize=3
+                found.mean,
+                place,
+                xerr=found.sd,
+                fmt=marker,
+                color=colour,
+                markerfacecolor="white" if row != entry["method"] else colour,
+                capsize=3,
             )
-            axes.plot([x + 0.25] * len(values), values, ".", color=colour, markersize=4, alpha=0.7)
-            ticks.append(label + "\n(time)" * is_hollow)
-    axes.set_xticks(range(len(ticks)), ticks, fontsize=6.5)
-    axes.set_xlim(-0.6, len(ticks) - 0.4)
-    axes.grid(axis="y", alpha=0.3)
+            places = [place + 0.28] * found.count
+            axes.plot(entry["values"], places, ".", color=colour, markersize=4, alpha=0.7)
+        axes.set(title=title, xlabel=UNITS[title])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.locator_params(axis="x", nbins=4)
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(rows)), rows)
 
 
 def draw_ablations(figure: Any, data: Mapping[str, Any]) -> None:
-    """A panel a measure, a line a run: mean difference to the base with a whisker of one standard deviation."""
+    """Draw a panel per measure and a line per run: mean difference and one deviation."""
     names = list(dict.fromkeys(name for runs in data.values() for name in runs))
     groups = list(dict.fromkeys(name.partition("-")[0] for name in names))
-    figure.set_size_inches(2 + 3.2 * len(data), 1 + 0.22 * len(names))
+    figure.set_size_inches(2 + 3.4 * len(data), 1 + 0.24 * len(names))
     panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
     for axes, (title, runs) in zip(panels, data.items(), strict=True):
         for name, values in runs.items():
             found = spread(values)
-            colour = ("#0072B2", "#D55E00")[groups.index(name.partition("-")[0]) % 2]
-            row = names.index(name)
+            colour = ("#555555", "#0072B2")[groups.index(name.partition("-")[0]) % 2]
             axes.errorbar(
-                found.mean, row, xerr=found.sd, fmt="o", color=colour, markersize=4, capsize=2
+                found.mean,
+                names.index(name),
+                xerr=found.sd,
+                fmt="o",
+                color=colour,
+                markersize=4,
+                capsize=2,
             )
         axes.axvline(0, color="#777777", linewidth=1)
         axes.grid(axis="x", alpha=0.3)
-        axes.set_title(title, fontsize=8)
-        axes.set_xlabel("difference to base, percentage points", fontsize=8)
-    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("difference from base, percentage points")
+    panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()

@@ -1,4 +1,7 @@
-"""Recipes and their runner: commands run in this process on tiny models, or on folders as finished runs leave them."""
+"""Recipes and their runner.
+
+Commands run in this process on tiny models, or on folders like those of finished runs.
+"""
 
 import hashlib
 import json
@@ -22,14 +25,14 @@ from dap.reports.records import RECORD
 from dap.training.resuming import FINISHED
 from dap.training.training_arguments import given_fields, parse_arguments
 from experiments import run as runner
-from experiments import timing
+from experiments import step_cost
 from experiments.recipes import flags, read_recipe
 from experiments.run import BEGUN, Job, Workspace, commit, work
 from experiments.statistics import DEV
 
 
 def tell(folder: Path, **content: object) -> Path:
-    """Writes a recipe."""
+    """Write a recipe."""
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump({"name": "study", **content}, sort_keys=False))
     return path
@@ -37,7 +40,7 @@ def tell(folder: Path, **content: object) -> Path:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Callable[..., Workspace]:
-    """The workspace of a recipe, whose runs learn at the rate 1 unless it says otherwise."""
+    """Return a function that makes the workspace of a recipe with learning rate 1 by default."""
 
     def make(**content: object) -> Workspace:
         recipe = read_recipe(tell(tmp_path, **{"train": {"learning_rate": 1.0}, **content}), {})
@@ -51,7 +54,7 @@ def job_of(workspace: Workspace, run: str, *evaluate: str) -> Job:
 
 
 def finish(folder: Path, accuracy: float = 50.0) -> None:
-    """A folder as a training leaves it."""
+    """Write the files that a finished training leaves in its folder."""
     history = [{"loss": 2.0, "step": 1}, {"eval_loss": 1.0, "step": 1}]
     contents = {
         BEGUN: {"commit": "abc"},
@@ -115,10 +118,10 @@ def test_a_study_is_carried_out_once(
     ]
     argv = [*places, "--results_dir", str(tmp_path / "results")]
     with pytest.raises(
-        SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.timing writes it$"
+        SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.step_cost writes it$"
     ):
         runner.main(argv)
-    timing.main([*argv, "--repeats", "1"])
+    step_cost.main([*argv, "--repeats", "1"])
     runner.main(argv)
     assert [line[0] for line in ran] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
 
@@ -173,7 +176,7 @@ def test_the_search_takes_the_rate_of_the_best_accuracy(
 
     monkeypatch.setattr(Workspace, "carry_out", carry_out)
     with pytest.raises(ValueError, match="long: the search for its learning rate has not ended"):
-        timing.model_folder(workspace, long)
+        step_cost.model_folder(workspace, long)
     assert work(workspace, None) == []
     searched = [Job(tr, 4, rate, ()) for rate in (1.0, 2.0, 3.0)]
     assert done == [
@@ -181,7 +184,7 @@ def test_the_search_takes_the_rate_of_the_best_accuracy(
         *(Job(run, seed, 2.0, ("e",)) for seed in (4, 5) for run in (tr, long)),
     ]
     with pytest.raises(ValueError, match="long-lr2/seed-4 has no finished model"):
-        timing.model_folder(workspace, long)
+        step_cost.model_folder(workspace, long)
     (workspace.folder(searched[0]) / "eval_results.json").unlink()
     with pytest.raises(ValueError, match="tr-lr1/seed-4 has no eval_mean_accuracy.*dev_pairs"):
         work(workspace, None)
@@ -200,7 +203,7 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(
     workspace = study(train=train, runs=runs)
     same, own = (Job(workspace.recipe.runs[name], 3, 0.5, ()) for name in ("same", "own"))
     write_json({"steps": {"dap": {"cpu": 3.0}}}, workspace.timing)
-    with pytest.raises(ValueError, match="timing.json tells nothing of tr: "):
+    with pytest.raises(ValueError, match="timing.json has no tr: "):
         workspace.arguments(same)
     write_json({"steps": {"tr": {"cpu": 2.0}, "dap": {"cpu": 3.1}}}, workspace.timing)
     expected = {
@@ -213,7 +216,7 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(
     assert workspace.arguments(same) == expected
     assert workspace.arguments(own)["max_steps"] == 100
     assert same.run.command == "own.py"
-    assert timing.compared(workspace).keys() == {"dap", "tr"}
+    assert step_cost.compared(workspace).keys() == {"dap", "tr"}
 
 
 def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Workspace]) -> None:
@@ -227,7 +230,7 @@ def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Works
         runs = {"tr": None, "dap": own, "same": {"like": "tr", "same_time_as": "dap"}}
         workspace = study(train=train | more, runs=runs)
         with pytest.raises(ValueError, match=message):
-            timing.shared_arguments(timing.compared(workspace))
+            step_cost.shared_arguments(step_cost.compared(workspace))
 
 
 @pytest.mark.parametrize(
@@ -372,8 +375,9 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
     for run in recipe.runs.values():
         if run.is_past:
             continue
-        own = {key: value for key, value in run.arguments.items() if key != "released_processes"}
-        model, _, _ = parse_arguments(flags(own | {"output_dir": str(tmp_path), "use_cpu": True}))
+        model, _, _ = parse_arguments(
+            flags(run.arguments | {"output_dir": str(tmp_path), "use_cpu": True})
+        )
         fields = given_fields(model) | {"mask_token_id": 4}
         if "rtl_direction" in fields:
             fields["rtl_languages"] = ["de"]  # the text's

@@ -1,4 +1,4 @@
-"""Silver links against a plain EM, words and their states, and the commands from text to report and pictures."""
+"""Silver links equal those of a plain EM, and word states are means of their tokens' states."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import pytest
 from conftest import LANGUAGES, synthetic_pairs
 
 from dap.encoding.sentence_encoder import SentenceEncoder
-from experiments import alignment, figures
-from experiments.alignment import measure, states_of_words
+from experiments import measure_alignment
+from experiments.measure_alignment import measure, states_of_words
 from experiments.reference import AlignedPair, link_pairs, reference, word_spans
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words, generating_words
 
@@ -19,7 +19,7 @@ Text = list[list[str]]
 
 
 def toy_text(pairs: int = 12) -> tuple[Text, Text]:
-    """Pairs of few words, with words left out and two empty sides."""
+    """Return pairs of few words, with words left out and two empty sides."""
     rng = np.random.default_rng(0)
     source = [[f"s{i}" for i in rng.integers(0, 6, size=rng.integers(1, 6))] for _ in range(pairs)]
     target = [[f"t{word[1:]}" for word in words if rng.random() < 0.8] for words in source]
@@ -27,7 +27,10 @@ def toy_text(pairs: int = 12) -> tuple[Text, Text]:
 
 
 def naive_scores(source: Text, target: Text) -> list[list[list[float]]]:
-    """For each pair and target word the score of no source word and of every source word, by EM in loops."""
+    """Return, for each pair and target word, the scores of no source word and of each source word.
+
+    Computed by EM in plain loops.
+    """
 
     def prior(words: list[str], others: list[str], j: int) -> list[float]:
         weights = [
@@ -142,7 +145,7 @@ def test_report_of_the_command_and_links_that_are_kept(
     links, report = tmp_path / "links", tmp_path / "new" / "alignment.json"
     argv = f"--model_name_or_path {tiny_bert_dir} --pooling mean --data_dir {bitext_dir} --train_data {bitext_dir}"
     argv = f"{argv} --pairs 40 --links_dir {links} --output_file {report} --languages".split()
-    alignment.main([*argv, *LANGUAGES])
+    measure_alignment.main([*argv, *LANGUAGES])
     made = json.loads(report.read_text())
     assert "SILVER" in made["protocol"]
     assert "SILVER" in capsys.readouterr().out
@@ -156,7 +159,7 @@ def test_report_of_the_command_and_links_that_are_kept(
     assert [path.name[:3] for path in kept] == ["de-", "fr-", "sw-"]
     kept[0].write_text('{"pairs": [{"source": "x"}]}')
     with pytest.raises(SystemExit, match="does not hold links .* delete it"):
-        alignment.main([*argv, *LANGUAGES])
+        measure_alignment.main([*argv, *LANGUAGES])
 
 
 @pytest.mark.parametrize(
@@ -166,23 +169,3 @@ def test_report_of_the_command_and_links_that_are_kept(
 def test_refused_languages(code: str, message: str, bitext_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         reference({code: [("x", "school")]}, [str(bitext_dir)], 1, 10, str(tmp_path))
-
-
-def test_pictures_of_two_models(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    argv = f"--data_dir {bitext_dir} --output_dir {tmp_path} --cloud_language de --cloud_pairs 10".split()
-    argv += f"--pair_language sw --models TR={tiny_bert_dir}".split()
-    second = f"DAP={tiny_bert_dir}"
-    figures.main([*argv, second, "--pair_line", "2"])
-    for name in ("token_states.png", "alignment.png"):
-        assert 5_000 < (tmp_path / name).stat().st_size < 200_000
-    printed = capsys.readouterr().out.splitlines()
-    assert [text.split(":")[0] for text in printed[:-1]] == ["TR", "DAP"] * 2
-    assert printed[2].partition(":")[2] == printed[3].partition(":")[2]
-    with pytest.raises(SystemExit, match="--pair_line 201: sw has lines 1 to 200"):
-        figures.main([*argv, second, "--pair_line", "201"])
-    for wrong in ([], ["DAP"], [second, second]):
-        with pytest.raises(SystemExit, match=r"--models TR=.*: give two of NAME=PATH"):
-            figures.main([*argv, *wrong])

@@ -1,0 +1,277 @@
+"""Merge the results of a study's runs into one file, `experiments/results/STUDY.json`.
+
+    python -m experiments.collect experiments/recipes/warm.yaml --results_dir runs/results
+
+`experiments.run` writes a full JSON file per run. The merged file keeps what tables and figures
+need: the final numbers, the settings, and the training losses of the compared methods. The runs of
+a study must have been trained as their recipe says, and all models must have been evaluated in the
+same way. Otherwise the command refuses.
+"""
+
+import argparse
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dap.commands import command
+from dap.errors import UserError
+from dap.file_io import read_object
+from experiments.reading import write_study_file
+from experiments.recipes import Recipe, Run, flags, read_recipe
+from experiments.statistics import ALIGNMENT, ORDER, Outcome, label_of
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "experiments" / "results"
+KEYS = (
+    "recipe",
+    "run",
+    "seed",
+    "learning_rate",
+    "record",
+    "train",
+    "dev",
+    "curve",
+    "evaluations",
+    "machine",
+    "versions",
+)
+LOSSES = ("tr_loss", "rtl_loss", "tlm_loss", "bow_loss")
+#: Settings of an evaluation that may differ between compared models: places, and the model itself.
+FREE = ("recipe", "data", "bucc", "train_data", "pooling")
+#: Prefixes of arguments that cannot change the weights. A record does not have them.
+HARMLESS = (
+    "logging_",
+    "save_",
+    "eval_",
+    "report_to",
+    "use_cpu",
+    "load_best_",
+    "metric_for_best_",
+    "mini_batch_size",
+)
+#: Arguments that a record has under another name.
+RECORDED = {"total_train_batch_size": "pairs a step"}
+#: Entries of a record that depend on the seed.
+OF_THE_SEED = ("seed", "data_seed", "training text", "dev text")
+#: Entries of a record that follow from other arguments or from the place of a file.
+FOLLOWS = (
+    "target_vocab_size",
+    "rtl_languages",
+    "tr_temperature",
+    "learning_rate",
+    "model_name_or_path",
+)
+
+
+def read_runs(folder: Path, recipe: Recipe) -> dict[Path, dict[str, Any]]:
+    """Read every `RUN-lrRATE/seed-N.json` of a folder.
+
+    Raises:
+        UserError: a file is no result of a run, is in the wrong place, or its run is not in the
+            recipe.
+    """
+    found = {}
+    for path in sorted(folder.glob("*/seed-*.json")):
+        content = read_object(path)
+        lacking = [key for key in KEYS if key not in content]
+        if lacking:
+            names = ", ".join(lacking)
+            raise UserError(f"{path} has no {names}: it is no result of experiments.run")
+        name = f"{content['run']}-lr{content['learning_rate']:g}/seed-{content['seed']}.json"
+        if path != folder / name or content["recipe"] != recipe.name:
+            raise UserError(f"{path} is the result {content['recipe']}/{name}: move it there")
+        if content["run"] not in recipe.runs:
+            raise UserError(f"{path}: the recipe {recipe.name} has no run {content['run']}")
+        found[path] = content
+    if not found:
+        raise UserError(f"{folder} has no RUN-lrRATE/seed-N.json: run experiments.run first")
+    return found
+
+
+def require_trained_as_told(path: Path, content: Mapping[str, Any], run: Run) -> None:
+    """Raise a `UserError` if a result was trained with other arguments than its recipe has now."""
+    told = {RECORDED.get(key, key): value for key, value in run.arguments.items()}
+    told.pop("learning_rate", None)  # the runner fills in both
+    if run.same_time_as:
+        told.pop("max_steps", None)
+    told["command"] = run.command
+
+    line = content.get("command") or [run.command]  # old results have no command
+    trained = {**content["record"], "command": line[0]}
+    for key, value in told.items():
+        if isinstance(value, str) and "{" in value:  # a place
+            continue
+        if key in trained and trained[key] != value:
+            text = f"trained with {key} {trained[key]}, but {run.name} has {value}"
+            raise UserError(f"{path}: {text}: train it anew")
+        is_checked = key in trained or key.startswith(HARMLESS) or len(line) == 1
+        given = shlex.join(flags({key: value}))
+        if given and not is_checked and f" {given} " not in f"{shlex.join(line)} ":
+            raise UserError(f"{path}: trained without {given}: train it anew")
+
+
+def require_comparable(contents: Mapping[Path, Mapping[str, Any]], runs: Mapping[str, Run]) -> None:
+    """Raise a `UserError` if two models differ in something that their recipe does not tell.
+
+    Examples are the training text of a seed, the weights of an encoder that lay in the same place,
+    a default of another version, or the settings of an evaluation.
+    """
+    first: dict[tuple[Any, ...], tuple[Path, Any]] = {}
+    for path, content in contents.items():
+        facts = [*_training_facts(content, runs[content["run"]]), *_evaluation_facts(content)]
+        for about, value in facts:
+            other, theirs = first.setdefault(about, (path, value))
+            if value == theirs:
+                continue
+            what = about[0]
+            if isinstance(theirs, dict) and isinstance(value, dict):
+                differing = [key for key in theirs | value if theirs.get(key) != value.get(key)]
+                part = min(differing)
+                what = f"{part} of {what}"
+                theirs = theirs.get(part)
+                value = value.get(part)
+            text = f"{other} and {path} differ in {what} ({theirs!r} and {value!r})"
+            raise UserError(f"{text}, which the recipe does not tell: make one anew")
+
+
+def _training_facts(
+    content: Mapping[str, Any], run: Run
+) -> Iterator[tuple[tuple[Any, ...], object]]:
+    """Yield what must be equal among models with the same start: (about what, value)."""
+    told = {RECORDED.get(key, key) for key in run.arguments}
+    start = (run.arguments.get("model_name_or_path"), run.arguments.get("train_data"))
+    record = content["record"] | {"encoder": content.get("encoder")}
+    for key, value in record.items():
+        if value is not None and key not in told and key not in FOLLOWS:
+            seed = content["seed"] if key in OF_THE_SEED else None
+            yield (key, start, seed), value
+
+
+def _evaluation_facts(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str], dict[str, Any]]]:
+    """Yield how each evaluation was made, which must be equal in a whole study."""
+    for name, report in content["evaluations"].items():
+        yield (name,), how_evaluated(report)
+
+
+def how_evaluated(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an evaluation's protocol and settings, without places."""
+    made = {"protocol": report.get("protocol")} | report.get("settings", {})
+    return {key: value for key, value in made.items() if key not in FREE and value is not None}
+
+
+# --------------------------------------------------------------------------------------- merging
+
+
+def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
+    """Return the part of a run's result that tables and figures need."""
+    machine = content["machine"]
+    settings = {key: value for key, value in content["record"].items() if value is not None}
+    for key in ("training text", "dev text"):  # a digest tells texts apart, too
+        text = json.dumps(settings.pop(key, None), sort_keys=True)
+        settings[key] = hashlib.sha256(text.encode()).hexdigest()[:12]
+    for key in OF_THE_SEED[:2]:
+        settings.pop(key, None)
+    settings["pairs_per_step"] = settings.pop("pairs a step")
+    settings["command"] = (content.get("command") or ["train_dap.py"])[0]
+    settings["commit"] = (content.get("commit") or "not recorded")[:7]
+    settings["encoder"] = content.get("encoder")
+    settings["machine"] = f"{machine['gpu'] or machine['cpu']}, threads: {machine['threads']}"
+    settings["versions"] = content["versions"]
+    rate = content["learning_rate"]
+    return Outcome(
+        run=content["run"],
+        seed=content["seed"],
+        learning_rate=rate,
+        steps=content["train"]["model_step"] if rate else 0,  # without training: the start
+        pairs_per_step=content["record"]["pairs a step"],
+        settings=settings,
+        dev={name: round(value, 4) for name, value in content["dev"].items()},
+        losses=losses_of(content["curve"]) if keeps_losses else {},
+        results={name: numbers_of(report) for name, report in content["evaluations"].items()},
+    )
+
+
+def losses_of(curve: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:
+    """Return loss -> [step, value] of the logged steps, with four significant digits."""
+    found = {}
+    for key in LOSSES:
+        points = [[line["step"], float(f"{line[key]:.4g}")] for line in curve if key in line]
+        if points:
+            found[key] = points
+    return found
+
+
+def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an evaluation's report that tables show."""
+    found: dict[str, Any] = {}
+    if "averages" in report and "hard_negatives" not in report:  # retrieval
+        found["averages"] = report["averages"]
+    if "hard_negatives" in report:
+        found["hard_negatives"] = {"mean": {"error": report["hard_negatives"]["mean"]["error"]}}
+    if "pairs" in report:  # BUCC
+        for pair, row in report["pairs"].items():
+            numbers = {key: row[key] for key in ("f1", "precision", "recall")}
+            found.setdefault("pairs", {})[pair] = numbers
+    if "accuracy" in report.get("mean", {}):  # XNLI
+        found["mean"] = {"accuracy": report["mean"]["accuracy"]}
+    if "AER" in report.get("mean", {}):  # word alignment
+        found["mean"] = {name: report["mean"][name] for name in ALIGNMENT}
+        languages = report["languages"].items()
+        found["languages"] = {code: {"AER": row["AER"]} for code, row in languages}
+    return found
+
+
+def collect(recipe: Recipe, folder: Path, path: Path) -> int:
+    """Check the results of a recipe's runs and write the merged file.
+
+    Returns:
+        The number of runs.
+    """
+    contents = read_runs(folder, recipe)
+    for file, content in contents.items():
+        require_trained_as_told(file, content, recipe.runs[content["run"]])
+    require_comparable(contents, recipe.runs)
+
+    outcomes = []
+    evaluations: dict[str, Any] = {}
+    for content in contents.values():
+        run = recipe.runs[content["run"]]
+        is_compared = label_of(run) in ORDER and run.same_time_as is None
+        outcomes.append(outcome_of(content, is_compared and bool(run.evaluate)))
+        for name, report in content["evaluations"].items():
+            evaluations[name] = how_evaluated(report)
+
+    timing = folder / "timing.json"
+    seconds = {}
+    if timing.is_file():
+        for name, part in read_object(timing)["steps"].items():
+            seconds[name] = round(part["cpu"], 4)
+    write_study_file(path, outcomes, seconds, evaluations)
+    return len(outcomes)
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Collect the studies that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipes", nargs="+", type=Path, help="YAML files of the studies")
+    parser.add_argument(
+        "--results_dir",
+        type=Path,
+        default=Path("runs/results"),
+        help="folder that experiments.run wrote its results into",
+    )
+    parser.add_argument("--output_dir", type=Path, default=RESULTS, help="folder for STUDY.json")
+    args = parser.parse_args(argv)
+    for path in args.recipes:
+        recipe = read_recipe(path, None)
+        target = args.output_dir / f"{recipe.name}.json"
+        count = collect(recipe, args.results_dir / recipe.name, target)
+        print(f"{target}: {count} runs")
+
+
+if __name__ == "__main__":
+    main()
