@@ -4,10 +4,16 @@
     python mine_bitext.py news.fr news.en --model out --score_only --output scores.tsv
     python mine_bitext.py --bucc bucc2018/ --pair fr-en --model out --output fr-en.tsv
 
-Texts have a sentence a line (`.gz` and `.xz` too). The output has the columns score, source, target and the numbers of
-both lines, from 1: best pairs first, with `--score_only` in the order of the text. A repeated sentence is mined once,
-under its first line. Sentence vectors are kept in shards in `OUTPUT.embeddings`: the same command goes on where it was
-stopped, and `accelerate launch` shares the encoding among processes; `--ray` has a cluster encode and search.
+- Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined once,
+  under its first line.
+- Output: the columns score, source, target, source line and target line. Lines count from 1. The best
+  pairs come first. With `--score_only` the pairs keep the order of the texts.
+- Resuming: sentence vectors are kept in shards in `OUTPUT.embeddings`. If a run was stopped, the same
+  command continues it.
+- Several processes: `accelerate launch` shares the encoding among processes. `--ray` encodes and
+  searches on a cluster.
+
+Legend: `N` source sentences, `M` target sentences, `D` dimensions.
 """
 
 import hashlib
@@ -19,8 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
+from dap.disk_arrays import temporary_folder
 from dap.encoding import (
     SHARD_SIZE,
     Encoder,
@@ -38,11 +47,11 @@ from dap.mining import (
     PROTOCOLS,
     RETRIEVALS,
     DistinctSentences,
+    MinedPairs,
     MiningScore,
-    Pairs,
-    Side,
+    MiningTask,
     Split,
-    Texts,
+    TextSide,
     default_protocol,
     find_splits,
     mine,
@@ -67,41 +76,52 @@ USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
 
 
+#: Vectors of a task's source sentences (N, D) and target sentences (M, D).
+Vectors = tuple[np.ndarray, np.ndarray]
+
+
 @dataclass
 class MiningArguments:
-    """What to mine, how, and where it goes."""
+    """What to mine, how to mine it, and which files to write."""
 
     output: str | None = arg(
-        None, "File of the pairs, .gz and .xz too. For BUCC the default is bucc.PAIR.tsv."
+        None, "File for the pairs, also .gz or .xz. Default for --bucc: bucc.PAIR.tsv."
     )
     score_only: bool = arg(
-        False,
-        "Score line i of one file with line i of the other, instead of mining. Follows the texts.",
+        False, "Score line i of one text with line i of the other instead of mining."
     )
-    bucc: str | None = arg(None, "Folder of BUCC's files; takes the place of two texts.")
+    bucc: str | None = arg(None, "Folder with the files of BUCC, instead of two texts.")
     pair: str | None = arg(None, "Languages for --bucc, such as fr-en.")
     protocol: str | None = arg(
-        None, "BUCC's protocol. Default: training-optimal where there is a training split, else sample.",
-        choices=PROTOCOLS
-    )  # fmt: skip
-    margin: str = arg("ratio", "How a pair is scored.", choices=MARGINS)
+        None,
+        "Protocol for --bucc. The paper's Table 2 is 'sample', its Table 3 is "
+        "'sample-threshold-on-training'. Default: training-optimal if there is a training split, "
+        "else sample.",
+        choices=PROTOCOLS,
+    )
+    margin: str = arg("ratio", "How the cosine is compared with the neighbours'.", choices=MARGINS)
     retrieval: str = arg(
         "max",
-        "Whose nearest sentences are candidates; 'max': both sides', no sentence twice.",
+        "Which candidates are kept: 'forward' those of the source sentences, 'backward' those of "
+        "the target sentences, 'intersection' those of both, 'max' the best of both with no "
+        "sentence twice.",
         choices=RETRIEVALS,
     )
-    k: int = arg(4, "Neighbours of a sentence.")
+    k: int = arg(4, "Number of neighbours of each sentence.")
     threshold: float | None = arg(None, "Lowest score of a pair. Default: none.")
     top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")
     index: str | None = arg(
-        None, "Approximate search by a faiss index such as IVF4096,PQ64. Default: exact search."
+        None, "Faiss index for approximate search, such as IVF4096,PQ64. Default: exact search."
     )
     embeddings_dir: str | None = arg(
         None, "Folder that keeps the vectors. Default: OUTPUT.embeddings."
     )
-    shard_size: int = arg(SHARD_SIZE, "Sentences of a shard: a kill loses one a process.")
+    shard_size: int = arg(
+        SHARD_SIZE, "Sentences per shard of vectors. A killed process loses at most one shard."
+    )
     token_budget: int | None = arg(
-        None, "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."
+        None,
+        "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768.",
     )
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
@@ -112,121 +132,164 @@ class MiningArguments:
             raise UserError("--output is missing: name the file for the pairs")
         if self.output.endswith((".bz2", ".zst", ".lz4", ".7z", ".zip")):
             raise UserError(
-                f"--output {self.output}: pairs are packed by .gz or .xz alone: end it so, or in .tsv"
+                f"--output {self.output}: pairs can only be compressed as .gz or .xz; end the name in "
+                ".gz, .xz or .tsv"
             )
         self.report_file = self.report_file or f"{self.output}.json"
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
 
+@dataclass(frozen=True)
+class MiningResult:
+    """What a run has found.
+
+    Attributes:
+        protocol: name of the procedure, for the report.
+        numbers: counts and scores, for the report.
+        pairs: pairs of lines, counted from 0, to be written.
+    """
+
+    protocol: str
+    numbers: dict[str, Any]
+    pairs: MinedPairs
+
+
 def _parse(
     argv: Sequence[str] | None,
 ) -> tuple[EncoderArguments, MiningArguments, ClusterArguments, list[str]]:
+    """Read the command line. Returns: the three groups of options, and the text files."""
     types = (EncoderArguments, MiningArguments, ClusterArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument(
         "files",
         nargs="*",
-        help="source text and target text, a sentence a line, before all options",
+        help="source text and target text with one sentence per line, before all options",
     )
-    *found, positional, rest = parser.parse_args_into_dataclasses(
+    *groups, positional, rest = parser.parse_args_into_dataclasses(
         args=argv, return_remaining_strings=True
     )
     if rest:
         raise UserError(
-            f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come first, side by side"
+            f"{' '.join(rest)}: no such option, or a text in the wrong place; the two texts come "
+            "first, side by side"
         )
-    model_args, args, cluster = found
-    _check(args, positional.files)
+    model_args, args, cluster = groups
+    if args.bucc:
+        _check_bucc_arguments(args, positional.files)
+    else:
+        _check_text_arguments(args, positional.files)
     return model_args, args, cluster, positional.files
 
 
-def _check(args: MiningArguments, files: Sequence[str]) -> None:
-    if args.bucc:
-        unfit = {"two texts": files or None, "--score_only": args.score_only or None}
-        unfit |= {"--threshold": args.threshold, "--top_n": args.top_n}
-        for name, value in unfit.items():
-            if value is not None:
-                raise UserError(
-                    f"--bucc takes no {name}: it mines its own files and finds the threshold"
-                )
-        if not args.pair:
-            raise UserError("--bucc needs --pair, such as --pair fr-en")
-        args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
-    elif args.pair or args.protocol:
-        raise UserError(f"--{'pair' if args.pair else 'protocol'} belongs to --bucc")
-    elif args.score_only and args.retrieval != "max":
+def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
+    """Refuse what does not go with `--bucc`, and fill in the default protocol."""
+    unfit = {
+        "two texts": files or None,
+        "--score_only": args.score_only or None,
+        "--threshold": args.threshold,
+        "--top_n": args.top_n,
+    }
+    for name, value in unfit.items():
+        if value is not None:
+            raise UserError(
+                f"--bucc takes no {name}: it mines its own files and finds the threshold"
+            )
+    if not args.pair:
+        raise UserError("--bucc needs --pair, such as --pair fr-en")
+    args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
+
+
+def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
+    """Refuse what does not go with two texts."""
+    for name in ("pair", "protocol"):
+        if getattr(args, name):
+            raise UserError(f"--{name} belongs to --bucc")
+    if args.score_only and args.retrieval != "max":
         raise UserError(
-            f"--retrieval {args.retrieval} is for mining: --score_only takes the pairs as they are"
+            f"--retrieval {args.retrieval} is for mining: --score_only scores the given pairs"
         )
-    elif len(files) != 2:
+    if len(files) != 2:
         raise UserError(
-            f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or --bucc"
+            f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or "
+            "--bucc"
         )
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Mines as the command line `argv` says (None: the process's own); returns the report that it writes.
+    """Mine as the command line says.
 
-    Of several processes only the first searches and writes; the others return an empty report.
+    Args:
+        argv: arguments of the command. None takes those of this process.
+
+    Returns:
+        The report that is also written as JSON. If there are several processes, only the first one
+        searches and writes, and the others return an empty report.
 
     Raises:
         UserError: arguments or data that do not fit, or a model that cannot be loaded.
-        OSError: no such file, or no room on the disk.
+        OSError: a file is missing, or the disk is full.
     """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     model_args, args, cluster, files = _parse(argv)
     splits = find_splits(args.bucc, args.pair, args.protocol) if args.bucc else []
-    is_main = launched().is_main_process
-    inputs = [
-        path for split in splits for path in (split.source, split.target, split.gold)
-    ] or files
+    inputs = list(files)
+    for split in splits:
+        inputs += [split.source, split.target, split.gold]
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
+    is_main = launched().is_main_process
+
     with (
         guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
+        temporary_folder(args.embeddings_dir),
         cluster.connect(),
     ):
-        texts = [read_split(args, split) for split in splits] or [read_texts(args, files)]
+        # read the texts
+        Path(args.embeddings_dir).mkdir(parents=True, exist_ok=True)
+        if args.bucc:
+            tasks = [read_split(split) for split in splits]
+        else:
+            tasks = [read_texts(files, args.score_only)]
+
+        # encode them
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
         if cluster.ray:
-            print(_ray_summary(encoder, texts, args))
-        encode(encoder, texts, args, is_main)
+            print(_ray_summary(encoder, tasks, args.shard_size))
+        vectors = encode(encoder, tasks, args, progress=is_main)
         if cluster.ray:
             encoder.end()
         if not is_main:
             return {}
         encoded = time.perf_counter()
-        search = (
-            partial(approximate_neighbours, index=args.index) if args.index else mutual_neighbours
-        )
-        search = (
-            partial(cluster_neighbours, index=args.index, folder=args.embeddings_dir)
-            if cluster.ray
-            else search
-        )
-        search = partial(search, progress=is_main)
-        protocol, numbers, pairs = (evaluate_bucc if args.bucc else mine_texts)(texts, args, search)
-        seconds = {
-            "encoding": round(encoded - started, 2),
-            "search": round(time.perf_counter() - encoded, 2),
+
+        # mine
+        search = _search_function(args, on_cluster=bool(cluster.ray))
+        if args.bucc:
+            result = evaluate_bucc(tasks, vectors, args, search)
+        elif args.score_only:
+            result = score_texts(tasks[0], vectors[0], args, search)
+        else:
+            result = mine_texts(tasks[0], vectors[0], args, search)
+        searched = time.perf_counter()
+
+        # write the pairs and the report
+        write_pairs(result.pairs, tasks[-1], args.output)
+        numbers = result.numbers | {
+            "seconds_by_part": {
+                "encoding": round(encoded - started, 2),
+                "search": round(searched - encoded, 2),
+            }
         }
-        write_pairs(pairs, texts[-1], args.output)
-        data = {"bucc": args.bucc, "pair": args.pair} if args.bucc else {"data": files}
-        data["text"] = hashlib.sha256(
-            "".join(each.digest() for each in texts).encode()
-        ).hexdigest()[:12]
-        settings = {
-            key: getattr(args, key) for key in ("margin", "k", "index", "threshold", "top_n")
-        } | data
-        if not args.score_only:
-            settings["retrieval"] = args.retrieval
-        numbers |= {"seconds_by_part": seconds}
-        content = model_args.report(encoder, protocol, numbers, settings, sum(seconds.values()))
+        settings = _settings(args, files, tasks)
+        seconds = searched - started
+        content = model_args.report(encoder, result.protocol, numbers, settings, seconds)
         if args.bucc:
             print(_bucc_table(args, content))
         write_json(content, args.report_file)
     print(
-        f"written to {args.output} and {args.report_file}; vectors are kept in {args.embeddings_dir}"
+        f"written to {args.output} and {args.report_file}; vectors are kept in "
+        f"{args.embeddings_dir}"
     )
     return content
 
@@ -234,34 +297,39 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 # From files to vectors
 
 
-def read_texts(args: MiningArguments, files: Sequence[str]) -> Texts:
-    """The two texts of the command line.
+def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
+    """Read the two texts of the command line.
+
+    Args:
+        files: source text and target text.
+        is_parallel: line i of one text belongs to line i of the other.
 
     Raises:
-        UserError: invalid UTF-8, no sentences, or with `--score_only` unequal numbers of lines.
+        UserError: invalid UTF-8, no sentences, or parallel texts with different numbers of lines.
     """
-    source, target = (_read(Path(path), read_sentences(path), args) for path in files)
-    lines = len(source.text.rows), len(target.text.rows)
-    if args.score_only and lines[0] != lines[1]:
+    source, target = (_read_side(Path(file), read_sentences(file)) for file in files)
+    source_lines = len(source.text.rows)
+    target_lines = len(target.text.rows)
+    if is_parallel and source_lines != target_lines:
         raise UserError(
-            f"{files[0]} has {lines[0]} lines, {files[1]} has {lines[1]}: --score_only pairs them line by line"
+            f"{files[0]} has {source_lines} lines, {files[1]} has {target_lines}: --score_only pairs "
+            "them line by line"
         )
-    return Texts(source, target, folder=args.embeddings_dir)
+    return MiningTask(source, target)
 
 
-def read_split(args: MiningArguments, split: Split) -> Texts:
-    """The texts of a split of BUCC, and its gold; raises `UserError` for a fault in the files, named by its line."""
+def read_split(split: Split) -> MiningTask:
+    """Read a split of BUCC. Faults in its files are `UserError`s that name the line."""
     source_ids: dict[str, int] = {}
     target_ids: dict[str, int] = {}
-    source = _read(split.source, read_text(split.source, source_ids), args)
-    target = _read(split.target, read_text(split.target, target_ids), args)
-    return Texts(source, target, read_gold(split, source_ids, target_ids), args.embeddings_dir)
+    source = _read_side(split.source, read_text(split.source, source_ids))
+    target = _read_side(split.target, read_text(split.target, target_ids))
+    return MiningTask(source, target, read_gold(split, source_ids, target_ids))
 
 
-def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
-    folder = Path(args.embeddings_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    side = Side(path, DistinctSentences(lines, folder))
+def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
+    """Read one text, print its counts, and refuse a text without sentences."""
+    side = TextSide(path, DistinctSentences(lines))
     if launched().is_main_process:
         counts = "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences"
         print(f"{path}: {counts.format(**side.text.counts())}")
@@ -270,112 +338,179 @@ def _read(path: Path, lines: Iterator[str], args: MiningArguments) -> Side:
     return side
 
 
-def _ray_summary(encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments) -> str:
+def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int) -> str:
     """Return one line that says how the cluster shares the encoding."""
-    texts = [side.text for each in all_texts for side in (each.source, each.target)]
-    sentences = sum(map(len, texts))
-    shards = sum(-(-len(text) // args.shard_size) for text in texts)
-    return f"Ray: {sentences:,} sentences in {shards:,} shards on {len(encoder.actors)} encoders"
+    sizes = [len(side.text) for task in tasks for side in (task.source, task.target)]
+    shards = sum(-(-size // shard_size) for size in sizes)
+    return f"Ray: {sum(sizes):,} sentences in {shards:,} shards on {len(encoder.actors)} encoders"
 
 
 def encode(
-    encoder: Encoder, all_texts: Sequence[Texts], args: MiningArguments, progress: bool
-) -> None:
-    """Fills in the vectors of every side: processes share the work, and the first gets them."""
-    fingerprint, failed = model_fingerprint(encoder), []
-    for role, side in (
-        (role, getattr(texts, role)) for texts in all_texts for role in ("source", "target")
-    ):
+    encoder: Encoder, tasks: Sequence[MiningTask], args: MiningArguments, progress: bool
+) -> list[Vectors]:
+    """Encode both sides of all tasks. Several processes share the work, and the first gets the vectors.
+
+    Returns:
+        For each task the vectors of its source sentences (N, D) and target sentences (M, D).
+
+    Raises:
+        UserError: sentences that cannot be encoded, named for all texts together.
+    """
+    fingerprint = model_fingerprint(encoder)
+    token_budget = tokens_of_a_batch(args.token_budget)
+    failed: list[SentenceError] = []
+
+    def encode_side(role: str, side: TextSide) -> np.ndarray | None:
         try:
-            side.vectors = embed_to_disk(
+            return embed_to_disk(
                 encoder,
                 side.text,
                 Path(args.embeddings_dir) / f"{role}.{side.path.name}",
                 args.shard_size,
-                tokens_of_a_batch(args.token_budget),
+                token_budget,
                 progress,
-                lambda row, side=side: f"{side.path}, line {side.text.first_line[row]}",
+                lambda row: f"{side.path}, line {side.text.first_line[row]}",
                 fingerprint,
             )
         except SentenceError as error:
             failed.append(error)
+            return None
+
+    vectors = []
+    for task in tasks:
+        source = encode_side("source", task.source)
+        target = encode_side("target", task.target)
+        vectors.append((source, target))
     if failed:
         raise joined(failed)
+    return vectors
 
 
 # From vectors to pairs
 
 
+def _search_function(args: MiningArguments, on_cluster: bool) -> Search:
+    """Choose the search: on the cluster, by a faiss index, or exact in this process."""
+    if on_cluster:
+        return partial(cluster_neighbours, index=args.index, progress=True)
+    if args.index:
+        return partial(approximate_neighbours, index=args.index, progress=True)
+    return partial(mutual_neighbours, progress=True)
+
+
 def mine_texts(
-    all_texts: Sequence[Texts], args: MiningArguments, search: Search
-) -> tuple[str, dict[str, Any], Pairs]:
-    """Mines, or scores line by line: the protocol's name, the numbers for the report, and pairs of lines to write."""
-    (texts,) = all_texts
-    neighbours, recall = _search(texts, args, search)
-    if args.score_only:
-        found = texts.same_lines(neighbours, args.margin)
-    else:
-        found = texts.first_lines(mine(neighbours, args.margin, args.retrieval, texts.folder))
-    kept = select(found, args.threshold, args.top_n, texts.folder)
-    print(
-        f"{len(kept)} pairs kept of {len(found)} {'given ones' if args.score_only else 'candidates'}"
-    )
-    return SCORING if args.score_only else MINING, _numbers(texts, recall, found, kept), kept
+    task: MiningTask, vectors: Vectors, args: MiningArguments, search: Search
+) -> MiningResult:
+    """Mine two texts."""
+    neighbours, recall = _find_neighbours(vectors, args, search)
+    candidates = task.first_lines(mine(neighbours, args.margin, args.retrieval))
+    kept = select(candidates, args.threshold, args.top_n)
+    print(f"{len(kept)} pairs kept of {len(candidates)} candidates")
+    return MiningResult(MINING, _numbers(task, recall, candidates, kept), kept)
+
+
+def score_texts(
+    task: MiningTask, vectors: Vectors, args: MiningArguments, search: Search
+) -> MiningResult:
+    """Score two texts line by line."""
+    neighbours, recall = _find_neighbours(vectors, args, search)
+    given = task.score_line_by_line(*vectors, neighbours, args.margin)
+    kept = select(given, args.threshold, args.top_n)
+    print(f"{len(kept)} pairs kept of {len(given)} given ones")
+    return MiningResult(SCORING, _numbers(task, recall, given, kept), kept)
 
 
 def evaluate_bucc(
-    splits: Sequence[Texts], args: MiningArguments, search: Search
-) -> tuple[str, dict[str, Any], Pairs]:
-    """Mines each split and finds the threshold on the first; as `mine_texts`, with the last one's pairs above it."""
-    searched = [_search(texts, args, search) for texts in splits]
-    mined = [mine(neighbours, args.margin, args.retrieval) for neighbours, _ in searched]
+    splits: Sequence[MiningTask],
+    vectors: Sequence[Vectors],
+    args: MiningArguments,
+    search: Search,
+) -> MiningResult:
+    """Mine each split, and evaluate the last one at the threshold that is best on the first one."""
+    mined = []
+    for split_vectors in vectors:
+        neighbours, recall = _find_neighbours(split_vectors, args, search)
+        mined.append(mine(neighbours, args.margin, args.retrieval))
     scores = score_splits(mined, splits)
-    kept = splits[-1].first_lines(select(mined[-1], scores[0].threshold))
-    numbers = _numbers(splits[-1], searched[-1][1], mined[-1], kept) | {
-        "pairs": {args.pair: _rounded(scores[-1])}
-    }
+
+    kept = splits[-1].first_lines(select(mined[-1], scores[-1].threshold))
+    numbers = _numbers(splits[-1], recall, mined[-1], kept)
+    numbers["pairs"] = {args.pair: _rounded(scores[-1])}
     if len(scores) > 1:
         numbers["threshold_split"] = {args.pair: _rounded(scores[0])}
-    return f"BUCC {args.protocol}: {PROTOCOLS[args.protocol][0]}", numbers, kept
+    meaning, _ = PROTOCOLS[args.protocol]
+    return MiningResult(f"BUCC {args.protocol}: {meaning}", numbers, kept)
 
 
-def _numbers(texts: Texts, recall: float | None, found: Pairs, kept: Pairs) -> dict[str, Any]:
-    sides = {"source": texts.source.counts(), "target": texts.target.counts()}
-    return sides | {"recall_at_k": recall, "candidates": len(found), "kept": len(kept)}
+def _find_neighbours(
+    vectors: Vectors, args: MiningArguments, search: Search
+) -> tuple[Neighbours, float | None]:
+    """Search in both directions.
+
+    Returns:
+        The neighbours, and for an approximate search its recall at k on a sample, else None.
+    """
+    source, target = vectors
+    neighbours = neighbourhoods(source, target, args.k, search)
+    if args.index is None:
+        return neighbours, None
+    recall = recall_at_k(neighbours, source, target)
+    k = neighbours.forward_indices.shape[1]
+    print(f"{args.index}: recall@{k} {recall:.4f} of the exact search, on a sample")
+    return neighbours, recall
+
+
+# The report
+
+
+def _numbers(
+    task: MiningTask, recall: float | None, candidates: MinedPairs, kept: MinedPairs
+) -> dict[str, Any]:
+    return {
+        "source": task.source.counts(),
+        "target": task.target.counts(),
+        "recall_at_k": recall,
+        "candidates": len(candidates),
+        "kept": len(kept),
+    }
+
+
+def _settings(
+    args: MiningArguments, files: Sequence[str], tasks: Sequence[MiningTask]
+) -> dict[str, Any]:
+    settings = {}
+    for name in ("margin", "k", "index", "threshold", "top_n"):
+        settings[name] = getattr(args, name)
+    if args.bucc:
+        settings |= {"bucc": args.bucc, "pair": args.pair}
+    else:
+        settings["data"] = files
+    digests = "".join(task.digest() for task in tasks)
+    settings["text"] = hashlib.sha256(digests.encode()).hexdigest()[:12]
+    if not args.score_only:
+        settings["retrieval"] = args.retrieval
+    return settings
 
 
 def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
-    """Protocol and numbers, beside the paper's where that has the protocol and the pair."""
-    text = "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold {threshold:.6f} "
-    text += "({extracted} pairs of ids extracted, {correct} of {gold} true ones)"
-    text = text.format(args.protocol, args.pair, **content["pairs"][args.pair])
-    return "\n\n".join(filter(None, [text, paper_beside(content)]))
+    """Show the numbers of BUCC, and below them the paper's if it has this protocol and pair."""
+    template = (
+        "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
+        "{threshold:.6f} ({extracted} pairs of ids extracted, {correct} of {gold} true ones)"
+    )
+    text = template.format(args.protocol, args.pair, **content["pairs"][args.pair])
+    paper = paper_beside(content)
+    return f"{text}\n\n{paper}" if paper else text
 
 
 def _rounded(score: MiningScore) -> dict[str, float]:
-    percent = {name: round(getattr(score, name), 4) for name in ("precision", "recall", "f1")}
-    return asdict(score) | percent
+    numbers = asdict(score)
+    for name in ("precision", "recall", "f1"):
+        numbers[name] = round(numbers[name], 4)
+    return numbers
 
 
-def _search(texts: Texts, args: MiningArguments, search: Search) -> tuple[Neighbours, float | None]:
-    """Neighbours in both directions and, for an approximate search, its recall at k on a sample."""
-    source, target = texts.source.vectors, texts.target.vectors
-    found = neighbourhoods(source, target, args.k, search)
-    if args.index is None:
-        return found, None
-    recall = recall_at_k(found, source, target)
-    print(
-        f"{args.index}: recall@{found.forward_indices.shape[1]} {recall:.4f} of the exact search, on a sample"
-    )
-    return found, recall
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
-    launched().destroy_process_group()
+main = command(run)
 
 
 if __name__ == "__main__":

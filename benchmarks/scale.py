@@ -23,13 +23,13 @@ import numpy as np
 import prepare_data
 from benchmarks.prepare import make_text
 from benchmarks.timing import in_own_process, peak_anonymous
+from dap.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
 from dap.encoding import EncoderArguments
-from dap.mining import DistinctSentences, Side, Texts, mine, select, write_pairs
+from dap.mining import DistinctSentences, MiningTask, TextSide, mine, select, write_pairs
 from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import load_on
 from dap.ray.ray_search import TILES, cluster_neighbours
 from dap.reports import machine, text_table
-from dap.scratch import on_disk, parts
 from dap.search import Neighbours, mutual_neighbours
 
 #: Name of a place -> nodes of its cluster (0: no cluster) and threads.
@@ -170,21 +170,21 @@ def job_rows(name: str, runs: Runs) -> list[list]:
 def mining_memory(count: int, args: argparse.Namespace) -> int:
     """Read, mine and write two texts of `count` sentences. Returns: the most bytes in memory."""
     generator = np.random.default_rng(0)
-    slices = list(parts(count))
-    with peak_anonymous() as peak:
+    slices = list(row_blocks(count))
+    with peak_anonymous() as peak, temporary_folder(args.folder):
         sides, scores, indices = [], [], []
         for name in ("source", "target"):
             sentences = (f"{name} {row}" for row in range(count))
-            sides.append(Side(Path(name), DistinctSentences(sentences, args.folder)))
+            sides.append(TextSide(Path(name), DistinctSentences(sentences)))
             made = (random_scores(generator, part.stop - part.start) for part in slices)
-            scores.append(on_disk(made, args.folder))
+            scores.append(concatenate_on_disk(made))
             drawn = (generator.integers(0, count, (part.stop - part.start, 4)) for part in slices)
-            indices.append(on_disk(drawn, args.folder))
+            indices.append(concatenate_on_disk(drawn))
         neighbours = Neighbours(scores[0], indices[0], scores[1], indices[1])
-        mined = mine(neighbours, folder=args.folder)
-        texts = Texts(*sides, folder=args.folder)
-        pairs = select(texts.first_lines(mined), 1, folder=args.folder)
-        write_pairs(pairs, texts, Path(args.folder, "pairs.tsv"))
+        mined = mine(neighbours)
+        task = MiningTask(*sides)
+        pairs = select(task.first_lines(mined), 1)
+        write_pairs(pairs, task, Path(args.folder, "pairs.tsv"))
     return peak["bytes"]
 
 

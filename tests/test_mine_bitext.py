@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -222,52 +223,75 @@ def bucc(folder: Path, name: str, seed: int) -> list[tuple[str, str]]:
     return gold
 
 
-def test_bucc_names_its_protocol_and_finds_the_gold(
-    tiny_bert_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def bucc_command(tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
+    """The command for BUCC, whose folder is still empty."""
+    (tmp_path / "bucc").mkdir()
+    argv = ["--bucc", str(tmp_path / "bucc"), "--pair", "de-en", "--margin", "absolute"]
+    argv += ["--model", str(tiny_bert_dir), "--pooling", "mean"]
+    return [*argv, "--output", str(tmp_path / "out.tsv")]
+
+
+def test_the_sample_split_is_evaluated_at_its_own_threshold_beside_table_2(
+    bucc_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "bucc"
-    folder.mkdir()
-    bucc(folder, "dev", 3)
-    argv = [
-        "--bucc",
-        str(folder),
-        "--pair",
-        "de-en",
-        "--model",
-        str(tiny_bert_dir),
-        "--pooling",
-        "mean",
-    ]
-    argv += ["--margin", "absolute", "--output", str(tmp_path / "out.tsv")]
-    made = run(argv)
+    bucc(tmp_path / "bucc", "dev", 3)
+    made = run(bucc_command)
     assert made["protocol"].startswith("BUCC sample: ")
     numbers = made["pairs"]["de-en"]
     assert (numbers["precision"], numbers["recall"], numbers["f1"]) == (100, 100, 100)
-    assert {(row[1], int(row[3]) + 20) for row in read(tmp_path / "out.tsv")} == {
-        (row[2], int(row[4])) for row in read(tmp_path / "out.tsv")
-    }
+    rows = read(tmp_path / "out.tsv")
+    assert made["kept"] == len(rows) == 10
+    assert {(row[1], int(row[3]) + 20) for row in rows} == {(row[2], int(row[4])) for row in rows}
     printed = capsys.readouterr().out
     assert "(10 pairs of ids extracted, 10 of 10 true ones)" in printed
-    assert "paper: LaBSE" in printed
-    assert made["kept"] == len(read(tmp_path / "out.tsv")) == 10
-    bucc(folder, "training", 1)
-    gold = folder / "de-en.training.gold"
-    with pytest.raises(
-        ValueError, match=r"--output .*de-en\.training\.gold would overwrite the input "
-    ):
-        run([*argv, "--output", str(gold), "--model", "no-such-model"])
-    gold.rename(tmp_path / "gold")
-    with pytest.raises(FileNotFoundError, match=r"has no de-en\.training\.gold; "):
-        run(argv)
-    (tmp_path / "gold").rename(gold)
-    assert run(argv)["protocol"].startswith("BUCC training-optimal: ")
+    assert re.search("paper: XLM-R.DAP .* 95.4", printed)
+
+
+@pytest.mark.parametrize("names", [("sample", "training"), ("dev", "test")])
+def test_the_samples_threshold_is_applied_to_the_training_split_beside_table_3(
+    names: tuple[str, str],
+    bucc_command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bucc(tmp_path / "bucc", names[0], 3)
+    bucc(tmp_path / "bucc", names[1], 1)
+    made = run([*bucc_command, "--protocol", "sample-threshold-on-training"])
+    assert made["protocol"].startswith("BUCC sample-threshold-on-training: ")
+    assert made["source"]["file"] == f"de-en.{names[1]}.de"
+    sample_alone = run([*bucc_command, "--protocol", "sample"])["pairs"]["de-en"]
+    assert made["threshold_split"]["de-en"] == sample_alone
+    assert made["pairs"]["de-en"]["threshold"] == sample_alone["threshold"]
+    assert made["pairs"]["de-en"]["recall"] == 100
+    assert re.search("paper: XLM-R.DAP .* 86.8", capsys.readouterr().out)
+
+
+def test_a_training_split_is_evaluated_at_its_own_threshold_or_gives_that_of_the_test_split(
+    bucc_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucc(tmp_path / "bucc", "dev", 3)
+    bucc(tmp_path / "bucc", "training", 1)
+    assert run(bucc_command)["protocol"].startswith("BUCC training-optimal: ")
     assert "paper" not in capsys.readouterr().out
-    bucc(folder, "test", 2)
-    made = run([*argv, "--protocol", "training-threshold-on-test"])
+    bucc(tmp_path / "bucc", "test", 2)
+    made = run([*bucc_command, "--protocol", "training-threshold-on-test"])
     assert made["protocol"].startswith("BUCC training-threshold-on-test: ")
     assert made["pairs"]["de-en"]["threshold"] == made["threshold_split"]["de-en"]["threshold"]
-    assert made["source"]["file"].endswith("de-en.test.de")
+    assert made["source"]["file"] == "de-en.test.de"
     assert made["pairs"]["de-en"]["recall"] == 100
+
+
+def test_a_file_of_bucc_is_neither_overwritten_nor_left_out(
+    bucc_command: list[str], tmp_path: Path
+) -> None:
+    bucc(tmp_path / "bucc", "training", 1)
+    gold = tmp_path / "bucc" / "de-en.training.gold"
+    with pytest.raises(ValueError, match=r"--output .*de-en\.training\.gold would overwrite"):
+        run([*bucc_command, "--output", str(gold), "--model", "no-such-model"])
+    gold.unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no de-en\.training\.gold; "):
+        run(bucc_command)
 
 
 def one_of_two(rank: int, argv: list[str], evaluations: list[list[str]], place: Path) -> None:
@@ -370,7 +394,7 @@ def test_texts_of_unequal_length_cannot_be_scored(command: list[str], tmp_path: 
     with pytest.raises(ValueError, match=r"a\.de has 40 lines, .*a\.en has 39: --score_only"):
         run([*command, "--score_only", "--model", "no-such-model"])
     with pytest.raises(
-        ValueError, match="--retrieval backward is for mining: --score_only takes the pairs"
+        ValueError, match="--retrieval backward is for mining: --score_only scores the given"
     ):
         run([*command, "--score_only", "--retrieval", "backward"])
 

@@ -25,10 +25,10 @@ from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
 from dap.addresses import fetch_path, send_path
+from dap.disk_arrays import concatenate_on_disk, temporary_folder
 from dap.encoding.sentence_encoder import LibraryEncoder, SentenceEncoder
 from dap.errors import SHOWN, UserError, joined, one_line
 from dap.file_io import disk_full, whole_file
-from dap.scratch import on_disk
 from dap.tokenizers import tokenizer_state
 
 #: Sentences of a shard: what a kill may lose, and the unit that processes share.
@@ -245,7 +245,8 @@ def _join(shards: list[Path], folder: Path) -> np.ndarray:
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:
         return parts[0]
-    with disk_full(folder / "joined shards", sum(part.nbytes for part in parts), ANOTHER_FOLDER):
-        vectors = on_disk(parts, folder)
+    size = sum(part.nbytes for part in parts)
+    with disk_full(folder / "joined shards", size, ANOTHER_FOLDER), temporary_folder(folder):
+        vectors = concatenate_on_disk(parts)
     vectors.flags.writeable = False
     return vectors

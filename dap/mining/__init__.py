@@ -10,5 +10,5 @@ from dap.mining.bucc import (
     read_text,
 )
 from dap.mining.distinct import DistinctSentences
-from dap.mining.margin import MARGINS, RETRIEVALS, Pairs, mine, neighbourhoods, select
-from dap.mining.mined_texts import Side, Texts, score_splits, write_pairs
+from dap.mining.margin import MARGINS, RETRIEVALS, MinedPairs, mine, neighbourhoods, select
+from dap.mining.mined_texts import MiningTask, TextSide, score_splits, write_pairs

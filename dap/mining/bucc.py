@@ -1,12 +1,17 @@
-"""BUCC: its files, and precision, recall and F1 of mined pairs against its gold.
+"""BUCC 2018: its files, and precision, recall and F1 of mined pairs against its true ("gold") pairs.
 
-A split is three files of one folder: `fr-en.training.fr` and `fr-en.training.en` with lines `id<TAB>sentence`, and
-`fr-en.training.gold` with the ids of one true pair a line, `fr-000000057<TAB>en-000008530`.
+A split is three files in one folder. `fr-en.training.fr` and `fr-en.training.en` have lines
+`id<TAB>sentence`. `fr-en.training.gold` has one true pair per line, `fr-000000057<TAB>en-000008530`.
 
-A mined pair of sentences stands for all pairs of ids that hold them. So each gold pair can be found, also where its
-sentence is repeated, and each of its copies that gold does not name counts as an error.
+Which splits the paper uses: its Table 2, "BUCC training set", is BUCC's *sample* split at that split's
+own best threshold. Its Table 3, "BUCC test set", is the *training* split at the sample's threshold.
+The released scripts rename `sample` to `dev` and `training` to `test`, so both names are found here.
+The gold pairs of BUCC's real test split are not public.
 
-Legend: `P` pairs mined, `G` gold pairs, `L` lines.
+A mined pair of sentences stands for all pairs of ids that hold these two sentences. So every gold pair
+can be found, even if its sentence is repeated. Each repetition that gold does not list is an error.
+
+Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,19 +21,32 @@ from pathlib import Path
 import numpy as np
 
 from dap.errors import UserError
-from dap.mining.margin import Pairs
+from dap.mining.margin import MinedPairs
 from dap.text import read_sentences
 
-#: Protocol -> what it means, and the splits for the threshold and for the numbers, by the names that files give them.
+SAMPLE = ("sample", "dev")
+TRAINING = ("training", "test")
+TEST = ("test",)
+
+#: Protocol -> its meaning, and the splits that it needs. Each split is given by the names that its
+#: files may have. The threshold is chosen on the first split. The numbers are those of the last.
 PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
-    "training-optimal": ("the threshold of best F1 on the training split itself", (("training",),)),
+    "sample": (
+        "the threshold of best F1 on the sample split itself (the paper's Table 2)",
+        (SAMPLE,),
+    ),
+    "sample-threshold-on-training": (
+        "the threshold of best F1 on the sample split, applied to the training split "
+        "(the paper's Table 3)",
+        (SAMPLE, TRAINING),
+    ),
+    "training-optimal": (
+        "the threshold of best F1 on the training split itself",
+        (TRAINING,),
+    ),
     "training-threshold-on-test": (
         "the threshold of best F1 on the training split, applied to the test split",
-        (("training",), ("test",)),
-    ),
-    "sample": (
-        "the threshold of best F1 on the sample split itself; not the paper's",
-        (("sample", "dev"),),
+        (("training",), TEST),
     ),
 }
 SUFFIXES = ("", ".gz", ".xz")
@@ -46,12 +64,16 @@ class Split:
 
 @dataclass(frozen=True)
 class MiningScore:
-    """How well mined pairs fit the gold.
+    """How well mined pairs agree with the gold pairs.
 
     Attributes:
-        precision, recall, f1: percent.
-        threshold: pairs with a score of at least this are extracted.
-        extracted, correct, gold: pairs of ids.
+        precision: share of the extracted pairs that are gold, in percent.
+        recall: share of the gold pairs that were extracted, in percent.
+        f1: harmonic mean of both, in percent.
+        threshold: pairs with at least this score are extracted.
+        extracted: number of extracted pairs of ids.
+        correct: number of extracted pairs of ids that are gold.
+        gold: number of gold pairs.
     """
 
     precision: float
@@ -64,78 +86,92 @@ class MiningScore:
 
 
 def find_splits(folder: str | Path, pair: str, protocol: str) -> list[Split]:
-    """The splits that the protocol needs: the threshold's first, last the one whose numbers it reports.
+    """Find the files of the splits that a protocol needs, as plain text, `.gz` or `.xz`.
 
-    The files are in the folder, or in a folder of it that has the pair's name; `.gz` and `.xz` are found too.
+    Args:
+        folder: holds the files, or a folder with the name of the pair that holds them.
+        pair: two languages, such as "fr-en".
+        protocol: one of `PROTOCOLS`.
+
+    Returns:
+        The split for the threshold first, and the split to evaluate last. They may be the same.
 
     Raises:
         ValueError: an unknown protocol, or a pair that is not two languages.
-        FileNotFoundError: a file is missing; says which, and which pairs and splits there are.
+        FileNotFoundError: a file is missing. The message names it and the files that are there.
     """
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol={protocol!r}: choose one of {', '.join(PROTOCOLS)}")
     languages = pair.split("-")
     if len(languages) != 2 or not all(languages):
         raise UserError(f"pair={pair!r}: give two languages such as fr-en")
-    return [_find_split(Path(folder), pair, names) for names in PROTOCOLS[protocol][1]]
+    _, splits = PROTOCOLS[protocol]
+    return [_find_split(Path(folder), pair, names) for names in splits]
 
 
 def default_protocol(folder: str | Path, pair: str) -> str:
-    """The protocol "training-optimal", or "sample" where there is a sample and no file of a training split.
+    """Choose "training-optimal" if there are files of a training split, else "sample".
 
     Raises:
-        FileNotFoundError: neither split is there, or a file of it is missing; says which.
+        FileNotFoundError: there is neither split, or a file of it is missing. The message names it.
     """
-    names = [
-        path.name
-        for place in (Path(folder), Path(folder) / pair)
-        for path in place.glob(f"{pair}.*")
-    ]
-    splits = {name.removeprefix(f"{pair}.").split(".")[0] for name in names}
-    protocol = (
-        "sample" if splits & {"sample", "dev"} and "training" not in splits else "training-optimal"
-    )
+    found = set()
+    for place in (Path(folder), Path(folder) / pair):
+        for path in place.glob(f"{pair}.*"):
+            found.add(path.name.removeprefix(f"{pair}.").split(".")[0])
+    has_sample_only = "training" not in found and not found.isdisjoint(SAMPLE)
+    protocol = "sample" if has_sample_only else "training-optimal"
     find_splits(folder, pair, protocol)
     return protocol
 
 
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
-    sides = (*pair.split("-"), "gold")
-    found = [
-        (name, [_existing(place / f"{pair}.{name}.{side}") for side in sides])
-        for place in (folder, folder / pair)
-        for name in names
-    ]
-    name, paths = max(found, key=lambda each: sum(map(bool, each[1])))  # of equal ones the first
-    missing = [
-        f"{pair}.{name}.{side}" for side, path in zip(sides, paths, strict=True) if path is None
-    ]
+    """Find the files of a split that may have several names. The first complete set of files counts."""
+    languages_and_gold = (*pair.split("-"), "gold")
+    places = (folder, folder / pair)
+
+    best: tuple[str, list[Path | None]] = (names[0], [None] * 3)
+    most = -1
+    for place in places:
+        for name in names:
+            files = [_existing(place / f"{pair}.{name}.{ending}") for ending in languages_and_gold]
+            count = sum(file is not None for file in files)
+            if count > most:
+                best = (name, files)
+                most = count
+
+    name, files = best
+    missing = []
+    for file, ending in zip(files, languages_and_gold, strict=True):
+        if file is None:
+            missing.append(f"{pair}.{name}.{ending}")
     if missing:
-        there = sorted(
-            {path.name for place in (folder, folder / pair) for path in place.glob("*-*.*.*")}
-        )
+        present = sorted({path.name for place in places for path in place.glob("*-*.*.*")})
         raise FileNotFoundError(
-            f"{folder} has no {', '.join(missing)}; {' '.join(there[:12]) or 'no such files'} are there"
+            f"{folder} has no {', '.join(missing)}; it has {' '.join(present[:12]) or 'no such files'}"
         )
-    return Split(name, *paths)
+    source, target, gold = files
+    return Split(name, source, target, gold)
 
 
 def _existing(path: Path) -> Path | None:
-    return next(
-        (
-            each
-            for each in (path.with_name(path.name + suffix) for suffix in SUFFIXES)
-            if each.is_file()
-        ),
-        None,
-    )
+    """Return the file with this name or with a suffix of compression, or None."""
+    for suffix in SUFFIXES:
+        file = path.with_name(path.name + suffix)
+        if file.is_file():
+            return file
+    return None
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
-    """The sentences of one side, line by line; `ids` is filled on the way: id -> index of its line, from 0.
+    """Yield the sentences of one side, line by line.
+
+    Args:
+        path: a file with lines `id<TAB>sentence`.
+        ids: is filled while the lines are read: id -> index of its line, from 0.
 
     Raises:
-        ValueError: a line without an id, without a tab, or with the id of another line.
+        ValueError: a line has no id or no tab, or its id is already on another line.
     """
     for index, line in enumerate(read_sentences(path)):
         name, tab, sentence = line.partition("\t")
@@ -143,9 +179,10 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
             raise UserError(
                 f"{path}, line {index + 1}: {line[:60]!r} is not an id, a tab and a sentence"
             )
-        if ids.setdefault(name, index) != index:
+        first = ids.setdefault(name, index)
+        if first != index:
             raise UserError(
-                f"{path}, line {index + 1}: the id {name} is that of line {ids[name] + 1}, too"
+                f"{path}, line {index + 1}: the id {name} is already on line {first + 1}"
             )
         yield sentence
 
@@ -153,83 +190,112 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
 def read_gold(
     split: Split, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
 ) -> np.ndarray:
-    """The gold pairs as indices of lines, (G, 2) int64.
-
-    Raises:
-        ValueError: a line that is not two ids, an id that its side does not have, a repeated pair, or no pairs.
-    """
-    gold: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(read_sentences(split.gold), 1):
-        place, names = f"{split.gold}, line {number}", line.split("\t")
-        if len(names) != 2:
-            raise UserError(f"{place}: {line[:60]!r} is not two ids and a tab between them")
-        source, target = (names[0], source_ids, split.source), (names[1], target_ids, split.target)
-        for (name, ids, path), (_, other, _) in ((source, target), (target, source)):
-            if name not in ids:
-                hint = (
-                    "of the other side: are the languages swapped?"
-                    if name in other
-                    else "nor of the other side"
-                )
-                raise UserError(f"{place}: {name} is no id of {path}, {hint}")
-        first = gold.setdefault((source_ids[names[0]], target_ids[names[1]]), number)
-        if first != number:
-            raise UserError(f"{place}: {line!r} is on line {first}, too")
-    if not gold:
-        raise UserError(f"{split.gold} is empty: there is nothing to compare with")
-    return np.array(list(gold), np.int64)
-
-
-def judge(
-    pairs: Pairs, gold: np.ndarray, source_rows: np.ndarray, target_rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """How many pairs of ids each mined pair stands for, and how many of those are gold: two (P,) int64.
+    """Read the gold pairs as indices of lines, (G, 2) int64.
 
     Args:
-        gold: (G, 2) indices of lines.
-        source_rows, target_rows: (L,) sentence of each line, -1 for none (`DistinctSentences.rows`).
+        split: the split whose gold file is read.
+        source_ids: id -> index of its line in the source, from 0.
+        target_ids: id -> index of its line in the target, from 0.
+
+    Raises:
+        ValueError: a line is not two ids, has an unknown id or repeats a pair, or the file is empty.
     """
-    source_copies, target_copies = (
-        np.bincount(rows[rows >= 0]) for rows in (source_rows, target_rows)
-    )
+    first_line: dict[tuple[int, int], int] = {}
+    for number, line in enumerate(read_sentences(split.gold), 1):
+        place = f"{split.gold}, line {number}"
+        names = line.split("\t")
+        if len(names) != 2:
+            raise UserError(f"{place}: {line[:60]!r} is not two ids with a tab between them")
+        source, target = names
+        _require_id(source, split.source, source_ids, target_ids, place)
+        _require_id(target, split.target, target_ids, source_ids, place)
+        pair = (source_ids[source], target_ids[target])
+        first = first_line.setdefault(pair, number)
+        if first != number:
+            raise UserError(f"{place}: {line!r} is already on line {first}")
+    if not first_line:
+        raise UserError(f"{split.gold} is empty: there is nothing to compare with")
+    return np.array(list(first_line), np.int64)
+
+
+def _require_id(
+    name: str, path: Path, ids: Mapping[str, int], other_ids: Mapping[str, int], place: str
+) -> None:
+    """Raise `UserError` if the text has no such id, and tell whether the other text has it."""
+    if name in ids:
+        return
+    if name in other_ids:
+        hint = "but of the other side: are the languages swapped?"
+    else:
+        hint = "nor of the other side"
+    raise UserError(f"{place}: {name} is no id of {path}, {hint}")
+
+
+def count_gold(
+    pairs: MinedPairs, gold: np.ndarray, source_rows: np.ndarray, target_rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the pairs of ids that each mined pair of sentences stands for, and how many are gold.
+
+    Args:
+        pairs: P pairs of sentences.
+        gold: (G, 2) indices of lines.
+        source_rows: (L,) sentence of each source line, -1 for an empty line (`DistinctSentences.rows`).
+        target_rows: the same for the target lines.
+
+    Returns:
+        The number of pairs of ids (P,), and how many of them are gold (P,), both int64.
+    """
+    # a sentence on a lines paired with a sentence on b lines stands for a·b pairs of ids
+    source_copies = np.bincount(source_rows[source_rows >= 0])
+    target_copies = np.bincount(target_rows[target_rows >= 0])
     extracted = source_copies[pairs.source] * target_copies[pairs.target]
-    gold_source, gold_target = source_rows[gold[:, 0]], target_rows[gold[:, 1]]
-    reachable = (gold_source >= 0) & (gold_target >= 0)
+
+    # count the gold pairs of each pair of sentences, which is numbered by one integer key
     width = len(target_copies)
-    keys, counts = np.unique(
-        gold_source[reachable] * width + gold_target[reachable], return_counts=True
-    )
-    wanted = pairs.source * width + pairs.target
-    place = np.searchsorted(keys, wanted)  # len(keys) where all are less
-    return extracted, np.where(np.append(keys, -1)[place] == wanted, np.append(counts, 0)[place], 0)
+    gold_source = source_rows[gold[:, 0]]
+    gold_target = target_rows[gold[:, 1]]
+    is_filled = (gold_source >= 0) & (gold_target >= 0)
+    gold_keys = gold_source[is_filled] * width + gold_target[is_filled]
+    keys, counts = np.unique(gold_keys, return_counts=True)
+
+    # look up the count of each mined pair
+    mined_keys = pairs.source * width + pairs.target
+    position = np.searchsorted(keys, mined_keys)  # len(keys) if all keys are smaller
+    is_found = np.append(keys, -1)[position] == mined_keys
+    return extracted, np.where(is_found, np.append(counts, 0)[position], 0)
 
 
 def best_threshold(
     scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> float:
-    """The threshold of highest F1: the middle of two consecutive different scores (appendix "Scoring Function ...").
+    """Find the threshold of highest F1 in O(P log P) (the paper's appendix "Scoring Function For BUCC").
 
-    If all pairs together are best it is the lowest score; of thresholds with equal F1 it is the highest. O(P log P).
+    It lies in the middle between two consecutive different scores. If all pairs together have the
+    highest F1, it is the lowest score. Of thresholds with equal F1 the highest is chosen.
 
     >>> best_threshold(np.array([3.0, 2.0, 1.0]), np.ones(3), np.array([1, 1, 0]), gold=2)
     1.5
 
     Args:
-        scores: (P,) in any order, equal ones included.
-        extracted, correct: (P,) pairs of ids that each stands for, and how many of those are gold.
+        scores: (P,) in any order.
+        extracted: (P,) pairs of ids that each pair stands for.
+        correct: (P,) how many of those are gold.
         gold: number of gold pairs.
 
     Raises:
-        ValueError: no pairs.
+        ValueError: there are no pairs.
     """
     if len(scores) == 0:
         raise UserError("no pairs were mined: there is no threshold")
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
-    ends = np.append(
-        np.flatnonzero(np.diff(ranked)), len(ranked) - 1
-    )  # a threshold cannot part equal scores
-    f1 = 2 * correct[order].cumsum()[ends] / (extracted[order].cumsum()[ends] + gold)
+
+    # a threshold cannot separate equal scores, so only the last one of each run is a possible end
+    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    correct_so_far = correct[order].cumsum()[ends]
+    extracted_so_far = extracted[order].cumsum()[ends]
+    f1 = 2 * correct_so_far / (extracted_so_far + gold)
+
     best = int(f1.argmax())
     lowest = float(ranked[ends[best]])
     if best == len(ends) - 1:
@@ -242,10 +308,19 @@ def best_threshold(
 def score_at(
     threshold: float, scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> MiningScore:
-    """Precision, recall and F1 of the pairs with a score of at least `threshold`; arguments as `best_threshold`."""
+    """Compute precision, recall and F1 of the pairs that score at least `threshold`.
+
+    The other arguments are those of `best_threshold`.
+    """
     chosen = scores >= threshold
-    found, right = int(extracted[chosen].sum()), int(correct[chosen].sum())
-    precision = 100 * right / found if found else 0.0
+    found = int(extracted[chosen].sum())
+    right = int(correct[chosen].sum())
     return MiningScore(
-        precision, 100 * right / gold, 200 * right / (found + gold), threshold, found, right, gold
+        precision=100 * right / found if found else 0.0,
+        recall=100 * right / gold,
+        f1=200 * right / (found + gold),
+        threshold=threshold,
+        extracted=found,
+        correct=right,
+        gold=gold,
     )

@@ -1,70 +1,83 @@
-"""The distinct sentences of a text: one that is repeated is mined once, and counted once among others' neighbours.
+"""The distinct sentences of a text, which may be larger than memory.
 
-Legend: `N` sentences, `L` lines.
+A repeated sentence must be mined only once. Otherwise its copies would fill up the neighbourhoods of
+other sentences.
+
+Legend: `N` distinct sentences, `L` lines.
 """
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import BinaryIO
 
 import numpy as np
 
-from dap import scratch
-from dap.scratch import Folder, in_order, on_disk, opened, parts, zeros
+from dap import disk_arrays
+from dap.disk_arrays import (
+    concatenate_on_disk,
+    map_file,
+    row_blocks,
+    temporary_file,
+    zeros_on_disk,
+)
+from dap.mining.external_sort import sort_records
 
-KEY = np.dtype([("high", np.uint64), ("low", np.uint64), ("line", np.int64)])
+#: A sentence's hash in two halves, and the number of its line, from 1.
+HASHED_LINE = np.dtype([("high", np.uint64), ("low", np.uint64), ("line", np.int64)])
 
 
 class DistinctSentences:
-    """The distinct sentences of a text in order of first appearance, and the lines that hold them.
+    """The distinct sentences of a text in the order of their first lines.
 
-    Lines of white space hold no sentence; lines that differ in anything else are different sentences. Text and arrays
-    are in unnamed files, so that memory does not grow with the text.
+    A line of white space is empty: it holds no sentence. Lines that differ in any character hold
+    different sentences. The text and all arrays are in temporary files.
 
     >>> text = DistinctSentences(["a", " ", "b", "a"])
     >>> list(text), text.rows.tolist(), text.first_line.tolist(), text.empty, text.repeated
     (['a', 'b'], [0, -1, 1, 0], [1, 3], 1, 1)
 
     Args:
-        lines: read once.
-        folder: where the files are; None for the system's own place.
+        lines: the lines of the text. They are read once.
 
     Attributes:
-        rows: (L,) number of each line's sentence, -1 for an empty line.
-        first_line: (N,) number of the first line that holds each sentence, from 1.
+        rows: (L,) for each line the number of its sentence, from 0. It is -1 for an empty line.
+        first_line: (N,) for each sentence the number of the first line that holds it, from 1.
         empty: number of empty lines.
-        repeated: number of lines whose sentence an earlier line holds.
+        repeated: number of lines whose sentence is already on an earlier line.
     """
 
-    def __init__(self, lines: Iterable[str], folder: Folder = None) -> None:
-        with tempfile.TemporaryFile(dir=folder) as text, tempfile.TemporaryFile(dir=folder) as ends:
-            sentences = in_order(_keys(lines, text, ends), folder)
-            self._text, self._ends = (
-                memoryview(opened(*file)) for file in ((text, np.uint8), (ends, np.int64))
-            )
-        blocks = list(parts(len(self._ends) - 1))
-        first = zeros((len(self._ends) - 1,), np.int64, folder)
-        _fill_in(first, sentences)
-        lines = ((first[block], 1 + np.arange(block.start, block.stop)) for block in blocks)
-        self.first_line = on_disk((own[own == earliest] for earliest, own in lines), folder)
-        self.rows = on_disk((_rows(self.first_line, first[block]) for block in blocks), folder)
-        self.empty = sum(int((self.rows[block] < 0).sum()) for block in blocks)
-        self.repeated = len(first) - self.empty - len(self)
+    def __init__(self, lines: Iterable[str]) -> None:
+        # write the text, and sort the hashes of its sentences
+        with temporary_file() as text, temporary_file() as ends:
+            hashed_lines = sort_records(_store_lines(lines, text, ends))
+            self._text = memoryview(map_file(text, np.uint8))
+            self._ends = memoryview(map_file(ends, np.int64))
+
+        # find for each line the first line with the same sentence
+        line_count = len(self._ends) - 1
+        earliest = zeros_on_disk((line_count,), np.int64)  # (L,), 0 for an empty line
+        _fill_in_earliest(earliest, hashed_lines)
+
+        # number the sentences
+        self.first_line = concatenate_on_disk(_first_lines(earliest))
+        self.rows = concatenate_on_disk(_sentence_numbers(earliest, self.first_line))
+        self.empty = sum(int((self.rows[block] < 0).sum()) for block in row_blocks(line_count))
+        self.repeated = line_count - self.empty - len(self)
 
     def __len__(self) -> int:
         return len(self.first_line)
 
     def __getitem__(self, row: int) -> str:
         line = int(self.first_line[row])
-        return str(self._text[self._ends[line - 1] : self._ends[line]], errors="surrogatepass")
+        start, end = self._ends[line - 1], self._ends[line]
+        return str(self._text[start:end], errors="surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
         return (self[row] for row in range(len(self)))
 
     def counts(self) -> dict[str, int]:
-        """What a report says of the text: lines, empty ones, repeated ones, and distinct sentences."""
+        """Count the lines, the empty and the repeated ones, and the distinct sentences."""
         return {
             "lines": len(self.rows),
             "empty": self.empty,
@@ -73,43 +86,67 @@ class DistinctSentences:
         }
 
     def digest(self) -> str:
-        """SHA-256 of the lines in their order; all empty lines are alike."""
+        """Return the SHA-256 of the lines in their order. All empty lines count as equal."""
         digest = hashlib.sha256(self._text)
         digest.update(self._ends)
         return digest.hexdigest()
 
 
-def _keys(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
-    """A hash of each sentence and its line, from 1; writes the text without empty lines, and where each line ends."""
-    stream, size = iter(lines), 0
+def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
+    """Write all lines to files, and yield the `HASHED_LINE` records of the lines that are not empty.
+
+    Args:
+        text: receives the sentences in UTF-8, without line ends and without empty lines.
+        ends: receives 0 and then for each line the position of its end in `text`, int64.
+    """
+    stream = iter(lines)
+    size = 0  # bytes of text so far
     ends.write(size.to_bytes(8, "little"))
-    for start in count(1, scratch.ROWS):
-        block = [
-            line.encode(errors="surrogatepass") if line.strip() else b""
-            for line in islice(stream, scratch.ROWS)
-        ]
-        lengths = np.array([*map(len, block)], np.int64)
-        text.writelines(block)
+    for first_line in count(1, disk_arrays.BLOCK_ROWS):
+        block = list(islice(stream, disk_arrays.BLOCK_ROWS))
+        sentences = [line.encode(errors="surrogatepass") if line.strip() else b"" for line in block]
+        lengths = np.array([len(sentence) for sentence in sentences], np.int64)
+        text.writelines(sentences)
         ends.write(size + lengths.cumsum())
         size += int(lengths.sum())
-        keys = np.empty(len(block), KEY)
-        hashes = b"".join(hashlib.blake2b(sentence, digest_size=16).digest() for sentence in block)
-        keys["high"], keys["low"] = np.frombuffer(hashes, np.uint64).reshape(-1, 2).T
-        keys["line"] = np.arange(start, start + len(block))
-        yield keys[lengths > 0]
-        if len(block) < scratch.ROWS:
+
+        hashes = [hashlib.blake2b(sentence, digest_size=16).digest() for sentence in sentences]
+        halves = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
+        hashed_lines = np.empty(len(block), HASHED_LINE)
+        hashed_lines["high"] = halves[:, 0]
+        hashed_lines["low"] = halves[:, 1]
+        hashed_lines["line"] = np.arange(first_line, first_line + len(block))
+        yield hashed_lines[lengths > 0]
+
+        if len(block) < disk_arrays.BLOCK_ROWS:
             return
 
 
-def _fill_in(first: np.ndarray, sentences: Iterable[tuple[int, int, int]]) -> None:
-    """For each line, from 1, the first that holds its sentence, out of hashes and lines in their order."""
-    key, place = None, memoryview(first)
-    for *other, line in sentences:
-        if other != key:
-            key, earliest = other, line
-        place[line - 1] = earliest
+def _fill_in_earliest(earliest: np.ndarray, hashed_lines: Iterable[tuple[int, int, int]]) -> None:
+    """Write for each line the number, from 1, of the first line with the same hash.
+
+    Args:
+        earliest: (L,), changed in place.
+        hashed_lines: (high, low, line) in ascending order.
+    """
+    output = memoryview(earliest)  # single elements are written faster than through numpy
+    previous_hash = None
+    for high, low, line in hashed_lines:
+        if (high, low) != previous_hash:
+            previous_hash = (high, low)
+            first = line
+        output[line - 1] = first
 
 
-def _rows(first_line: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Numbers of the sentences that these lines are the first to hold; -1 for line 0."""
-    return np.where(lines == 0, -1, np.searchsorted(first_line, lines))
+def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the numbers, from 1, of the lines that hold a sentence for the first time."""
+    for block in row_blocks(len(earliest)):
+        lines = np.arange(block.start + 1, block.stop + 1)
+        yield lines[earliest[block] == lines]
+
+
+def _sentence_numbers(earliest: np.ndarray, first_line: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the number of each line's sentence, -1 for an empty line."""
+    for block in row_blocks(len(earliest)):
+        lines = earliest[block]
+        yield np.where(lines == 0, -1, np.searchsorted(first_line, lines))

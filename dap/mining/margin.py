@@ -1,4 +1,4 @@
-"""Which sentences of two texts translate each other: margin scores over nearest neighbours, and pairs chosen by them.
+"""Find the sentences of two texts that translate each other, by margin scores over nearest neighbours.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs.
 """
@@ -10,23 +10,26 @@ from itertools import chain, islice
 
 import numpy as np
 
-from dap import scratch
+from dap import disk_arrays
+from dap.disk_arrays import concatenate_on_disk, row_blocks, zeros_on_disk
 from dap.errors import UserError
-from dap.scratch import Folder, in_order, on_disk, parts, zeros
+from dap.mining.external_sort import sort_records
 from dap.search import Neighbours, Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
 MARGINS = ("ratio", "distance", "absolute")
 RETRIEVALS = ("max", "intersection", "forward", "backward")
-#: Pairs whose vectors are read at a time.
-BLOCK = 4096
+#: Pairs whose vectors are in memory at a time.
+VECTOR_BLOCK = 4096
 PAIR = np.dtype([("score", np.float64), ("source", np.int64), ("target", np.int64)])
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of rows with their margin scores.
+class MinedPairs:
+    """Pairs of a source row and a target row with their margin scores.
+
+    The arrays may be in a temporary file, so that there can be more pairs than memory holds.
 
     Attributes:
         scores: (P,) float64.
@@ -41,38 +44,44 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def __getitem__(self, chosen: np.ndarray | slice) -> "Pairs":
-        return Pairs(self.scores[chosen], self.source[chosen], self.target[chosen])
+    def __getitem__(self, chosen: np.ndarray | slice) -> "MinedPairs":
+        return MinedPairs(self.scores[chosen], self.source[chosen], self.target[chosen])
 
-    def parts(self) -> Iterator["Pairs"]:
-        """At least one part, as many pairs as are in memory at a time."""
-        return (self[part] for part in parts(len(self)))
+    def blocks(self) -> Iterator["MinedPairs"]:
+        """Yield the pairs in blocks that fit into memory. There is at least one block."""
+        for block in row_blocks(len(self)):
+            yield self[block]
 
     def records(self) -> np.ndarray:
-        """(P,) `PAIR`."""
-        found = np.empty(len(self), PAIR)
-        found["score"], found["source"], found["target"] = self.scores, self.source, self.target
-        return found
+        """Return the pairs as one structured array (P,) of dtype `PAIR`."""
+        records = np.empty(len(self), PAIR)
+        records["score"] = self.scores
+        records["source"] = self.source
+        records["target"] = self.target
+        return records
 
     @classmethod
-    def gathered(cls, several: Iterable["Pairs"], folder: Folder = None) -> "Pairs":
-        """The pairs of at least one, in an unnamed file."""
-        found = on_disk((pairs.records() for pairs in several), folder)
-        return cls(*(found[name] for name in PAIR.names))
+    def concatenate(cls, blocks: Iterable["MinedPairs"]) -> "MinedPairs":
+        """Concatenate at least one block of pairs in a temporary file."""
+        records = concatenate_on_disk(block.records() for block in blocks)
+        return cls(records["score"], records["source"], records["target"])
 
 
 def neighbourhoods(
     source: np.ndarray, target: np.ndarray, k: int = 4, search: Search = mutual_neighbours
 ) -> Neighbours:
-    """`mutual_neighbours`, with as many neighbours as there are where a text has fewer than k sentences (a warning).
+    """Find the k nearest neighbours in both directions.
+
+    If a text has fewer than k sentences, k is reduced to their number, with a warning.
 
     Args:
         source: (N, D).
         target: (M, D).
-        search: exact unless told otherwise.
+        k: neighbours of a sentence.
+        search: `mutual_neighbours`, or an approximate search with the same arguments.
 
     Raises:
-        ValueError: k below 1, a text without sentences, or what the search does not take.
+        ValueError: k is below 1, a text has no sentences, or the search refuses its input.
     """
     if k < 1:
         raise UserError(f"k={k}: at least 1 neighbour")
@@ -93,18 +102,25 @@ def neighbourhoods(
 def margin_scores(
     cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray, margin: str = "ratio"
 ) -> np.ndarray:
-    """The cosine of a pair against the mean b of the mean cosines of both sentences' neighbourhoods.
+    """Compare the cosine of a pair with the neighbourhoods of its two sentences.
 
-    "ratio" is cosine / b, "distance" cosine − b, "absolute" the cosine alone (Artetxe & Schwenk 2019, section 3; the
-    paper's appendix "Scoring Function For BUCC" prints the ratio without b's factor ½, and φ(x, y) for φ(x, z)).
-    Where b is not positive a ratio says nothing: it is 0.
+    With b the mean of `source_mean` and `target_mean`, the score is (Artetxe & Schwenk 2019, section 3):
+
+    - "ratio": cosine / b, or 0 where b is not positive, because the ratio means nothing there
+    - "distance": cosine - b
+    - "absolute": the cosine
+
+    The paper's appendix "Scoring Function For BUCC" prints the ratio without the factor ½ in b, and
+    φ(x, y) where φ(x, z) is meant.
 
     >>> margin_scores(np.array([0.9]), np.array([0.7]), np.array([0.5]), "ratio").round(6).tolist()
     [1.5]
 
     Args:
         cosine: any shape.
-        source_mean, target_mean: of that shape, the mean cosine of the source's (target's) k neighbours.
+        source_mean: same shape, the mean cosine of the source sentence and its k nearest targets.
+        target_mean: same shape, the mean cosine of the target sentence and its k nearest sources.
+        margin: one of `MARGINS`.
     """
     if margin not in MARGINS:
         raise UserError(f"margin={margin!r}: choose one of {', '.join(MARGINS)}")
@@ -117,25 +133,20 @@ def margin_scores(
     return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
 
 
-def _means(neighbours: Neighbours, folder: Folder) -> tuple[np.ndarray, np.ndarray]:
-    """Mean cosine of each neighbourhood: (N,) and (M,) float64."""
-    both = neighbours.forward_scores, neighbours.backward_scores
-    forward, backward = (
-        on_disk((scores[part].mean(1, dtype=np.float64) for part in parts(len(scores))), folder)
-        for scores in both
-    )
-    return forward, backward
+def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") -> MinedPairs:
+    """Choose the pairs that may be translations, best first.
 
+    The candidate of a sentence is the one of its k neighbours with the best margin. The retrieval says
+    which candidates are kept:
 
-def mine(
-    neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max", folder: Folder = None
-) -> Pairs:
-    """Candidate pairs, best first. Each sentence's candidate is the one of its k neighbours with the best margin.
+    - "forward": the candidate of every source sentence
+    - "backward": the candidate of every target sentence
+    - "intersection": the pairs that are candidates in both directions
+    - "max": the candidates of both directions, best first, but no sentence twice (Artetxe & Schwenk
+      2019, section 3.2, as in LASER)
 
-    "forward" takes the candidate of every source sentence, "backward" of every target sentence, "intersection" the
-    pairs that are both. "max" takes the candidates of both directions, best first, and no sentence twice (Artetxe &
-    Schwenk 2019, section 3.2, as in LASER). Of equal scores the lower source row comes first, then the lower target
-    row. Time O(n log n) in n = (N + M) · k; memory does not grow with it, as arrays are in unnamed files.
+    Pairs with equal scores are ordered by source row, then by target row. The time is O(n log n) in
+    n = (N + M) · k. Memory does not grow with n, because large arrays are in temporary files.
 
     >>> found = mutual_neighbours(np.eye(3), np.eye(3)[[1, 2, 0]], k=2)
     >>> pairs = mine(found)
@@ -147,77 +158,104 @@ def mine(
     """
     if retrieval not in RETRIEVALS:
         raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
-    means = _means(neighbours, folder)
-    from_source = _candidates(
-        neighbours.forward_scores, neighbours.forward_indices, *means, margin, folder
+
+    # find the best candidate of each sentence
+    source_means = _mean_cosines(neighbours.forward_scores)  # (N,)
+    target_means = _mean_cosines(neighbours.backward_scores)  # (M,)
+    forward = _best_candidates(
+        neighbours.forward_scores, neighbours.forward_indices, source_means, target_means, margin
     )
-    back = _candidates(
-        neighbours.backward_scores, neighbours.backward_indices, *means[::-1], margin, folder
+    swapped = _best_candidates(
+        neighbours.backward_scores, neighbours.backward_indices, target_means, source_means, margin
     )
-    from_target = Pairs(back.scores, back.target, back.source)
-    if retrieval == "intersection":
-        chosen = (
-            part[from_target.source[part.target] == part.source] for part in from_source.parts()
-        )
+    backward = MinedPairs(swapped.scores, source=swapped.target, target=swapped.source)
+
+    # keep those that the retrieval asks for
+    if retrieval == "forward":
+        candidates = forward.blocks()
+    elif retrieval == "backward":
+        candidates = backward.blocks()
+    elif retrieval == "intersection":
+        candidates = _intersection(forward, backward)
     else:
-        sides = {
-            "forward": [from_source],
-            "backward": [from_target],
-            "max": [from_source, from_target],
-        }[retrieval]
-        chosen = chain.from_iterable(side.parts() for side in sides)
-    ordered = in_order(
-        (Pairs(-part.scores, part.source, part.target).records() for part in chosen), folder
+        candidates = chain(forward.blocks(), backward.blocks())
+
+    # sort them by descending score
+    ordered = sort_records(
+        MinedPairs(-block.scores, block.source, block.target).records() for block in candidates
     )
     if retrieval == "max":
-        ordered = _one_pair_a_sentence(ordered, len(from_source), len(from_target), folder)
-    return Pairs.gathered(_best_first(ordered), folder)
+        ordered = _without_repeated_sentences(ordered, len(forward), len(backward))
+    return MinedPairs.concatenate(_blocks_of_sorted(ordered))
 
 
-def _candidates(
-    cosine: np.ndarray,
-    indices: np.ndarray,
-    own: np.ndarray,
-    other: np.ndarray,
-    margin: str,
-    folder: Folder,
-) -> Pairs:
-    """Each of n rows, as a source, with the best of its k neighbours, by the mean cosines of both sides."""
-
-    def each() -> Iterator[Pairs]:
-        for part in parts(len(cosine)):
-            scores = margin_scores(
-                cosine[part], own[part, None], other[indices[part]], margin
-            )  # (n, k)
-            best = scores.argmax(1)[:, None]
-            found, place = (
-                np.take_along_axis(array, best, 1)[:, 0] for array in (scores, indices[part])
-            )
-            yield Pairs(found, np.arange(part.start, part.stop), place)
-
-    return Pairs.gathered(each(), folder)
-
-
-def _one_pair_a_sentence(
-    ordered: Iterable[tuple], sources: int, targets: int, folder: Folder
-) -> Iterator[tuple]:
-    """From the first pair on, each whose two sentences are still free."""
-    source_taken, target_taken = (
-        memoryview(zeros((rows,), np.uint8, folder)) for rows in (sources, targets)
+def _mean_cosines(scores: np.ndarray) -> np.ndarray:
+    """Average the cosines (n, k) of each neighbourhood: (n,) float64."""
+    return concatenate_on_disk(
+        scores[block].mean(1, dtype=np.float64) for block in row_blocks(len(scores))
     )
+
+
+def _best_candidates(
+    cosines: np.ndarray,
+    indices: np.ndarray,
+    own_means: np.ndarray,
+    other_means: np.ndarray,
+    margin: str,
+) -> MinedPairs:
+    """Pair each of n rows, as the source, with the one of its k neighbours that has the best margin.
+
+    Args:
+        cosines: (n, k), of the rows and their neighbours.
+        indices: (n, k), rows of the neighbours on the other side.
+        own_means: (n,) mean cosine of each row's neighbourhood.
+        other_means: mean cosine of the neighbourhood of each row of the other side.
+    """
+
+    def best_of_each_block() -> Iterator[MinedPairs]:
+        for block in row_blocks(len(cosines)):
+            neighbours = indices[block]
+            scores = margin_scores(
+                cosines[block], own_means[block, None], other_means[neighbours], margin
+            )  # (n, k)
+            rows = np.arange(len(scores))
+            best = scores.argmax(1)  # (n,)
+            yield MinedPairs(scores[rows, best], block.start + rows, neighbours[rows, best])
+
+    return MinedPairs.concatenate(best_of_each_block())
+
+
+def _intersection(forward: MinedPairs, backward: MinedPairs) -> Iterator[MinedPairs]:
+    """Yield the forward candidates whose target has the source as its own candidate.
+
+    Args:
+        forward: candidate of each source row, in the order of the source.
+        backward: candidate of each target row, in the order of the target.
+    """
+    for block in forward.blocks():
+        yield block[backward.source[block.target] == block.source]
+
+
+def _without_repeated_sentences(
+    ordered: Iterable[tuple], source_count: int, target_count: int
+) -> Iterator[tuple]:
+    """Yield the records of `PAIR`, in their order, whose two sentences no earlier pair has taken."""
+    source_taken = memoryview(zeros_on_disk((source_count,), np.uint8))
+    target_taken = memoryview(zeros_on_disk((target_count,), np.uint8))
     for pair in ordered:
         _, i, j = pair
         if not (source_taken[i] or target_taken[j]):
-            source_taken[i] = target_taken[j] = 1
+            source_taken[i] = 1
+            target_taken[j] = 1
             yield pair
 
 
-def _best_first(ordered: Iterator[tuple]) -> Iterator[Pairs]:
-    """Pairs of so many records as are in memory at a time; their scores are negative."""
+def _blocks_of_sorted(ordered: Iterator[tuple]) -> Iterator[MinedPairs]:
+    """Collect records of `PAIR` in blocks that fit into memory, and make their scores positive again."""
     while True:
-        block = np.fromiter(islice(ordered, scratch.ROWS), PAIR)
-        yield Pairs(-block["score"], block["source"], block["target"])
-        if len(block) < scratch.ROWS:
+        block = np.fromiter(islice(ordered, disk_arrays.BLOCK_ROWS), PAIR)
+        yield MinedPairs(-block["score"], block["source"], block["target"])
+        if len(block) < disk_arrays.BLOCK_ROWS:
             return
 
 
@@ -228,51 +266,67 @@ def score_pairs(
     target_rows: np.ndarray,
     neighbours: Neighbours,
     margin: str = "ratio",
-    folder: Folder = None,
-) -> Pairs:
-    """The margin of given pairs over the neighbourhoods of both texts, in the order given.
+) -> MinedPairs:
+    """Score given pairs by their margin over the neighbourhoods of both texts, in the given order.
 
     Args:
         source: (N, D), need not be normalised.
-        target: (M, D).
-        source_rows, target_rows: (P,) rows of the pairs.
+        target: (M, D), need not be normalised.
+        source_rows: (P,) source row of each pair.
+        target_rows: (P,) target row of each pair.
+        neighbours: neighbours of all rows in both directions.
+        margin: one of `MARGINS`.
     """
-    source_mean, target_mean = _means(neighbours, folder)
+    source_means = _mean_cosines(neighbours.forward_scores)
+    target_means = _mean_cosines(neighbours.backward_scores)
 
-    def each() -> Iterator[Pairs]:
-        for part in parts(len(source_rows), BLOCK):
-            i, j = source_rows[part], target_rows[part]
-            cosine = (
-                (unit_rows(source[i], "source") * unit_rows(target[j], "target")).sum(1).numpy()
-            )
-            yield Pairs(margin_scores(cosine, source_mean[i], target_mean[j], margin), i, j)
+    def scored_blocks() -> Iterator[MinedPairs]:
+        for block in row_blocks(len(source_rows), VECTOR_BLOCK):
+            i = source_rows[block]
+            j = target_rows[block]
+            products = unit_rows(source[i], "source") * unit_rows(target[j], "target")
+            cosine = products.sum(1).numpy()
+            yield MinedPairs(margin_scores(cosine, source_means[i], target_means[j], margin), i, j)
 
-    return Pairs.gathered(each(), folder)
+    return MinedPairs.concatenate(scored_blocks())
 
 
 def select(
-    pairs: Pairs, threshold: float | None = None, top_n: int | None = None, folder: Folder = None
-) -> Pairs:
-    """The pairs with a score of at least `threshold`, of them the `top_n` best, in the order they came.
+    pairs: MinedPairs, threshold: float | None = None, top_n: int | None = None
+) -> MinedPairs:
+    """Keep the pairs that score at least `threshold`, and of those the `top_n` best, in the given order.
 
-    Equal scores: the earlier pairs are the better ones.
+    Of pairs with equal scores the earlier one counts as better.
 
-    >>> pairs = Pairs(np.array([0.1, 0.3, 0.2]), np.arange(3), np.arange(3))
+    >>> pairs = MinedPairs(np.array([0.1, 0.3, 0.2]), np.arange(3), np.arange(3))
     >>> select(pairs, threshold=0.2).source.tolist(), select(pairs, top_n=1).source.tolist()
     ([1, 2], [1])
     """
     if threshold is not None:
-        pairs = Pairs.gathered((part[part.scores >= threshold] for part in pairs.parts()), folder)
+        good_enough = (block[block.scores >= threshold] for block in pairs.blocks())
+        pairs = MinedPairs.concatenate(good_enough)
     if top_n is None or top_n >= len(pairs):
         return pairs
-    numbered = ((part, np.arange(part.start, part.stop)) for part in parts(len(pairs)))
-    ranked = in_order(
-        (Pairs(-pairs.scores[part], at, at).records() for part, at in numbered), folder
-    )
-    score, last, _ = next(islice(ranked, top_n - 1, None))
 
-    def chosen(part: slice) -> np.ndarray:
-        scores, at = -pairs.scores[part], np.arange(part.start, part.stop)
-        return (scores < score) | ((scores == score) & (at <= last))
+    lowest_score, last_position = _nth_best(pairs, top_n)
 
-    return Pairs.gathered((pairs[part][chosen(part)] for part in parts(len(pairs))), folder)
+    def chosen_blocks() -> Iterator[MinedPairs]:
+        for block in row_blocks(len(pairs)):
+            scores = pairs.scores[block]
+            positions = np.arange(block.start, block.stop)
+            is_tied_and_early = (scores == lowest_score) & (positions <= last_position)
+            yield pairs[block][(scores > lowest_score) | is_tied_and_early]
+
+    return MinedPairs.concatenate(chosen_blocks())
+
+
+def _nth_best(pairs: MinedPairs, n: int) -> tuple[float, int]:
+    """Find the n-th best pair. Returns: its score, and its position among the pairs."""
+
+    def scores_and_positions() -> Iterator[np.ndarray]:
+        for block in row_blocks(len(pairs)):
+            positions = np.arange(block.start, block.stop)
+            yield MinedPairs(-pairs.scores[block], positions, positions).records()
+
+    negative_score, position, _ = next(islice(sort_records(scores_and_positions()), n - 1, None))
+    return -negative_score, position

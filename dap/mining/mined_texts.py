@@ -1,12 +1,12 @@
-"""The two texts that are mined: their sentences, vectors and lines, and pairs of lines as a file.
+"""The two texts that are mined, and the file of mined pairs.
 
-Legend: `N` sentences of a side, `D` dimensions, `P` pairs, `G` gold pairs.
+Legend: `N` sentences of a side, `D` dimensions, `P` pairs, `L` lines, `G` gold pairs.
 """
 
 import gzip
 import hashlib
 import lzma
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,102 +15,141 @@ from typing import Any
 
 import numpy as np
 
+from dap.disk_arrays import concatenate_on_disk, row_blocks
 from dap.file_io import whole_file
-from dap.mining.bucc import MiningScore, best_threshold, judge, score_at
+from dap.mining.bucc import MiningScore, best_threshold, count_gold, score_at
 from dap.mining.distinct import DistinctSentences
-from dap.mining.margin import Pairs, score_pairs
-from dap.scratch import Folder, on_disk, parts
+from dap.mining.margin import MinedPairs, score_pairs
 from dap.search import Neighbours
 
-ENDINGS = str.maketrans("\t\r\n", "   ")
+#: Replaces characters that would break the columns and lines of the output.
+TO_SPACES = str.maketrans("\t\r\n", "   ")
 
 
-@dataclass
-class Side:
-    """One text: its sentences and, once they are encoded, their vectors (N, D)."""
+@dataclass(frozen=True)
+class TextSide:
+    """One of the two texts: its file and its distinct sentences."""
 
     path: Path
     text: DistinctSentences
-    vectors: np.ndarray | None = None
 
     def counts(self) -> dict[str, Any]:
-        """What a report says of the text: its file, lines and sentences."""
+        """Return the file's name and the numbers of lines and sentences, for the report."""
         return {"file": self.path.name} | self.text.counts()
 
-    def at(self, line: int) -> str:
-        """The sentence of a line, from 0, with spaces for tabs and line breaks."""
-        return self.text[self.text.rows[line]].translate(ENDINGS)
+    def line(self, number: int) -> str:
+        """Return the sentence of a line, counted from 0, with spaces instead of tabs and line breaks."""
+        return self.text[self.text.rows[number]].translate(TO_SPACES)
 
 
-@dataclass
-class Texts:
-    """What is mined in one go; `gold` (G, 2) has indices of lines, from 0; arrays are in files of the folder."""
+@dataclass(frozen=True)
+class MiningTask:
+    """Two texts to mine and, if they are a split of BUCC, their true pairs.
 
-    source: Side
-    target: Side
+    Attributes:
+        source: the source text, N sentences.
+        target: the target text, M sentences.
+        gold: (G, 2) int64, source line and target line of each true pair, from 0. None if unknown.
+    """
+
+    source: TextSide
+    target: TextSide
     gold: np.ndarray | None = None
-    folder: Folder = None
 
     def digest(self) -> str:
-        """SHA-256 of both texts and the gold."""
+        """Return the SHA-256 of both texts and the gold pairs."""
+        text = self.source.text.digest() + self.target.text.digest()
         gold = b"" if self.gold is None else self.gold.astype("<i8").tobytes()
-        return hashlib.sha256(
-            (self.source.text.digest() + self.target.text.digest()).encode() + gold
-        ).hexdigest()
+        return hashlib.sha256(text.encode() + gold).hexdigest()
 
-    def first_lines(self, pairs: Pairs) -> Pairs:
-        """Pairs of sentences as pairs of the first lines that hold them, from 0."""
-        lines = self.source.text.first_line, self.target.text.first_line
-        several = (
-            Pairs(part.scores, lines[0][part.source] - 1, lines[1][part.target] - 1)
-            for part in pairs.parts()
-        )
-        return Pairs.gathered(several, self.folder)
+    def first_lines(self, pairs: MinedPairs) -> MinedPairs:
+        """Turn pairs of sentences into pairs of the first lines that hold them, counted from 0."""
+        source_lines = self.source.text.first_line
+        target_lines = self.target.text.first_line
 
-    def same_lines(self, neighbours: Neighbours, margin: str) -> Pairs:
-        """The scores of the lines that hold a sentence on both sides, in their order."""
-        source, target = both = self.source.text.rows, self.target.text.rows
-        held = (
-            (part.start, (source[part] >= 0) & (target[part] >= 0)) for part in parts(len(source))
+        def converted_blocks() -> Iterator[MinedPairs]:
+            for block in pairs.blocks():
+                i = source_lines[block.source] - 1
+                j = target_lines[block.target] - 1
+                yield MinedPairs(block.scores, i, j)
+
+        return MinedPairs.concatenate(converted_blocks())
+
+    def score_line_by_line(
+        self,
+        source_vectors: np.ndarray,
+        target_vectors: np.ndarray,
+        neighbours: Neighbours,
+        margin: str,
+    ) -> MinedPairs:
+        """Score line i of the source with line i of the target, for all lines that are empty on neither side.
+
+        Args:
+            source_vectors: (N, D).
+            target_vectors: (M, D).
+            neighbours: neighbours of all sentences in both directions.
+            margin: one of `dap.mining.MARGINS`.
+
+        Returns:
+            Pairs of lines, counted from 0, in the order of the lines.
+        """
+        source_rows = self.source.text.rows  # (L,)
+        target_rows = self.target.text.rows  # (L,)
+
+        def filled_lines() -> Iterator[np.ndarray]:
+            for block in row_blocks(len(source_rows)):
+                is_filled = (source_rows[block] >= 0) & (target_rows[block] >= 0)
+                yield block.start + np.flatnonzero(is_filled)
+
+        lines = concatenate_on_disk(filled_lines())  # (P,)
+        blocks = list(row_blocks(len(lines)))
+        pairs = score_pairs(
+            source_vectors,
+            target_vectors,
+            concatenate_on_disk(source_rows[lines[block]] for block in blocks),
+            concatenate_on_disk(target_rows[lines[block]] for block in blocks),
+            neighbours,
+            margin,
         )
-        lines = on_disk((start + np.flatnonzero(chosen) for start, chosen in held), self.folder)
-        rows = (
-            on_disk((side[lines[part]] for part in parts(len(lines))), self.folder) for side in both
-        )
-        found = score_pairs(
-            self.source.vectors, self.target.vectors, *rows, neighbours, margin, self.folder
-        )
-        return Pairs(found.scores, lines, lines)
+        return MinedPairs(pairs.scores, lines, lines)
 
 
-def score_splits(mined: Sequence[Pairs], splits: Sequence[Texts]) -> list[MiningScore]:
-    """The score of each split's mined pairs of sentences, at the threshold that is best on the first split."""
-    scores: list[MiningScore] = []
-    for pairs, texts in zip(mined, splits, strict=True):
-        counts = judge(
-            pairs, texts.gold, texts.source.text.rows, texts.target.text.rows
-        )  # 2 × (P,)
-        judged = pairs.scores, *counts, len(texts.gold)
-        scores.append(score_at(scores[0].threshold if scores else best_threshold(*judged), *judged))
+def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> list[MiningScore]:
+    """Score the mined pairs of each split of BUCC at the threshold that is best on the first split.
+
+    Args:
+        mined: for each split, pairs of sentences.
+        splits: one split, or the split for the threshold and the split to evaluate.
+    """
+    threshold = None
+    scores = []
+    for pairs, split in zip(mined, splits, strict=True):
+        extracted, correct = count_gold(
+            pairs, split.gold, split.source.text.rows, split.target.text.rows
+        )  # (P,), (P,)
+        counts = pairs.scores, extracted, correct, len(split.gold)
+        if threshold is None:
+            threshold = best_threshold(*counts)
+        scores.append(score_at(threshold, *counts))
     return scores
 
 
-def write_pairs(pairs: Pairs, texts: Texts, path: str | Path) -> None:
-    """Writes score, source, target and both line numbers, from 1; `.gz` and `.xz` are packed.
+def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
+    """Write score, source sentence, target sentence and both line numbers (from 1), separated by tabs.
 
     Args:
-        pairs: pairs of lines, from 0.
+        pairs: pairs of lines, counted from 0.
+        task: the texts of these lines.
+        path: the file. It is compressed if its name ends in `.gz` or `.xz`.
 
     Raises:
-        DiskFullError: no room; what was there before stays.
+        DiskFullError: there is no room. An older file at the path is kept.
     """
-    packers = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
-    with whole_file(path) as file, packers.get(Path(path).suffix, nullcontext)(file) as packed:
-        for part in pairs.parts():
-            for score, i, j in zip(
-                part.scores.tolist(), part.source.tolist(), part.target.tolist(), strict=True
-            ):
-                line = (
-                    f"{score:.6f}\t{texts.source.at(i)}\t{texts.target.at(j)}\t{i + 1}\t{j + 1}\n"
-                )
-                packed.write(line.encode())
+    compressors = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
+    compress = compressors.get(Path(path).suffix, nullcontext)
+    with whole_file(path) as file, compress(file) as output:
+        for block in pairs.blocks():
+            columns = block.scores.tolist(), block.source.tolist(), block.target.tolist()
+            for score, i, j in zip(*columns, strict=True):
+                texts = f"{task.source.line(i)}\t{task.target.line(j)}"
+                output.write(f"{score:.6f}\t{texts}\t{i + 1}\t{j + 1}\n".encode())

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from dap.disk_arrays import zeros_on_disk
 from dap.ray.connection import RETRIES
-from dap.scratch import Folder, zeros
 from dap.search.approximate import approximate_neighbours, built_index
 from dap.search.similarity import (
     BLOCKS,
@@ -60,7 +60,6 @@ def cluster_neighbours(
     k: int = 4,
     index: str | None = None,
     progress: bool = False,
-    folder: Folder = None,
 ) -> Neighbours:
     """Return the k nearest neighbours of both sides, searched on the connected cluster.
 
@@ -78,7 +77,6 @@ def cluster_neighbours(
         k: 1 to min(N, M).
         index: faiss index as in `approximate_neighbours`; None searches exactly.
         progress: print the number of tasks and show a bar.
-        folder: where to keep the result, in unnamed files.
 
     Raises:
         UserError: as `mutual_neighbours` and `approximate_neighbours`.
@@ -96,8 +94,8 @@ def cluster_neighbours(
 
     options = {f"num_{kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))
-    forward = _room_for_neighbours(len(source), k, folder)
-    backward = _room_for_neighbours(len(target), k, folder)
+    forward = _room_for_neighbours(len(source), k)
+    backward = _room_for_neighbours(len(target), k)
     columns = _Side(target, 0, width, index)
     pairs = len(source) * len(target)
     with tqdm(
@@ -115,9 +113,9 @@ def cluster_neighbours(
     return Neighbours(*forward, *backward)
 
 
-def _room_for_neighbours(rows: int, k: int, folder: Folder) -> list[np.ndarray]:
-    """Return zeros for the scores (rows, k) and the indices (rows, k), in unnamed files."""
-    return [zeros((rows, k), np.float32, folder), zeros((rows, k), np.int64, folder)]
+def _room_for_neighbours(rows: int, k: int) -> list[np.ndarray]:
+    """Return zeros for the scores (rows, k) and the indices (rows, k), in temporary files."""
+    return [zeros_on_disk((rows, k), np.float32), zeros_on_disk((rows, k), np.int64)]
 
 
 def search_devices(index: str | None) -> tuple[str, int]:

@@ -10,15 +10,15 @@ from conftest import REPOSITORY
 
 from dap.mining.bucc import (
     best_threshold,
+    count_gold,
     default_protocol,
     find_splits,
-    judge,
     read_gold,
     read_text,
     score_at,
 )
 from dap.mining.distinct import DistinctSentences
-from dap.mining.margin import Pairs
+from dap.mining.margin import MinedPairs
 
 SHARED = REPOSITORY.parent / "shared" / "data" / "bucc"
 
@@ -78,11 +78,11 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
         ),
         ({"gold": "en-2\tfr-1\n"}, "line 1: en-2 is no id of .*: are the languages swapped"),
         ({"gold": "fr-1 en-2\n"}, "gold, line 1: 'fr-1 en-2' is not two ids"),
-        ({"gold": "fr-1\ten-2\nfr-3\ten-0\nfr-1\ten-2\n"}, "gold, line 3: .* is on line 1, too"),
+        ({"gold": "fr-1\ten-2\nfr-3\ten-0\nfr-1\ten-2\n"}, "gold, line 3: .* is already on line 1"),
         ({"gold": ""}, r"training\.gold is empty"),
         (
             {"fr": "fr-1\ta\nfr-3\tb\nfr-1\tc\n"},
-            r"training\.fr, line 3: the id fr-1 is that of line 1, too",
+            r"training\.fr, line 3: the id fr-1 is already on line 1",
         ),
         (
             {"en": "en-2\ta\nen-0 b\n"},
@@ -105,14 +105,14 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         (
             "fr-en",
             "training-optimal",
-            r"has no fr-en\.training\.gold; fr-en\.training\.en fr-en\.training\.fr",
+            r"has no fr-en\.training\.gold; it has fr-en\.training\.en fr-en\.training\.fr",
         ),
         ("de-en", "training-optimal", r"has no de-en\.training\.de, de-en\.training\.en"),
     ):
         with pytest.raises(FileNotFoundError, match=message):
             find_splits(tmp_path, pair, protocol)
         (tmp_path / "fr-en.training.gold").unlink(missing_ok=True)
-    with pytest.raises(FileNotFoundError, match="no such files are there"):
+    with pytest.raises(FileNotFoundError, match="it has no such files"):
         find_splits(tmp_path / "absent", "fr-en", "sample")
 
 
@@ -203,12 +203,12 @@ def test_the_threshold_is_the_best_of_all_thresholds() -> None:
 
 def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
     source, target = DistinctSentences(["x", "y", "x", ""]), DistinctSentences(["p", "p", "q"])
-    mined = Pairs(np.array([2.0, 1.5]), np.array([0, 1]), np.array([0, 1]))  # x-p, y-q
+    mined = MinedPairs(np.array([2.0, 1.5]), np.array([0, 1]), np.array([0, 1]))  # x-p, y-q
     gold = np.array([[2, 1], [0, 0], [1, 2], [3, 2]])  # two copies of x-p, y-q, and an empty line
-    extracted, correct = judge(mined, gold, source.rows, target.rows)
+    extracted, correct = count_gold(mined, gold, source.rows, target.rows)
     assert extracted.tolist() == [4, 1]
     assert correct.tolist() == [2, 1]
-    assert judge(mined, gold[:0], source.rows, target.rows)[1].tolist() == [0, 0]
+    assert count_gold(mined, gold[:0], source.rows, target.rows)[1].tolist() == [0, 0]
 
 
 def test_judging_agrees_with_sets_of_ids() -> None:
@@ -224,8 +224,8 @@ def test_judging_agrees_with_sets_of_ids() -> None:
             ),
             axis=1,
         )
-        mined = Pairs(np.arange(float(rows.shape[1])), *rows)
-        extracted, correct = judge(mined, gold, source.rows, target.rows)
+        mined = MinedPairs(np.arange(float(rows.shape[1])), *rows)
+        extracted, correct = count_gold(mined, gold, source.rows, target.rows)
         for number, (i, j) in enumerate(rows.T):
             ids = {
                 (a, b)
@@ -245,7 +245,9 @@ def test_the_real_sample_is_read_whole() -> None:
         [[texts[0].rows[i], texts[1].rows[j]] for i, j in gold]
     ).T  # mined without a fault
     scores = np.linspace(2, 1, len(gold))
-    extracted, correct = judge(Pairs(scores, *rows), np.array(gold), texts[0].rows, texts[1].rows)
+    extracted, correct = count_gold(
+        MinedPairs(scores, *rows), np.array(gold), texts[0].rows, texts[1].rows
+    )
     best = score_at(
         best_threshold(scores, extracted, correct, 257), scores, extracted, correct, 257
     )

@@ -8,19 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dap import scratch
+from dap import disk_arrays
+from dap.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
+from dap.mining import external_sort
 from dap.mining.distinct import DistinctSentences
 from dap.mining.margin import (
     MARGINS,
     RETRIEVALS,
-    Pairs,
+    MinedPairs,
     margin_scores,
     mine,
     neighbourhoods,
     score_pairs,
     select,
 )
-from dap.scratch import on_disk, parts
 from dap.search.similarity import Neighbours
 
 
@@ -79,7 +80,7 @@ def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retr
     return {(i, j): scores[i][j] for i, j in found}
 
 
-def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
+def as_dict(pairs: MinedPairs) -> dict[tuple[int, int], float]:
     return {
         (i, j): s
         for i, j, s in zip(pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist())
@@ -106,7 +107,7 @@ def test_equal_scores_come_in_the_order_of_the_rows() -> None:
 def test_given_pairs_get_the_margin_over_both_texts(
     margin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.mining.margin.BLOCK", 3)
+    monkeypatch.setattr("dap.mining.margin.VECTOR_BLOCK", 3)
     a, b = vectors(20, 30)
     source, target = np.array([3, 0, 3, 19]), np.array([7, 7, 7, 29])
     found = score_pairs(a, b, source, target, neighbourhoods(a, b), margin)
@@ -159,7 +160,7 @@ def test_unknown_choices_are_named() -> None:
 
 
 def test_selection_keeps_the_order_and_prefers_earlier_pairs() -> None:
-    pairs = Pairs(np.array([1.0, 3.0, 2.0, 3.0, 2.0]), np.arange(5), np.arange(5))
+    pairs = MinedPairs(np.array([1.0, 3.0, 2.0, 3.0, 2.0]), np.arange(5), np.arange(5))
     assert select(pairs).source.tolist() == [0, 1, 2, 3, 4]
     assert select(pairs, threshold=2.0).source.tolist() == [1, 2, 3, 4]
     assert select(pairs, top_n=3).source.tolist() == [1, 2, 3]
@@ -186,9 +187,10 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
     neighbours = neighbourhoods(a, b, 3)
 
     def outcome() -> list:
-        text = DistinctSentences(iter(lines), tmp_path)
-        mined = [mine(neighbours, retrieval=retrieval, folder=tmp_path) for retrieval in RETRIEVALS]
-        kept = [select(pairs, 0.9, 20, tmp_path) for pairs in mined]
+        with temporary_folder(tmp_path):
+            text = DistinctSentences(iter(lines))
+            mined = [mine(neighbours, retrieval=retrieval) for retrieval in RETRIEVALS]
+            kept = [select(pairs, 0.9, 20) for pairs in mined]
         numbers = [
             array.tolist()
             for pairs in mined + kept
@@ -208,26 +210,27 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
     assert whole[2] == list(first.values())
     assert whole[0] == list(first)
     for rows in (7, 32):  # 96 lines are a multiple of 32
-        monkeypatch.setattr(scratch, "ROWS", rows)
-        monkeypatch.setattr(scratch, "READ", 30)
+        monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", rows)
+        monkeypatch.setattr(external_sort, "MERGE_ROWS", 30)
         assert outcome() == whole
     assert not list(tmp_path.iterdir())
 
 
 def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "ROWS", 2048)
-    monkeypatch.setattr(scratch, "READ", 2048)
+    monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", 2048)
+    monkeypatch.setattr(external_sort, "MERGE_ROWS", 2048)
 
     def peak(count: int) -> int:
         tracemalloc.start()
         for name in "ab":
             text = DistinctSentences(f"{name} {row}" for row in range(count))
             assert len(text) == count
-        scores = on_disk(
-            np.full((part.stop - part.start, 2), 0.5, np.float32) for part in parts(count)
+        scores = concatenate_on_disk(
+            np.full((part.stop - part.start, 2), 0.5, np.float32) for part in row_blocks(count)
         )
-        rows = on_disk(
-            np.arange(2 * part.start, 2 * part.stop).reshape(-1, 2) % count for part in parts(count)
+        rows = concatenate_on_disk(
+            np.arange(2 * part.start, 2 * part.stop).reshape(-1, 2) % count
+            for part in row_blocks(count)
         )
         pairs = select(mine(Neighbours(scores, rows, scores, rows)), 0.5, count // 2)
         assert 0 < len(pairs) <= count // 2

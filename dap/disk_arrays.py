@@ -1,0 +1,86 @@
+"""Arrays in temporary files, for results that may be larger than memory.
+
+The operating system moves the pages of such a file to the disk when it needs their memory. The files
+have no name, so each of them disappears together with the last array that uses it.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+#: Rows that are in memory at a time.
+BLOCK_ROWS = 2**18
+
+_FOLDER: ContextVar[str | Path | None] = ContextVar("folder of temporary files", default=None)
+
+
+@contextmanager
+def temporary_folder(folder: str | Path) -> Iterator[None]:
+    """Keep all temporary files that are made within this block in one folder.
+
+    Other temporary files are in the system's folder (`TMPDIR`), which is often too small.
+    """
+    before = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(before)
+
+
+def temporary_file() -> BinaryIO:
+    """Open a temporary file without a name, to be written and then mapped by `map_file`."""
+    return tempfile.TemporaryFile(dir=_FOLDER.get())
+
+
+def map_file(file: BinaryIO, dtype: np.dtype | type, row_shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Return the content of a temporary file as an array of rows.
+
+    The array can be changed. It remains valid after the file is closed.
+    """
+    file.flush()
+    row_bytes = np.dtype(dtype).itemsize * int(np.prod(row_shape))
+    rows = os.fstat(file.fileno()).st_size // row_bytes
+    if rows == 0:  # an empty file cannot be mapped
+        return np.empty((0, *row_shape), dtype)
+    return np.memmap(file, dtype, "r+", shape=(rows, *row_shape))
+
+
+def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
+    """Split `count` rows into slices of at most `size` rows (default: `BLOCK_ROWS`).
+
+    Zero rows give one empty slice, so that at least one block tells the dtype of a result.
+
+    >>> list(row_blocks(5, 3)), list(row_blocks(0))
+    ([slice(0, 3, None), slice(3, 5, None)], [slice(0, 0, None)])
+    """
+    size = size or BLOCK_ROWS
+    for start in range(0, max(count, 1), size):
+        yield slice(start, min(start + size, count))
+
+
+def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Concatenate arrays along their first axis in a temporary file, one array in memory at a time.
+
+    >>> concatenate_on_disk([np.arange(2), np.arange(3)]).tolist()
+    [0, 1, 0, 1, 2]
+
+    Args:
+        arrays: at least one array. All have the same dtype and the same shape except for the first axis.
+    """
+    with temporary_file() as file:
+        for array in arrays:
+            file.write(np.ascontiguousarray(array).data)
+        return map_file(file, array.dtype, array.shape[1:])
+
+
+def zeros_on_disk(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Return an array of zeros in a temporary file."""
+    rows, *row_shape = shape
+    blocks = (np.zeros((block.stop - block.start, *row_shape), dtype) for block in row_blocks(rows))
+    return concatenate_on_disk(blocks)
