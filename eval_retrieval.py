@@ -2,24 +2,27 @@
 
     python eval_retrieval.py --model_name_or_path user/dap-xlmr --data_dir tatoeba/ --output_file results.json
 
-`--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` + `tatoeba.deu-eng.eng`) or anything else that
-training reads (`de-en.tsv`, …). "xx→en" queries with language xx and retrieves from the English side. With
-`--embeddings_dir` a second run of the same model on the same text encodes nothing, and `accelerate launch` shares the
-encoding among processes. A file that `dap.publishing.onnx_export` wrote is a model too, such as
-`out/onnx/model_quantized.onnx`. `--hard_negatives` also measures how often a source prefers a changed copy of an
-English sentence (xsim++).
+- Data: `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` and
+  `tatoeba.deu-eng.eng`) or any other parallel text that training reads, such as `de-en.tsv`.
+- Directions: "xx→en" queries with language xx and retrieves from the English side. "en→xx" is the
+  other way round.
+- Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
+  English sentence to the translation (xsim++).
+- Models: also a file that `dap.publishing.onnx_export` wrote, such as
+  `out/onnx/model_quantized.onnx`.
+- Reuse: with `--embeddings_dir` a second run of the same model on the same text encodes nothing.
+- Several processes: `accelerate launch` shares the encoding among processes.
 
-Legend: `N` sentences of all sides, `D` hidden size.
+Legend: `N` sentences of all texts together, `D` hidden size.
 """
 
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -62,327 +65,426 @@ from dap.search import (
 )
 from dap.text import disk_path, find_bitext, read_pairs
 
-PROTOCOL = "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro averages"
+PROTOCOL = (
+    "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro "
+    "averages"
+)
+SOURCE = "source side"
+ENGLISH = "English side"
+COPIES = "copies"
 
-Pairs = dict[str, list[tuple[str, str]]]
-Copies = dict[str, list[Copy]]
-Place = tuple[str, str]  # language code, and "source side", "English side" or "copies"
-Sides = dict[Place, list[str]]
+#: Language code -> (source, English) sentences in file order.
+PairsByLanguage = dict[str, list[tuple[str, str]]]
+#: Language code -> hard negatives of its English side.
+CopiesByLanguage = dict[str, list[Copy]]
+#: A language code, and one of `SOURCE`, `ENGLISH` and `COPIES`.
+TextName = tuple[str, str]
+Texts = dict[TextName, list[str]]
+#: Language code -> accuracy in percent (xx→en, en→xx).
+Accuracies = dict[str, tuple[float, float]]
 
 
 @dataclass
 class DataArguments:
-    """What to evaluate on, and where the numbers go."""
+    """What to evaluate on, and which files to write."""
 
-    data_dir: list[str] = arg(MISSING, "Folder(s) or file(s) of parallel text with English.")
+    data_dir: list[str] = arg(MISSING, "Folders or files of parallel text with English.")
     languages: list[str] | None = arg(
-        None, "Codes such as 'de fr' or 'deu fra'. Default: all that data_dir holds."
+        None, "Codes such as 'de fr' or 'deu fra'. Default: all languages in data_dir."
     )
     max_pairs: int | None = arg(
-        None, "Only the first pairs of each language, for a quick look. Default: all."
+        None, "Use only the first pairs of each language, for a quick look. Default: all."
     )
     hard_negatives: bool = arg(
-        False, "Also the error where copies of the English sentences with another number, meaning or name are "
-        "candidates (xsim++)."
-    )  # fmt: skip
+        False,
+        "Also measure the error if copies of the English sentences with another number, meaning or "
+        "name are candidates (xsim++).",
+    )
     output_file: str | None = arg(None, "JSON file to write.")
     output_dir: str | None = arg(None, "Folder to write retrieval.json into.")
-    plot: str | None = arg(None, "Picture to draw, .svg, .png or .pdf: accuracy by language.")
-    before: str | None = arg(None, "JSON file of another model, which --plot draws too.")
+    plot: str | None = arg(None, "Picture of accuracy by language to draw: .svg, .png or .pdf.")
+    before: str | None = arg(None, "JSON file of another model, for --plot to compare with.")
     embeddings_dir: str | None = arg(
-        None, "Folder that keeps the vectors; those of the same model and text are not made anew."
+        None, "Folder that keeps the vectors for other runs of the same model on the same text."
     )
     token_budget: int | None = arg(
-        None, "Most tokens a batch. Default: 4096, on CUDA 32768. Results do not depend on it."
+        None,
+        "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768.",
     )
 
     def __post_init__(self) -> None:
+        if self.max_pairs is not None and self.max_pairs < 1:
+            raise UserError(f"--max_pairs {self.max_pairs}: give 1 or more, or leave it out")
         if self.before and not self.plot:
             raise UserError(f"--before {self.before} is for a picture: name that with --plot")
         if self.plot:
             require_drawable("--plot", self.plot)
 
-    def outputs(self) -> dict[str, Path]:
-        """Argument -> file that it asks for."""
-        return self.reports() | ({"--plot": Path(self.plot)} if self.plot else {})
-
     def reports(self) -> dict[str, Path]:
-        """Argument -> JSON file that it asks for."""
-        paths = {"--output_file": Path(self.output_file)} if self.output_file else {}
-        return paths | (
-            {"--output_dir": Path(self.output_dir, "retrieval.json")} if self.output_dir else {}
-        )
+        """Return the JSON files to write, by the argument that asks for them."""
+        paths = {}
+        if self.output_file:
+            paths["--output_file"] = Path(self.output_file)
+        if self.output_dir:
+            paths["--output_dir"] = Path(self.output_dir, "retrieval.json")
+        return paths
+
+    def outputs(self) -> dict[str, Path]:
+        """Return all files to write, by the argument that asks for them."""
+        paths = self.reports()
+        if self.plot:
+            paths["--plot"] = Path(self.plot)
+        return paths
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Evaluate as the command line says.
+
+    Args:
+        argv: arguments of the command. None takes those of this process.
+
+    Returns:
+        The report that is also written as JSON. If there are several processes, only the first one
+        searches and writes, and the others return an empty report.
+
+    Raises:
+        UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
+        OSError: the data is missing, or the disk is full.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    types = (EncoderArguments, DataArguments, ClusterArguments)
+    parser = ArgumentParser(types, description=__doc__.splitlines()[0])
+    model_args, data_args, cluster = parser.parse_args_into_dataclasses(args=argv)
+    name = model_args.model_name_or_path
+    is_main = launched().is_main_process
+
+    earlier = _read_earlier_report(data_args.before)
+    files = _files_of(data_args.data_dir)
+    inputs = [disk_path(file) for file in files]
+    if data_args.before:
+        inputs.append(data_args.before)
+    with (
+        guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main),
+        cluster.connect(),
+    ):
+        # read the pairs and load the model
+        pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
+        copies = copies_of(pairs) if data_args.hard_negatives else None
+        encoder = load_on(cluster, model_args)
+        if is_main:
+            print(_encoder_summary(name, encoder, len(pairs)))
+
+        # encode
+        started = time.perf_counter()
+        token_budget = tokens_of_a_batch(data_args.token_budget)
+        texts = texts_of(pairs, copies)
+        vectors = encode_texts(encoder, texts, token_budget, is_main, data_args.embeddings_dir)
+        if not is_main:
+            return {}
+
+        # retrieve
+        numbers = accuracy_numbers(pairs, accuracies_of(vectors))
+        seconds = time.perf_counter() - started
+        if copies is not None:
+            numbers["hard_negatives"] = hard_negative_numbers(pairs, copies, vectors)
+
+        # print and write the report
+        is_tatoeba = all(Path(file).name.startswith("tatoeba.") for file in files)
+        is_comparable = is_tatoeba and data_args.max_pairs is None  # fewer candidates are easier
+        print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_comparable else ()))
+        if copies is not None:
+            print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
+        settings = _settings(data_args, pairs, copies)
+        content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
+        _write(content, data_args, earlier)
+    return content
+
+
+# From files to texts
+
+
+def _files_of(paths: Sequence[str]) -> list[str]:
+    """List all files of parallel text."""
+    files = []
+    for language_files in find_bitext(paths).values():
+        for file in language_files:
+            files += file.paths
+    return files
 
 
 def read_languages(
     paths: Sequence[str], languages: Sequence[str] | None = None, max_pairs: int | None = None
-) -> Pairs:
-    """Language code -> (source, English) pairs in file order; files of one language follow each other.
+) -> PairsByLanguage:
+    """Read parallel text with English.
+
+    Args:
+        paths: files or folders. Several files of one language are joined in their order.
+        languages: codes of the languages to read. None reads all.
+        max_pairs: number of pairs to read of each language. None reads all.
+
+    Returns:
+        Language code -> (source, English) pairs in file order.
 
     Raises:
-        ValueError: a language asked for has no file, a file has no pairs, or `max_pairs` is below 1.
+        ValueError: there is no file of a language asked for, or a file has no pairs.
     """
-    if max_pairs is not None and max_pairs < 1:
-        raise UserError(f"--max_pairs {max_pairs}: give 1 or more, or leave it out")
     found = find_bitext(paths)
-    wanted = (
-        list(found) if languages is None else list(dict.fromkeys(map(base_language, languages)))
-    )
+    if languages is None:
+        wanted = list(found)
+    else:
+        wanted = list(dict.fromkeys(base_language(code) for code in languages))
     absent = [code for code in wanted if code not in found]
     if absent:
         raise UserError(
             f"--languages {' '.join(absent)}: {', '.join(paths)} holds {' '.join(found)} only"
         )
-    pairs: Pairs = {}
+    pairs: PairsByLanguage = {}
     for code in wanted:
-        rows = (pair for file in found[code] for pair in read_pairs(file, max_bad_lines=0.0))
-        pairs[code] = [(pair["source"], pair["target"]) for pair in rows][:max_pairs]
+        rows = chain.from_iterable(read_pairs(file, max_bad_lines=0.0) for file in found[code])
+        pairs[code] = [(row["source"], row["target"]) for row in rows][:max_pairs]
     return pairs
 
 
-def evaluate(
-    encoder: Encoder, pairs: Pairs, *arguments: Any, **options: Any
-) -> dict[str, tuple[float, float]]:
-    """Language code -> accuracy in percent, (xx→en, en→xx), with the vectors of `encode_sides`."""
-    return accuracies_of(encode_sides(encoder, sides_of(pairs), *arguments, **options))
-
-
-def copies_of(pairs: Pairs) -> Copies:
-    """Language code -> the hard negatives of its English side."""
-    return {
-        code: hard_negative_copies([english for _, english in rows]) for code, rows in pairs.items()
-    }
-
-
-def sides_of(pairs: Pairs, copies: Copies | None = None) -> Sides:
-    """The sentences to encode by their place: both sides of each language, and its hard negatives, if any."""
-    sides: Sides = {}
+def copies_of(pairs: PairsByLanguage) -> CopiesByLanguage:
+    """Make the hard negatives of each language's English side."""
+    copies = {}
     for code, rows in pairs.items():
-        source, english = zip(*rows, strict=True)
-        sides |= {(code, "source side"): list(source), (code, "English side"): list(english)}
+        copies[code] = hard_negative_copies([english for _, english in rows])
+    return copies
+
+
+def texts_of(pairs: PairsByLanguage, copies: CopiesByLanguage | None = None) -> Texts:
+    """Collect the texts to encode: both sides of each language and, if given, its hard negatives."""
+    texts: Texts = {}
+    for code, rows in pairs.items():
+        texts[code, SOURCE] = [source for source, _ in rows]
+        texts[code, ENGLISH] = [english for _, english in rows]
         if copies is not None:
-            sides[code, "copies"] = [copy.text for copy in copies[code]]
-    return sides
+            texts[code, COPIES] = [copy.text for copy in copies[code]]
+    return texts
 
 
-def encode_sides(
+# From texts to vectors
+
+
+def encode_texts(
     encoder: Encoder,
-    sides: Sides,
+    texts: Texts,
     token_budget: int = 4096,
     progress: bool = False,
     embeddings_dir: str | None = None,
-) -> dict[Place, np.ndarray]:
-    """The vectors of each side's sentences, all encoded in one go; of several processes only the first gets them.
+) -> dict[TextName, np.ndarray]:
+    """Encode all texts together, each distinct sentence once.
 
     Args:
-        embeddings_dir: keeps the vectors, in a folder of their own for each model and text; None keeps none.
+        encoder: the encoder.
+        texts: sentences by language and side.
+        token_budget: most tokens per batch.
+        progress: show a bar.
+        embeddings_dir: keeps the vectors, in one folder per model and text. None keeps none.
+
+    Returns:
+        The vectors (n, D) of each text. If there are several processes, only the first gets them.
 
     Raises:
-        ValueError: a vector with NaN or infinity, whose sentence is named.
+        ValueError: the vector of a sentence has NaN or infinity. The message names the sentence.
     """
-    sentences = list(chain(*sides.values()))
-    rows = {
-        sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))
-    }  # each is encoded once
+    sentences = list(chain.from_iterable(texts.values()))
+    distinct = list(dict.fromkeys(sentences))
     if embeddings_dir is None:
-        embeds = encode_shared(encoder, list(rows), token_budget, progress)
+        vectors = encode_shared(encoder, distinct, token_budget, progress)
     else:
-        embeds = _kept(encoder, list(rows), Path(embeddings_dir), token_budget, progress, sides)
+        folder = Path(embeddings_dir)
+        vectors = _encode_to_disk(encoder, distinct, folder, token_budget, progress, texts)
     if not launched().is_main_process:
         return {}
-    embeds = embeds[[rows[sentence] for sentence in sentences]]  # (N, D)
-    require_finite(embeds, sentences, partial(_place, sides))
-    ends = np.cumsum([len(side) for side in sides.values()])
-    return dict(zip(sides, np.split(embeds, ends[:-1]), strict=True))
+
+    # give each sentence the vector of its distinct sentence
+    row_of = {sentence: row for row, sentence in enumerate(distinct)}
+    vectors = vectors[[row_of[sentence] for sentence in sentences]]  # (N, D)
+    require_finite(vectors, sentences, lambda row: _place(texts, row))
+
+    # cut them into texts
+    ends = np.cumsum([len(text) for text in texts.values()])
+    return dict(zip(texts, np.split(vectors, ends[:-1]), strict=True))
 
 
-def _kept(
+def _encode_to_disk(
     encoder: Encoder,
-    sentences: list[str],
-    folder: Path,
+    distinct: list[str],
+    embeddings_dir: Path,
     token_budget: int,
     progress: bool,
-    sides: Sides,
+    texts: Texts,
 ) -> np.ndarray:
-    """`encoder.encode(sentences)` through the folder of this model and text; no sentence comes twice."""
+    """Encode distinct sentences, or read their vectors from the folder of this model and text."""
     fingerprint = model_fingerprint(encoder)
-    own = folder / f"{fingerprint[:16]}-{_digest(sentences)}"
-    with claimed(own, "--embeddings_dir") if launched().is_main_process else nullcontext():
+    folder = embeddings_dir / f"{fingerprint[:16]}-{_digest(distinct)}"
+
+    def place_of_row(row: int) -> str:
+        sentences = list(chain.from_iterable(texts.values()))
+        return _place(texts, sentences.index(distinct[row]))
+
+    is_main = launched().is_main_process
+    with claimed(folder, "--embeddings_dir") if is_main else nullcontext():
         return embed_to_disk(
             encoder,
-            sentences,
-            own,
+            distinct,
+            folder,
             token_budget=token_budget,
             progress=progress,
-            where=lambda row: _place(sides, list(chain(*sides.values())).index(sentences[row])),
+            where=place_of_row,
             fingerprint=fingerprint,
         )
 
 
-def _place(sides: Sides, number: int) -> str:
-    """Where a sentence is, counted over one side after the other.
+def _place(texts: Texts, number: int) -> str:
+    """Say where a sentence is. Sentences are counted from 0, through one text after the other.
 
-    >>> _place(sides_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]}), 5)
+    >>> texts = texts_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]})
+    >>> _place(texts, 5)
     'fr, pair 2, English side'
     """
-    for (code, side), sentences in sides.items():
+    for (code, side), sentences in texts.items():
         if number < len(sentences):
-            return f"{code}, {'copy' if side == 'copies' else 'pair'} {number + 1}, {side}"
+            unit = "copy" if side == COPIES else "pair"
+            return f"{code}, {unit} {number + 1}, {side}"
         number -= len(sentences)
     raise IndexError(number)
 
 
-def accuracies_of(vectors: dict[Place, np.ndarray]) -> dict[str, tuple[float, float]]:
-    """Language code -> accuracy in percent, (xx→en, en→xx)."""
-    codes = dict.fromkeys(code for code, _ in vectors)
-    return {
-        code: retrieval_accuracy(vectors[code, "source side"], vectors[code, "English side"])
-        for code in codes
-    }
+# From vectors to numbers
 
 
-def hard_negative_results(
-    pairs: Pairs, copies: Copies, vectors: dict[Place, np.ndarray]
+def evaluate(encoder: Encoder, pairs: PairsByLanguage, token_budget: int = 4096) -> Accuracies:
+    """Encode both sides of each language, and return the accuracies in percent (xx→en, en→xx)."""
+    return accuracies_of(encode_texts(encoder, texts_of(pairs), token_budget))
+
+
+def accuracies_of(vectors: Mapping[TextName, np.ndarray]) -> Accuracies:
+    """Compute each language's accuracy in percent (xx→en, en→xx)."""
+    accuracies = {}
+    for code, side in vectors:
+        if side == SOURCE:
+            accuracies[code] = retrieval_accuracy(vectors[code, SOURCE], vectors[code, ENGLISH])
+    return accuracies
+
+
+def accuracy_numbers(pairs: PairsByLanguage, accuracies: Accuracies) -> dict[str, Any]:
+    """Return the report's accuracies in percent: of each language, and averages over groups."""
+    languages = {}
+    for code, accuracy in accuracies.items():
+        languages[code] = {"pairs": len(pairs[code])} | _by_direction(accuracy)
+    averages = {}
+    for group, accuracy in group_averages(accuracies).items():
+        averages[group] = _by_direction(accuracy)
+    return {"languages": languages, "averages": averages}
+
+
+def _by_direction(accuracy: tuple[float, float]) -> dict[str, float]:
+    forward, backward = accuracy
+    return {"xx-en": round(forward, 4), "en-xx": round(backward, 4)}
+
+
+def hard_negative_numbers(
+    pairs: PairsByLanguage,
+    copies: CopiesByLanguage,
+    vectors: Mapping[TextName, np.ndarray],
 ) -> dict[str, Any]:
-    """What the JSON report says: the numbers of copies, errors in percent by language, and their means.
+    """Return the report's numbers about hard negatives.
 
     Returns:
-        Language code -> "pairs", "without_copies" (pairs whose English sentence has none), "copies" by kind, and
-        "error" in percent, by what won. "mean" -> the errors' means over the languages.
+        Language code -> "pairs", "without_copies" (pairs whose English sentence has no copy),
+        "copies" (their number by kind) and "error" (in percent: the whole, and by what was preferred
+        to the translation). "mean" -> "error", averaged over the languages.
     """
-    results: dict[str, Any] = {}
-    for code, made in copies.items():
-        kinds, sides = [copy.kind for copy in made], ("source side", "English side", "copies")
-        error = hard_negative_errors(*(vectors[code, side] for side in sides), kinds)
-        changed = {copy.sentence for copy in made}
-        without = sum(english not in changed for _, english in pairs[code])
-        counts = {kind: kinds.count(kind) for kind in COPY_KINDS}
-        results[code] = {"pairs": len(pairs[code]), "without_copies": without, "copies": counts}
-        results[code]["error"] = {won: round(share, 4) for won, share in error.items()}
-    errors = [numbers["error"] for numbers in results.values()]
-    return results | {
-        "mean": {
-            "error": {won: float(np.mean([each[won] for each in errors])) for won in errors[0]}
+    numbers: dict[str, Any] = {}
+    errors = []
+    for code, language_copies in copies.items():
+        kinds = [copy.kind for copy in language_copies]
+        error = hard_negative_errors(
+            vectors[code, SOURCE], vectors[code, ENGLISH], vectors[code, COPIES], kinds
+        )
+        error = {preferred: round(share, 4) for preferred, share in error.items()}
+        errors.append(error)
+        have_copies = {copy.sentence for copy in language_copies}
+        numbers[code] = {
+            "pairs": len(pairs[code]),
+            "without_copies": sum(english not in have_copies for _, english in pairs[code]),
+            "copies": {kind: kinds.count(kind) for kind in COPY_KINDS},
+            "error": error,
         }
-    }
+    mean = {}
+    for preferred in errors[0]:
+        mean[preferred] = float(np.mean([error[preferred] for error in errors]))
+    return numbers | {"mean": {"error": mean}}
+
+
+# The report
 
 
 def hard_negative_table(numbers: dict[str, Any]) -> str:
-    """`hard_negative_results` as a table: copies and errors by language, and the mean."""
-    header = ["hard negatives", "pairs", "without", *(f"{kind}s" for kind in COPY_KINDS), "error %"]
+    """Show the result of `hard_negative_numbers` as a table with a row per language and the mean."""
+    header = ["hard negatives", "pairs", "without"]
+    header += [f"{kind}s" for kind in COPY_KINDS]
+    header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]
     rows = []
     for code, each in numbers.items():
-        counts = each.get("copies", dict.fromkeys(COPY_KINDS))
-        rows.append(
-            [
-                code,
-                each.get("pairs"),
-                each.get("without_copies"),
-                *counts.values(),
-                *each["error"].values(),
-            ]
+        counts = each.get("copies", dict.fromkeys(COPY_KINDS))  # the mean has none
+        row = [code, each.get("pairs"), each.get("without_copies")]
+        rows.append([*row, *counts.values(), *each["error"].values()])
+    return text_table(header, rows)
+
+
+def _read_earlier_report(path: str | None) -> dict[str, Any]:
+    """Read the report that the picture compares with. Returns: {"before": report}, or {}."""
+    if not path:
+        return {}
+    report = read_report(path)
+    if not drawable_languages(report):
+        raise UserError(
+            f"--before {path}: no accuracies by language; give a report of eval_retrieval.py"
         )
-    return text_table([*header, *(f"by {won}" for won in (*COPY_KINDS, "other"))], rows)
+    return {"before": report}
+
+
+def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
+    layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
+    return (
+        f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
+        f"at most {encoder.max_seq_length} tokens; {languages} languages"
+    )
+
+
+def _settings(
+    data_args: DataArguments, pairs: PairsByLanguage, copies: CopiesByLanguage | None
+) -> dict[str, Any]:
+    settings = {
+        "data": data_args.data_dir,
+        "text": _digest(pairs),
+        "max_pairs": data_args.max_pairs,
+    }
+    if copies is not None:
+        settings["hard_negatives"] = _digest(copies)
+    return settings
 
 
 def _digest(text: Any) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
-def results(pairs: Pairs, accuracies: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """What the JSON report says: accuracy in percent and number of pairs a language, and the averages."""
-    languages = {
-        code: {"pairs": len(pairs[code])} | _directions(accuracy)
-        for code, accuracy in accuracies.items()
-    }
-    averages = {name: _directions(mean) for name, mean in group_averages(accuracies).items()}
-    return {"languages": languages, "averages": averages}
-
-
-def _directions(accuracy: tuple[float, float]) -> dict[str, float]:
-    return {"xx-en": round(accuracy[0], 4), "en-xx": round(accuracy[1], 4)}
-
-
-def write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> None:
-    """Writes the report, and draws it beside an earlier one, if any."""
+def _write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> None:
+    """Write the report, and draw it, beside the earlier report if there is one."""
     for path in args.reports().values():
         write_json(content, path)
         print(f"written to {path}")
     if args.plot:
-        plot_accuracies(earlier | {"after" if earlier else "accuracy": content}, args.plot)
+        label = "after" if earlier else "accuracy"
+        plot_accuracies(earlier | {label: content}, args.plot)
         print(f"drawn in {args.plot}")
 
 
-def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Evaluates as the command line `argv` says (None: the process's own); returns the report that it writes.
-
-    Of several processes only the first searches and writes; the others return an empty report.
-
-    Raises:
-        UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
-        OSError: no such data, or no room for the vectors.
-    """
-    types = (EncoderArguments, DataArguments, ClusterArguments)
-    parser = ArgumentParser(types, description=__doc__.splitlines()[0])
-    model_args, data_args, cluster = parser.parse_args_into_dataclasses(args=argv)
-    found = find_bitext(data_args.data_dir)
-    files = [path for each in found.values() for file in each for path in file.paths]
-    name = model_args.model_name_or_path
-    is_main = launched().is_main_process
-    earlier = {"before": read_report(data_args.before)} if data_args.before else {}
-    if earlier and not drawable_languages(earlier["before"]):
-        raise UserError(
-            f"--before {data_args.before}: no accuracies by language; give a report of eval_retrieval.py"
-        )
-    inputs = [*map(disk_path, files), *filter(None, [data_args.before])]
-    with (
-        guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main),
-        cluster.connect(),
-    ):
-        pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
-        encoder = load_on(cluster, model_args)
-        layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
-        if is_main:
-            print(f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
-                  f"at most {encoder.max_seq_length} tokens; {len(pairs)} languages")  # fmt: skip
-        token_budget, started = tokens_of_a_batch(data_args.token_budget), time.perf_counter()
-        copies = copies_of(pairs) if data_args.hard_negatives else None
-        sides = sides_of(pairs, copies)
-        vectors = encode_sides(encoder, sides, token_budget, is_main, data_args.embeddings_dir)
-        if not is_main:
-            return {}
-        numbers = results(pairs, accuracies_of(vectors))
-        seconds = time.perf_counter() - started
-        settings = {
-            "data": data_args.data_dir,
-            "text": _digest(pairs),
-            "max_pairs": data_args.max_pairs,
-        }
-        if copies is not None:
-            settings["hard_negatives"] = _digest(copies)
-            numbers["hard_negatives"] = hard_negative_results(pairs, copies, vectors)
-        is_tatoeba = all(
-            Path(path).name.startswith("tatoeba.") for path in files
-        )  # such as tatoeba.deu-eng.deu
-        is_whole = data_args.max_pairs is None  # with fewer pairs there are fewer candidates
-        content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
-        print(
-            tatoeba_tables(
-                numbers, Path(name).name, PAPER_MODELS if is_tatoeba and is_whole else ()
-            )
-        )
-        if copies is not None:
-            print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
-        write(content, data_args, earlier)
-    return content
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: `run`."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    run(argv)
-    launched().destroy_process_group()
+main = command(run)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def command(main: Main) -> Main:
         try:
             _require_all_processes()
             main(argv)
+            _leave_process_group()
         except KeyboardInterrupt:
             _start_new_line()
             print("interrupted", file=sys.stderr)
@@ -83,6 +84,13 @@ def _require_all_processes() -> None:
             "accelerate launch --cpu starts only one process, whatever --num_processes says: put "
             "ACCELERATE_USE_CPU=true before the command and give --multi_gpu instead of --cpu"
         )
+
+
+def _leave_process_group() -> None:
+    """Disconnect from the other processes of this launch. Otherwise torch warns at exit."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 # --------------------------------------------------------------------------- what a command may write

@@ -24,7 +24,7 @@ import numpy as np
 from dap.errors import UserError
 from dap.file_io import read_object, write_json
 from dap.text import BitextFile, disk_path, find_bitext, read_pairs
-from eval_retrieval import Pairs
+from eval_retrieval import PairsByLanguage
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
 
 NO_SPACES = ("ja", "th", "zh")
@@ -84,7 +84,7 @@ def is_trivial(source: str, target: str) -> bool:
 
 
 def reference(
-    pairs: Pairs, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str
+    pairs: PairsByLanguage, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str
 ) -> dict[str, list[AlignedPair]]:
     """Language code -> its first `wanted` pairs with silver links, from `folder` where it has those of this text.
 

@@ -21,7 +21,7 @@ from dap.encoding import SentenceEncoder
 from dap.file_io import read_json, write_json
 from dap.languages import NAMES
 from dap.reports import text_table
-from eval_retrieval import Pairs, evaluate, read_languages
+from eval_retrieval import PairsByLanguage, evaluate, read_languages
 from quickstart import bitext, e5_wheel, fetch, reuse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +91,7 @@ def train(model: str, pooling: str, out: Path, finished: bool) -> None:
     train_dap.main(arguments)
 
 
-def measure(name: str, pooling: str, pairs: Pairs) -> tuple[Accuracies, TokenStates]:
+def measure(name: str, pooling: str, pairs: PairsByLanguage) -> tuple[Accuracies, TokenStates]:
     """Retrieval accuracy by language, and the token states of the figure's sentences; no prefix, as in training."""
     model = SentenceEncoder.from_pretrained(name, pooling=pooling, prefix="")
     sides = zip(*pairs.get(FIGURE_LANGUAGE, next(iter(pairs.values())))[:FIGURE_PAIRS], strict=True)
@@ -107,7 +107,7 @@ def mean(accuracies: Accuracies) -> tuple[float, float]:
     return forward, backward
 
 
-def table(pairs: Pairs, before: Accuracies, after: Accuracies) -> str:
+def table(pairs: PairsByLanguage, before: Accuracies, after: Accuracies) -> str:
     """Both directions of every language before and after, and their means."""
     rows = [
         [code, NAMES[code], str(len(pairs[code])), *before[code], *after[code]] for code in pairs
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def report(
-    pairs: Pairs,
+    pairs: PairsByLanguage,
     before: tuple[Accuracies, TokenStates],
     after: tuple[Accuracies, TokenStates],
     seconds: dict[str, float],

@@ -193,7 +193,7 @@ def test_accuracies_are_drawn_beside_those_of_an_earlier_report(
         UserError, match=r"--before .*earlier\.json: no accuracies by language; give a report"
     ):
         run([*argv, "--plot", str(picture), "--before", str(earlier)])
-    with pytest.raises(UserError, match="no language is in all reports to draw"):
+    with pytest.raises(UserError, match="no language is in all"):
         plot_accuracies(
             {"before": {"languages": {"de": {}}}, "after": {"languages": {"fr": {}}}}, picture
         )
