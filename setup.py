@@ -32,7 +32,7 @@ EXTRAS["dev"] = [
 setup(
     name="dap-transformers",
     version="0.1.0",
-    description="Sentence embeddings in which translations lie close together, from any encoder (DAP)",
+    description="Cross-lingual sentence embeddings from any encoder (DAP, ACL 2023)",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

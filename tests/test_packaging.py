@@ -15,8 +15,8 @@ from conftest import REPOSITORY
 LAYERS = ("model", "dap", "command", "beside")
 BESIDE = ("quickstart", "experiments", "benchmarks")
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
-#: Modules that others import by their full name. A folder's `__init__.py` does not load them, because
-#: they are a command, or because `dap.prepare` needs one of them without the model.
+#: Modules that others import by their full name. A folder's `__init__.py` does not load them,
+#: because they are a command, or because `dap.prepare` needs one of them without the model.
 IMPORTED_DIRECTLY = ("dap.publishing.onnx_export", "dap.ray.")
 
 #: Name of a module or folder -> names that it imports.
