@@ -1,8 +1,9 @@
-"""Publish a checkpoint on the Hugging Face Hub: plain encoder, sentence-transformers files and model card.
+"""Publish a checkpoint on the Hugging Face Hub, so that other libraries load it without our code.
 
     python push_to_hub.py out --repo_id user/dap-xlmr --results tatoeba.json
 
-`--dry_run` writes the folder and sends nothing. Log in once with `hf auth login`, or set HF_TOKEN.
+The published folder holds a plain encoder, the files of sentence-transformers and a model card.
+`--dry_run` writes it and sends nothing. Log in once with `hf auth login`, or set HF_TOKEN.
 """
 
 import logging
@@ -20,7 +21,14 @@ from dap.commands import command, guarded
 from dap.encoding import require_packages
 from dap.errors import UserError, refusals
 from dap.file_io import disk_full
-from dap.publishing import Options, fetch, read_sources, upload, write, write_space
+from dap.publishing import (
+    Options,
+    build_with_card,
+    fetch_checkpoint,
+    read_sources,
+    upload,
+    write_space,
+)
 from dap.publishing.onnx_export import export
 from dap.reports import read_report
 
@@ -29,33 +37,36 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PushArguments:
-    """What is published, and where."""
+    """What to publish, and where."""
 
     repo_id: str = arg(
-        MISSING, "Repository of the Hub, such as user/dap-xlmr; made if it is not there."
+        MISSING, "Repository on the Hub, such as user/dap-xlmr. It is created if it does not exist."
     )
-    private: bool = arg(False, "The repository is to be private.")
+    private: bool = arg(False, "Make the repository private.")
     dry_run: bool = arg(False, "Write the folder and send nothing.")
     output_dir: str | None = arg(
-        None, "Keep the folder here. Default: with --dry_run CHECKPOINT-hub, else it is temporary."
+        None, "Keep the folder here. Default: CHECKPOINT-hub with --dry_run, else nowhere."
     )
-    space: bool = arg(False, "Add a Space of the same id: examples/app.py, a search app.")
+    space: bool = arg(False, "Also publish a Space of the same id with a search app.")
     onnx: bool = arg(False, "Add ONNX files in onnx/.")
     results: list[str] = arg(
-        [], "JSON files of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the card."
+        [], "Reports of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the model card."
     )
     dataset_info: str | None = arg(
-        None, "Report of prepare_data.py, dataset_info.json or card of the training text."
+        None, "Report of prepare_data.py, dataset_info.json or data card of the training text."
     )
-    license: str | None = arg(None, "The model's licence, such as apache-2.0.")
+    license: str | None = arg(None, "Licence of the model, such as apache-2.0.")
     revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments, Options]:
-    """Checkpoint and arguments of the command line.
+    """Parse the command line.
+
+    Returns:
+        The checkpoint, and the two groups of arguments.
 
     Raises:
-        ValueError: arguments that contradict each other, or no id of a repository.
+        ValueError: arguments that contradict each other, or an invalid repository id.
     """
     parser = ArgumentParser((PushArguments, Options), allow_abbrev=False)
     parser.add_argument(
@@ -65,80 +76,98 @@ def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments, Option
     with refusals(f"--repo_id {args.repo_id}"):
         validate_repo_id(args.repo_id)
     if "/" not in args.repo_id:
-        raise UserError(
-            f"--repo_id {args.repo_id}: name the account too, as in user/{args.repo_id}."
-        )
+        raise UserError(f"--repo_id {args.repo_id}: add the account, as in user/{args.repo_id}")
     if options.with_heads and options.layout == "dap":
-        raise UserError("--layout dap has the heads at the root already: leave --with_heads out.")
+        raise UserError("--layout dap includes the heads at the root: leave --with_heads out")
     if args.dry_run and args.private:
-        raise UserError(
-            "--private says nothing with --dry_run, which sends nothing: leave one out."
-        )
+        raise UserError("--dry_run sends nothing, so --private has no effect: leave one out")
     return rest.checkpoint, args, options
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Publishes as the command line `argv` says (None: the process's own); returns what was written and where.
+    """Publish a checkpoint as the command line says.
+
+    Args:
+        argv: the command line. None takes the process's own.
+
+    Returns:
+        The written files, and the folder (dry run) or the repository and the commit.
 
     Raises:
-        ValueError: arguments, a checkpoint or results that do not fit, or the Hub does not take it.
+        ValueError: arguments, checkpoint or results that do not fit, or the Hub refuses.
         FileNotFoundError: no such checkpoint or file.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     checkpoint, args, options = parse(argv)
-    if args.output_dir or args.dry_run:
-        beside = (
-            os.path.abspath(checkpoint) if Path(checkpoint).is_dir() else checkpoint
-        )  # "." has a name, too
-        folder = Path(args.output_dir or f"{beside.rstrip('/')}-hub")
-        with guarded(folders={"--output_dir": folder}, model=checkpoint):
-            return publish(checkpoint, folder, args, options)
-    with tempfile.TemporaryDirectory(prefix="dap-hub-") as place, disk_full(Path(place)):
-        return publish(checkpoint, Path(place, "hub"), args, options)
+
+    if not args.output_dir and not args.dry_run:
+        with tempfile.TemporaryDirectory(prefix="dap-hub-") as place, disk_full(Path(place)):
+            return write_and_push(checkpoint, Path(place, "hub"), args, options)
+
+    name = checkpoint
+    if Path(checkpoint).is_dir():
+        name = os.path.abspath(checkpoint)  # "." has no name to add "-hub" to
+    folder = Path(args.output_dir or f"{name.rstrip('/')}-hub")
+    with guarded(folders={"--output_dir": folder}, model=checkpoint):
+        return write_and_push(checkpoint, folder, args, options)
 
 
-def publish(checkpoint: str, folder: Path, args: PushArguments, options: Options) -> dict[str, Any]:
-    """Write the folder and its card, and the Space's beside it, and push them unless that is a dry run."""
+def write_and_push(
+    checkpoint: str, folder: Path, args: PushArguments, options: Options
+) -> dict[str, Any]:
+    """Write the model's folder, and the Space's folder beside it, and push both."""
     space = folder.with_name(f"{folder.name}-space") if args.space else None
     if space is not None:
         write_space(args.repo_id, space)
     if args.onnx:
-        try:
-            require_packages()
-        except UserError as error:
-            raise UserError(f"--onnx: {error}, or leave it out.") from error
-    local = fetch(checkpoint, args.revision)
+        _require_onnx()
+
+    local = fetch_checkpoint(checkpoint, args.revision)
     reports = {path: read_report(path, merged=True) for path in args.results}
     for path, report in reports.items():
-        models = report.get("models", [report["model"]])
-        if not any(
-            name in (checkpoint, args.repo_id) or Path(name).resolve() == local.resolve()
-            for name in models
-        ):
-            logger.warning(
-                "%s is about %s, the checkpoint is %s: are they the same?",
-                path,
-                ", ".join(models),
-                checkpoint,
-            )
+        _warn_about_another_model(path, report, {checkpoint, args.repo_id}, local)
     sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
-    write(local, folder, args.repo_id, options, sources)
+    build_with_card(local, folder, args.repo_id, options, sources)
     if args.onnx:
         export(folder)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        print(f"{path.stat().st_size:>13,}  {path.relative_to(folder)}")
-    written: dict[str, Any] = {"files": [path.relative_to(folder).as_posix() for path in files]}
+
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files.append(path.relative_to(folder).as_posix())
+            print(f"{path.stat().st_size:>13,}  {files[-1]}")
+
     if args.dry_run:
-        print(f"written to {folder}{f' and {space}' if space else ''}; nothing was sent")
-        return written | {"folder": str(folder)}
+        folders = f"{folder} and {space}" if space else f"{folder}"
+        print(f"written to {folders}; nothing was sent")
+        return {"files": files, "folder": str(folder)}
+
     commit = upload(folder, args.repo_id, args.private)
     print(f"published as {args.repo_id}, commit {commit}")
     if space is not None:
-        print(
-            f"Space {args.repo_id}, commit {upload(space, args.repo_id, args.private, space=True)}"
-        )
-    return written | {"repo_id": args.repo_id, "commit": commit}
+        space_commit = upload(space, args.repo_id, args.private, space=True)
+        print(f"Space {args.repo_id}, commit {space_commit}")
+    return {"files": files, "repo_id": args.repo_id, "commit": commit}
+
+
+def _require_onnx() -> None:
+    try:
+        require_packages()
+    except UserError as error:
+        raise UserError(f"--onnx: {error}, or leave it out") from error
+
+
+def _warn_about_another_model(
+    path: str, report: dict[str, Any], names: set[str], local: Path
+) -> None:
+    """Warn if a report does not seem to be about the published checkpoint."""
+    models = report.get("models", [report["model"]])
+    for model in models:
+        if model in names or Path(model).resolve() == local.resolve():
+            return
+    logger.warning(
+        "%s is about %s: is this the checkpoint that you publish?", path, ", ".join(models)
+    )
 
 
 main = command(run)

@@ -1,6 +1,7 @@
-"""A Hub on loopback: create, preupload, LFS, commit, tree and resolve, with the faults that a test asks for.
+"""A small Hugging Face Hub on loopback, which fails where a test wants it to.
 
-Repositories live in memory. A fault is chosen by the repository's id, so that one client process can meet several.
+It knows create, preupload, LFS, commit, tree and resolve. Repositories live in memory. A fault belongs
+to a repository's id, so that one client process can meet several faults.
 """
 
 import base64
@@ -26,13 +27,14 @@ SPACE = "space-of-"  # before the account
 
 @dataclass
 class Fault:
-    """What goes wrong, and where.
+    """A fault of the server.
 
     Args:
-        where: name of an endpoint, a key of `ROUTES`; "loss" for a commit that loses its last file; "check" for the
-            tree of a commit.
-        status: answer with this status and message; None cuts the connection after half of the body.
-        times: how often before it works.
+        where: an endpoint (a key of `ROUTES`), "loss" for a commit that loses its last file, or
+            "check" for the tree of a commit.
+        status: HTTP status of the answer. None cuts the connection after half of the body.
+        message: error message of the answer. "{token}" repeats the client's token.
+        times: number of failures before the endpoint works.
     """
 
     where: str
@@ -43,7 +45,7 @@ class Fault:
 
 @dataclass
 class Repo:
-    """Files by path of the last commit, and how many commits there were."""
+    """A repository: path -> content of the last commit, and the number of commits."""
 
     private: bool = False
     files: dict[str, bytes] = field(default_factory=dict)
@@ -70,7 +72,7 @@ ROUTES = {
 
 
 class HubServer(ThreadingHTTPServer):
-    """State of the Hub; `token` is the only one it knows."""
+    """The server and its state. `token` is the only valid one."""
 
     daemon_threads = True
 
@@ -87,17 +89,15 @@ class HubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def count(self, where: str, repo: str) -> int:
-        """How many requests an endpoint got for a repository."""
+        """Count the requests to an endpoint about a repository."""
         return self.requests.count((where, repo))
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request; methods named after `ROUTES` answer it."""
+    """Answers one request, by the method that is named like the key in `ROUTES`."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = (
-        True  # or each body waits 40 ms for the client to acknowledge the headers
-    )
+    disable_nagle_algorithm = True  # otherwise each body waits 40 ms for an acknowledgement
     server: HubServer
 
     def log_message(self, *args: Any) -> None:
@@ -129,26 +129,27 @@ class Handler(BaseHTTPRequestHandler):
 
     @staticmethod
     def as_model(start: re.Match) -> str:
-        """A Space is kept as the model of another account."""
+        """Turn the path of a Space into the path of a model of another account."""
         return start[0].replace("spaces/", "models/" * ("api" in start[0])) + SPACE
 
     def route(self, path: str) -> tuple[str, re.Match | None]:
-        """Name of the endpoint, and the parts of the path."""
-        found = {where: re.fullmatch(pattern, path) for where, (methods, pattern) in ROUTES.items()
-                 if self.command in methods.split("|")}  # fmt: skip
-        return next(((where, match) for where, match in found.items() if match), ("", None))
+        """Return the name of the endpoint, and the parts of the path."""
+        for where, (methods, pattern) in ROUTES.items():
+            match = re.fullmatch(pattern, path)
+            if match and self.command in methods.split("|"):
+                return where, match
+        return "", None
 
     def failed(self, where: str, repo: str, length: int) -> bool:
-        """Whether a fault answered the request."""
+        """Answer the request by a fault, if there is one. Return whether there was."""
         fault = self.server.faults.get(repo)
         if fault is None or fault.where != where or fault.times < 1:
             return False
         fault.times -= 1
         if fault.status is None:
             self.rfile.read(length // 2)
-            self.connection.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )  # a reset
+            reset = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             self.close_connection = True
             self.connection.close()
         else:
@@ -176,21 +177,22 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, url)
 
     def validate(self, body: bytes) -> None:
-        """As far as it can be known here: the metadata is YAML, and a model-index has what it needs."""
+        """Check that the metadata is YAML and that a model-index is complete."""
         try:
             data = ModelCard(json.loads(body)["content"]).data.to_dict()
             if "model-index" in data:
                 model_index_to_eval_results(data["model-index"])
-        except Exception as error:  # whatever is wrong with it
-            return self.answer(
-                400, {"errors": [{"message": f"{type(error).__name__}: {error}"}], "warnings": []}
-            )
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            return self.answer(400, {"errors": [{"message": message}], "warnings": []})
         return self.answer(200, {"errors": [], "warnings": []})
 
     def preupload(self, body: bytes, repo: str, rev: str) -> None:
         files = json.loads(body)["files"]
-        modes = [{"path": each["path"], "uploadMode": "lfs" if self.is_lfs(each["path"]) else "regular",
-                  "shouldIgnore": False} for each in files]  # fmt: skip
+        modes = []
+        for each in files:
+            mode = "lfs" if self.is_lfs(each["path"]) else "regular"
+            modes.append({"path": each["path"], "uploadMode": mode, "shouldIgnore": False})
         return self.answer(200, {"files": modes, "commitOid": self.server.repos[repo].sha})
 
     @staticmethod
@@ -200,12 +202,10 @@ class Handler(BaseHTTPRequestHandler):
     def batch(self, body: bytes, repo: str) -> None:
         objects = []
         for each in json.loads(body)["objects"]:
-            wanted = {
-                "actions": {"upload": {"href": f"{self.server.url}/lfs/{repo}/{each['oid']}"}}
-            }
-            objects.append(
-                {**each, **({} if (repo, each["oid"]) in self.server.objects else wanted)}
-            )
+            known = (repo, each["oid"]) in self.server.objects
+            href = f"{self.server.url}/lfs/{repo}/{each['oid']}"
+            upload = {} if known else {"actions": {"upload": {"href": href}}}
+            objects.append(each | upload)
         return self.answer(200, {"transfer": "basic", "objects": objects})
 
     def lfs(self, body: bytes, repo: str, oid: str) -> None:
@@ -217,7 +217,9 @@ class Handler(BaseHTTPRequestHandler):
     def commit(self, body: bytes, repo: str, rev: str) -> None:
         files = dict(self.server.repos[repo].files)
         for line in body.splitlines():
-            kind, value = (entry := json.loads(line))["key"], entry["value"]
+            entry = json.loads(line)
+            kind = entry["key"]
+            value = entry["value"]
             if kind == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif kind == "lfsFile":
@@ -232,10 +234,10 @@ class Handler(BaseHTTPRequestHandler):
         if repo in self.server.faults and self.server.faults[repo].where == "loss":
             files.popitem()
         held = self.server.repos[repo]
-        held.files, held.commits = files, held.commits + 1
-        return self.answer(
-            200, {"success": True, "commitOid": held.sha, "commitUrl": f"{self.server.url}/{repo}"}
-        )
+        held.files = files
+        held.commits += 1
+        url = f"{self.server.url}/{repo}"
+        return self.answer(200, {"success": True, "commitOid": held.sha, "commitUrl": url})
 
     def info(self, body: bytes, repo: str, rev: str = "main") -> None:
         if (held := self.found(repo, rev)) is not None:
@@ -292,7 +294,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, data, headers | {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
 
     def found(self, repo: str, rev: str) -> Repo | None:
-        """The repository, unless it or the revision is not there, which is answered."""
+        """Return the repository, or answer that it or its revision does not exist."""
         held = self.server.repos.get(repo)
         if held is None or (
             held.private and self.headers.get("Authorization") != f"Bearer {self.server.token}"
@@ -309,7 +311,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(token: str) -> Iterator[HubServer]:
-    """A Hub in a thread of this process."""
+    """Run a Hub in a thread of this process."""
     with HubServer(token) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""Reports of evaluations on a model card: entries of its `model-index`, and tables."""
+"""Show evaluation reports on a model card: as entries of its `model-index`, and as tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from dap.errors import UserError
 from dap.languages import NAMES
 from dap.reports import is_spread, markdown_table, numbers_of
 
-#: Key of a number in a report -> its metric on the Hub, and how the card names it.
+#: Key of a number in a report -> (metric on the Hub, name on the card).
 METRICS = {
     "xx-en": ("accuracy", "accuracy xx→en"),
     "en-xx": ("accuracy", "accuracy en→xx"),
@@ -19,51 +19,60 @@ METRICS = {
     "recall": ("recall", "recall"),
     "f1": ("f1", "F1"),
 }
-#: The metric that tells what was measured -> task of the Hub, and its name.
+#: A number that only one kind of evaluation has -> (task on the Hub, its name).
 TASKS = {
     "xx-en": ("sentence-similarity", "bitext retrieval"),
     "f1": ("sentence-similarity", "bitext mining"),
     "accuracy": ("text-classification", "natural language inference"),
 }
-HUB_DATASETS = ("facebook/xnli",)  # what an evaluation takes where it is given no data
-NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, or a digest
+HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
+NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, and a hash
 
 
 def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    """The numbers of a report, those of single languages last."""
+    """Return the numbers of a report by place, single languages last."""
     return sorted(numbers_of(report), key=lambda found: found[0][:1] == ("languages",))
 
 
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
-    """A report as entries of a `model-index`, percent as in the report; numbers that are no metrics are left out."""
-    settings, name = report.get("settings", {}), dataset_name(report)
-    short = [
-        key for key in ("truncate_dim", "precision") if settings.get(key) not in (None, "float32")
-    ]
-    cut = (
-        f" ({', '.join(f'{key} {settings[key]}' for key in short)})" if short else ""
-    )  # not of the whole vectors
+    """Turn the metrics of a report into entries of a `model-index`, in percent."""
+    name = dataset_name(report)
+    suffix = _shortened(report.get("settings", {}))
     results = []
     for place, numbers in _averages_first(report):
-        task = next((task for key, task in TASKS.items() if key in numbers), None)
-        for key in (key for key in numbers if key in METRICS and task):
+        tasks = [task for key, task in TASKS.items() if key in numbers]
+        if not tasks:
+            continue
+        for key, value in numbers.items():
+            if key not in METRICS:
+                continue
+            metric, metric_name = METRICS[key]
             result = EvalResult(
-                task_type=task[0],
-                task_name=task[1],
+                task_type=tasks[0][0],
+                task_name=tasks[0][1],
                 dataset_type=name,
                 dataset_name=name,
                 dataset_config=place[-1] if place else None,
                 dataset_split="validation" if place[:1] == ("dev",) else None,
-                metric_type=METRICS[key][0],
-                metric_name=METRICS[key][1] + cut,
-                metric_value=numbers[key]["mean"] if is_spread(numbers[key]) else numbers[key],
+                metric_type=metric,
+                metric_name=metric_name + suffix,
+                metric_value=value["mean"] if is_spread(value) else value,
             )
             results.append(result)
     return results
 
 
+def _shortened(settings: Mapping[str, Any]) -> str:
+    """Describe how vectors were shortened, such as " (truncate_dim 256)". Whole vectors give ""."""
+    parts = []
+    for key in ("truncate_dim", "precision"):
+        if settings.get(key) not in (None, "float32"):
+            parts.append(f"{key} {settings[key]}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
 def dataset_name(report: Mapping[str, Any]) -> str:
-    """What a report was measured on: the last part of each path or Hub id, which look alike; never a whole path.
+    """Name the data of a report without the folders of this machine.
 
     >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
     'tatoeba'
@@ -71,55 +80,64 @@ def dataset_name(report: Mapping[str, Any]) -> str:
     settings = report.get("settings", {})
     data = settings.get("data") or settings.get("bucc") or report["protocol"]
     paths = [data] if isinstance(data, str) else list(data)
-    return ", ".join(path if path in HUB_DATASETS else Path(path).name for path in paths)
+    names = [path if path in HUB_DATASETS else Path(path).name for path in paths]
+    return ", ".join(names)
 
 
 def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` where two reports give one metric of one data set: a card can say only one of them."""
+    """Raise `ValueError` if two reports give the same metric on the same data.
+
+    A card can show only one of them.
+    """
     seen: set[tuple[str | None, ...]] = set()
     for report in reports:
-        found = {
-            (r.dataset_name, r.dataset_config, r.dataset_split, r.metric_name)
-            for r in eval_results(report)
-        }
+        found = set()
+        for result in eval_results(report):
+            place = (result.dataset_name, result.dataset_config, result.dataset_split)
+            found.add((*place, result.metric_name))
         if twice := found & seen:
             name = ", ".join(part for part in min(twice, key=str) if part)
             raise UserError(
-                f"two reports give {name}: give one of them, or merge those of several seeds."
+                f"two reports give {name}: give one of them, or merge reports of several seeds"
             )
         seen |= found
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Every number of a report, in percent where the report is, below its protocol and settings."""
+    """Show a report as Markdown: data, protocol, settings, and a table of every number."""
     rows = _averages_first(report)
-    found = dict.fromkeys(name for _, numbers in rows for name in numbers)
-    columns = [name for name in METRICS if name in found] + [
-        name for name in found if name not in METRICS
-    ]
+    names: dict[str, None] = {}
+    for _, numbers in rows:
+        names |= dict.fromkeys(numbers)
+    columns = [name for name in METRICS if name in names]
+    columns += [name for name in names if name not in METRICS]
+
     header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
-    cells = [
-        [_place(place), *(_cell(numbers.get(name)) for name in columns)] for place, numbers in rows
-    ]
-    settings = {
-        **report.get("settings", {}),
-        "seed": report.get("seed"),
-        "seeds": report.get("seeds"),
-    }
-    said = [
-        f"{name} {value!r}"
-        for name, value in settings.items()
-        if name not in NOT_SHOWN
-        and isinstance(value, (str, int, float))
-        and "/" not in str(value)  # no path
-    ]
-    text = f"{report['protocol'].strip().rstrip('.')}. {'; '.join(said)}.".strip()
-    if time := str(report.get("time", ""))[:10]:
-        text += f" Measured on {time}."
+    cells = []
+    for place, numbers in rows:
+        cells.append([_place_name(place), *(_cell(numbers.get(name)) for name in columns)])
+
+    text = f"{report['protocol'].strip().rstrip('.')}."
+    if settings := _settings_text(report):
+        text += f" Settings: {settings}."
+    if date := str(report.get("time", ""))[:10]:
+        text += f" Measured on {date}."
     return f"### {dataset_name(report)}\n\n{text}\n\n{markdown_table(header, cells)}"
 
 
-def _place(place: Sequence[str]) -> str:
+def _settings_text(report: Mapping[str, Any]) -> str:
+    settings = dict(report.get("settings", {}))
+    settings["seed"] = report.get("seed")
+    settings["seeds"] = report.get("seeds")
+    shown = []
+    for name, value in settings.items():
+        is_simple = isinstance(value, (str, int, float)) and "/" not in str(value)  # no paths
+        if is_simple and name not in NOT_SHOWN:
+            shown.append(f"{name} {value!r}")
+    return ", ".join(shown)
+
+
+def _place_name(place: Sequence[str]) -> str:
     if not place:
         return "all"
     if place[0] == "languages":
@@ -131,5 +149,6 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return f"{value['mean']:.2f}" + ("" if value["sd"] is None else f" ± {value['sd']:.2f}")
+        spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
+        return f"{value['mean']:.2f}{spread}"
     return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"

@@ -1,4 +1,7 @@
-"""Fetching from the Hub and pushing to it, with errors that say what to do and never hold the token."""
+"""Fetch checkpoints from the Hub, and push folders to it.
+
+Error messages say what to do, and never contain the token.
+"""
 
 import re
 import warnings
@@ -14,7 +17,7 @@ import modeling_dap
 from dap.errors import UserError, one_line
 from dap.publishing.model_card import HEADS_FOLDER
 
-#: What is never fetched from the Hub: pickles, and weights of other frameworks.
+#: Files that are never fetched: pickles, and weights of other frameworks.
 OTHER_WEIGHTS = (
     "*.bin",
     "*.pt",
@@ -27,48 +30,70 @@ OTHER_WEIGHTS = (
     "*.onnx",
     "*.gguf",
 )
-#: What an earlier push may have left that would contradict the present one; its own files are never deleted.
+_CODE_FILES = [Path(file).name for file in get_relative_import_files(modeling_dap.__file__)]
+#: Files of an earlier push that could contradict the new ones, and are deleted. Other files stay.
 STALE = (
-    "model*.safetensors", "model.safetensors.index.json", "training_args.bin", f"{HEADS_FOLDER}/*",
-    "modules.json", "sentence_bert_config.json", "1_Pooling/*", "2_Normalize/*", "onnx/*",
-    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model",
-    "sentencepiece.bpe.model", "pytorch_model*.bin*", "run.json",
-    "modeling_dap.py", *(Path(file).name for file in get_relative_import_files(modeling_dap.__file__)),
-)  # fmt: skip
-#: HTTP status of a refusal -> what to do.
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model*.bin*",
+    "training_args.bin",
+    "run.json",
+    f"{HEADS_FOLDER}/*",
+    "onnx/*",
+    # of sentence-transformers
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/*",
+    "2_Normalize/*",
+    # of tokenizers
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    # our code
+    "modeling_dap.py",
+    *_CODE_FILES,
+)
+#: HTTP status -> what to do.
 ADVICE = {
     401: "the token is missing, wrong or expired: run `hf auth login`, or set HF_TOKEN",
     402: "the account has to pay for this: look at its billing page",
-    403: "the token may not write there, or the account's storage is full: use a token with write access to {repo}, "
-    "or free space",
-    404: "no such account or organisation, or the token may not see it: check --repo_id {repo}",
-    413: "a file is larger than the Hub takes, or the storage is full: free space",
+    403: "the token may not write there, or the account's storage is full: use a token with write "
+    "access to {repo}, or free space",
+    404: "there is no such account or organisation, or the token may not see it: check --repo_id "
+    "{repo}",
+    413: "a file is larger than the Hub accepts, or the storage is full: free space",
     429: "too many requests: wait, and push again",
     507: "the storage is full: free space on the account of {repo}",
 }
+RETRY = "push again: files that have arrived are not sent twice"
 
 
-def fetch(checkpoint: str, revision: str | None = None) -> Path:
-    """The checkpoint as a local folder: itself, or a download from the Hub without pickles.
+def fetch_checkpoint(checkpoint: str, revision: str | None = None) -> Path:
+    """Return a checkpoint as a local folder, and download it if it is on the Hub.
+
+    Args:
+        checkpoint: a folder, or the id of a Hub repository. Pickles are not downloaded.
+        revision: branch, tag or commit on the Hub.
 
     Raises:
-        FileNotFoundError: neither a folder nor the id of a repository.
-        ValueError: the Hub does not give it.
+        FileNotFoundError: neither a folder nor a Hub id.
+        ValueError: it cannot be downloaded.
     """
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", checkpoint):
-        raise FileNotFoundError(
-            f"{checkpoint}: no such folder, and not the id of a Hub repository."
-        )
+        raise FileNotFoundError(f"{checkpoint}: no such folder, and not the id of a Hub repository")
     try:
-        return Path(
-            snapshot_download(checkpoint, revision=revision, ignore_patterns=list(OTHER_WEIGHTS))
-        )
-    except Exception as error:  # of answers that no Hub gives the client raises anything
+        ignored = list(OTHER_WEIGHTS)
+        return Path(snapshot_download(checkpoint, revision=revision, ignore_patterns=ignored))
+    except Exception as error:  # the Hub's client raises many kinds
         reason = without_token(one_line(error))
         raise UserError(
-            f"{checkpoint} is neither a folder nor to be had from the Hub: {reason}"
+            f"{checkpoint} is not a folder, and cannot be downloaded from the Hub: {reason}"
         ) from None
 
 
@@ -79,27 +104,41 @@ def upload(
     revision: str | None = None,
     space: bool = False,
 ) -> str:
-    """Push a folder as one commit, so that a repository has all of it or nothing; gives the commit's id.
+    """Push a folder as one commit, so that a repository has all of it or nothing.
 
-    The client sends a file again after a cut connection. Afterwards the repository's files are compared with the
-    folder's. The token is HF_TOKEN, or that of `hf auth login`; `revision` is a branch that is there; `space` makes it
-    a Gradio Space, which may have the id of a model.
+    The client repeats a transfer after a lost connection. After the commit, the repository's files
+    are compared with the folder's. The token comes from HF_TOKEN or `hf auth login`.
+
+    Args:
+        folder: the folder to push.
+        repo_id: repository, created if it does not exist.
+        private: the repository must be private.
+        revision: existing branch to push to. Default: main.
+        space: push to a Gradio Space. It may have the same id as a model.
+
+    Returns:
+        The id of the commit.
 
     Raises:
-        ValueError: the Hub refuses or cannot be reached, a public repository is there although a private one is
-            wanted, or files are missing after the commit. The message never holds the token.
+        ValueError: the Hub refuses or cannot be reached, an existing repository is public although
+            a private one is wanted, or files are missing after the commit.
     """
-    api, kind = HfApi(), "space" if space else "model"
+    api = HfApi()
+    kind = "space" if space else "model"
     with explained(repo_id):
-        sdk = "gradio" if space else None
         api.create_repo(
-            repo_id, private=private or None, repo_type=kind, exist_ok=True, space_sdk=sdk
+            repo_id,
+            private=private or None,
+            repo_type=kind,
+            exist_ok=True,
+            space_sdk="gradio" if space else None,
         )
         found = api.repo_info(repo_id, repo_type=kind)
     if private and not found.private:
         raise UserError(
-            f"{repo_id} is there and is public: make it private first, or leave --private out."
+            f"{repo_id} already exists and is public: make it private first, or leave --private out"
         )
+
     with explained(repo_id):
         commit = api.upload_folder(
             repo_id=repo_id,
@@ -110,56 +149,58 @@ def upload(
             delete_patterns=list(STALE),
         )
     oid = one_line(commit.oid)
-    with explained(
-        repo_id, f"was pushed as commit {oid[:8]}, but what arrived could not be checked"
-    ):
+
+    outcome = f"was pushed as commit {oid[:8]}, but the pushed files could not be checked"
+    with explained(repo_id, outcome):
         tree = api.list_repo_tree(repo_id, recursive=True, revision=oid, repo_type=kind)
-        there = {item.path: getattr(item, "size", None) for item in tree}
-    here = {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    if lacking := sorted(name for name, size in here.items() if there.get(name) != size):
-        raise UserError(f"{repo_id} lacks {', '.join(lacking)} after commit {oid[:8]}: push again.")
+        pushed = {item.path: getattr(item, "size", None) for item in tree}
+    missing = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and pushed.get(name) != path.stat().st_size:
+            missing.append(name)
+    if missing:
+        raise UserError(f"{repo_id} lacks {', '.join(missing)} after commit {oid[:8]}: push again")
     return oid
 
 
 @contextmanager
 def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
-    """Turns what the Hub's client raises into a `ValueError` that says what to do; see `explain`."""
+    """Turn errors of the Hub's client into a one-line `ValueError` that says what to do."""
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # the client warns in the server's words, as they come
+        with warnings.catch_warnings(action="ignore"):  # the client repeats the server's words
             yield
-    except Exception as error:  # of answers that no Hub gives the client raises anything
+    except Exception as error:  # the Hub's client raises many kinds
         raise UserError(explain(error, repo_id, outcome)) from None
 
 
 def explain(error: BaseException, repo_id: str, outcome: str = "was not pushed") -> str:
-    """One line on why a push failed and what to do; the token is blotted out should an error hold it."""
-    text, status, link = "", 0, error
+    """Say in one line why a push failed and what to do, without the token."""
+    reason = ""
+    status = 0
+    link: BaseException | None = error
     while link is not None:
         if isinstance(link, OfflineModeIsEnabled):
-            return f"{repo_id} {outcome}: HF_HUB_OFFLINE is set; unset it."
+            return f"{repo_id} {outcome}: HF_HUB_OFFLINE is set, unset it"
         if isinstance(link, HfHubHTTPError) and link.response is not None:
             status = link.response.status_code
-            text = f"{status} {one_line(link.server_message or link.response.reason_phrase)}"
+            words = link.server_message or link.response.reason_phrase
+            reason = f"{status} {one_line(words)}"
             break
-        text = f"{type(link).__name__}: {one_line(link)}"  # the first cause says most
-        link = link.__cause__
-    if re.search(r"quota|storage limit", text.replace(repo_id, ""), re.IGNORECASE):
+        reason = f"{type(link).__name__}: {one_line(link)}"
+        link = link.__cause__  # the first cause says most
+
+    if re.search(r"quota|storage limit", reason.replace(repo_id, ""), re.IGNORECASE):
         status = 507
-    retry = "push again; what has arrived is not sent twice"
-    advice = "" if isinstance(error, ValueError) else retry
+    advice = "" if isinstance(error, ValueError) else RETRY
     if status >= 500:
-        advice = f"the Hub has a problem: {retry}"
+        advice = f"the Hub has a problem: {RETRY}"
     advice = ADVICE.get(status, advice).format(repo=repo_id)
-    return f"{repo_id} {outcome}: {without_token(text)}" + (f" ({advice})" if advice else "")
+    message = f"{repo_id} {outcome}: {without_token(reason)}"
+    return f"{message} ({advice})" if advice else message
 
 
 def without_token(text: str) -> str:
-    """The text with the token that the Hub's client uses blotted out."""
+    """Replace the Hub token in a text by asterisks."""
     token = get_token()
     return text.replace(token, "***") if token else text

@@ -1,6 +1,7 @@
-"""The model card of a published checkpoint, from what the checkpoint and the evaluations say about themselves.
+"""Make the model card of a published checkpoint from its records and evaluations.
 
-`model_card.md` is its text. What was not recorded or measured is left out or "not stated": nothing has a default.
+`model_card.md` is the template. Anything that was not recorded or measured is left out, or the card
+says "not stated".
 """
 
 import re
@@ -20,18 +21,33 @@ from dap.publishing.card_results import eval_results, report_text
 from dap.reports import markdown_table
 from objectives_dap import OBJECTIVES
 
-HEADS_FOLDER = "pretraining"  # of the repository, with the whole DAP checkpoint
-#: tanh(s x) = s x to 3e-4 of a value for |x| < 32, which layer normalisation stays below; float16 can hold s x.
+HEADS_FOLDER = "pretraining"  # in the repository, with the whole DAP checkpoint
+#: Factor of `pooler_output`. The pooler's tanh changes x by less than 3e-4 of its value for |x| <
+#: 32 with this factor, and layer normalisation keeps states below that. float16 can hold the
+#: result.
 POOLER_SCALE = 2.0**-10
-#: What the record of a run says of the recipe, in the card's order.
+#: Names in a training's record that the card shows, in this order.
 RECIPE = (
     *(name for name in FIELDS if name not in ("encoder_config", "rtl_languages", "mask_token_id")),
-    "pairs a step", "max_seq_length", "language_mix", "mix_alpha", "learning_rate", "head_learning_rate",
-    "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "freeze_word_embeddings", "freeze_encoder",
-    "bf16", "fp16", "seed",
-)  # fmt: skip
-#: What a field's name begins with -> the part of an objective that has a use for it.
-OF_OBJECTIVE = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
+    "pairs a step",
+    "max_seq_length",
+    "language_mix",
+    "mix_alpha",
+    "learning_rate",
+    "head_learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "optim",
+    "freeze_word_embeddings",
+    "freeze_encoder",
+    "bf16",
+    "fp16",
+    "seed",
+)
+#: First part of a field's name -> the objective that uses the field.
+USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
+#: Values of the training log that the card shows.
 CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES))
 CURVE += ("eval_rtl_source_nats", "eval_bow_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
@@ -40,10 +56,10 @@ NOT_STATED = "not stated"
 
 @dataclass(frozen=True)
 class Published:
-    """What a folder holds: how it makes a sentence vector, and in which layout."""
+    """What a published folder holds, and how it makes a sentence vector."""
 
-    layout: str
-    heads: bool
+    layout: str  # "plain" or "dap"
+    heads: bool  # the folder has the training heads
     model_type: str
     layers: int
     hidden_size: int
@@ -52,27 +68,29 @@ class Published:
     max_seq_length: int
     normalize: bool
     similarity: str
-    has_pooler: bool  # its class has one, if it has no weights in the checkpoint
+    has_pooler: bool  # the encoder's class has one, even if the checkpoint has no weights for it
     prompts: dict[str, str] = field(default_factory=dict)  # of sentence-transformers, by name
 
     @property
     def pools_itself(self) -> bool:
-        """Whether `AutoModel`'s `pooler_output` is the sentence vector, in the plain layout times `POOLER_SCALE`."""
+        """Return whether `pooler_output` is the sentence vector (times `POOLER_SCALE` if plain)."""
         return self.layout == "dap" or (self.has_pooler and self.pooling == "cls")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a card is made from, beside the published folder.
+    """What a card is made from, besides the published folder.
 
     Args:
-        config: the DAP checkpoint's config.json, {} for a plain encoder.
-        run: `run.json` of the training, {} where there is none; `base_commit` is the Hub's, of what it began with.
+        config: config.json of the DAP checkpoint. {} for a plain encoder.
+        run: `run.json` of the training, or {}. `base_commit` is added if training started from the
+            Hub.
         history: `log_history` of `trainer_state.json`.
-        steps: optimizer steps that the weights are of; None where it is not known which of a run they are.
-        reports: what eval_retrieval.py, mine_bitext.py and run_xnli.py wrote.
-        dataset_info: the JSON file of a dataset (`prepare_data.py`'s report or `dataset_info.json`), or its card.
-        licence: the model's, as an identifier of the Hub.
+        steps: optimizer steps of these weights. None if unknown.
+        reports: reports of eval_retrieval.py, mine_bitext.py and run_xnli.py.
+        dataset_info: report of `prepare_data.py`, a `dataset_info.json`, or the text of a data
+            card.
+        licence: the model's licence, as the Hub names it.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -90,52 +108,60 @@ def read_sources(
     dataset_info: str | Path | None = None,
     licence: str | None = None,
 ) -> Sources:
-    """What a checkpoint's folder, or for `checkpoint-N` the one above, says about its training.
+    """Collect what the card is made from. `checkpoint-N` also uses the records in the folder above.
 
     Raises:
-        FileNotFoundError: no such `dataset_info`.
-        ValueError: it is JSON, but no object.
+        FileNotFoundError: there is no such `dataset_info`.
+        ValueError: `dataset_info` is JSON, but not an object.
     """
-    config = _read(checkpoint, "config.json")
-    trained = config.get("model_type") == "dap"
-    state = _read(checkpoint, "trainer_state.json") if trained else {}
-    within = checkpoint.name.startswith("checkpoint-")
-    run = _read(checkpoint, "run.json", within) if trained else {}
-    ended = _read(checkpoint, "train_results.json", within) if trained else {}
+    info = None if dataset_info is None else _read_dataset_info(Path(dataset_info))
+    config = _read_record(checkpoint, "config.json")
+    if config.get("model_type") != "dap":
+        return Sources(reports=list(reports), dataset_info=info, licence=licence)
+
+    is_intermediate = checkpoint.name.startswith("checkpoint-")
+    state = _read_record(checkpoint, "trainer_state.json")
+    run = _read_record(checkpoint, "run.json", or_above=is_intermediate)
+    results = _read_record(checkpoint, "train_results.json", or_above=is_intermediate)
+    if "base_commit" in results:
+        run["base_commit"] = results["base_commit"]
     return Sources(
-        config=config if trained else {},
-        run=run | {name: ended[name] for name in ("base_commit",) if name in ended},
+        config=config,
+        run=run,
         history=state.get("log_history", []),
-        steps=state.get("global_step") if within else _steps(state, ended),
+        steps=state.get("global_step") if is_intermediate else _final_steps(state, results),
         reports=list(reports),
-        dataset_info=None if dataset_info is None else _read_dataset_info(Path(dataset_info)),
+        dataset_info=info,
         licence=licence,
     )
 
 
-def _steps(state: Mapping[str, Any], ended: Mapping[str, Any]) -> int | None:
-    """A run may have ended with its best model, which the state alone does not tell."""
-    last, best = state.get("global_step"), state.get("best_global_step")
-    return ended.get("model_step", last if best in (None, last) else None)
+def _final_steps(state: Mapping[str, Any], results: Mapping[str, Any]) -> int | None:
+    """Return the steps of a run's final weights, or None if these may be the best or the last."""
+    last = state.get("global_step")
+    best = state.get("best_global_step")
+    return results.get("model_step", last if best in (None, last) else None)
 
 
-def _read(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
-    places = [folder, folder.parent] if or_above else [folder]
-    path = next((place / name for place in places if (place / name).is_file()), None)
-    return {} if path is None else read_object(path)
+def _read_record(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
+    path = folder / name
+    if or_above and not path.is_file():
+        path = folder.parent / name
+    return read_object(path) if path.is_file() else {}
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
     if path.suffix == ".json":
         return read_object(path)
-    return re.sub(
-        r"\A---\n.*?\n---\n", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
-    ).strip()
+    text = path.read_text(encoding="utf-8")
+    without_metadata = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
+    return without_metadata.strip()
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
-    """The card: metadata, with a `model-index` of what was measured, and the text of `model_card.md`."""
+    """Make the card: metadata with a `model-index` of the results, and the text of the template."""
     results = [result for report in sources.reports for result in eval_results(report)]
+    name = repo_id.split("/")[-1]
     data = ModelCardData(
         language=languages(sources) or None,
         license=sources.licence,
@@ -149,18 +175,22 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         ],
         base_model=base_model(sources.run),
         pipeline_tag="sentence-similarity",
-        model_name=repo_id.split("/")[-1] if results else None,
+        model_name=name if results else None,
         eval_results=results or None,
     )
-    pairs = {
-        code: int(words.split()[0]) for code, words in sources.run.get("training text", {}).items()
-    }
-    rows = [[NAMES.get(code, code), code, f"{count:,}"] for code, count in pairs.items()]
+
+    pairs = {}
+    rows = []
+    for code, description in sources.run.get("training text", {}).items():
+        pairs[code] = int(description.split()[0])
+        rows.append([NAMES.get(code, code), code, f"{pairs[code]:,}"])
+
+    target = sources.run.get("target_language", "en")
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
         repo_id=repo_id,
-        name=repo_id.split("/")[-1],
+        name=name,
         made=published,
         remote=published.layout == "dap",
         prefix=repr(published.prefix) if published.prefix else "",
@@ -169,30 +199,33 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         languages=[NAMES.get(code, code) for code in languages(sources)],
         pairs=pairs,
         pairs_table=markdown_table(["language", "code", "pairs"], rows),
-        target=NAMES.get(sources.run.get("target_language", "en"), "the target language"),
-        dataset=_dataset(sources.dataset_info),
-        recipe=_recipe(sources),
+        target=NAMES.get(target, "the target language"),
+        dataset=_dataset_text(sources.dataset_info),
+        recipe=_recipe_table(sources),
         curve=loss_curve(sources.history),
         results="\n\n".join(map(report_text, sources.reports)),
     )
 
 
 def languages(sources: Sources) -> list[str]:
-    """Codes of the languages that the model was trained on, English last; [] where that was not recorded."""
-    found = sorted(sources.run.get("training text", {})) or sorted(
-        sources.config.get("rtl_languages") or []
-    )
-    return [*found, sources.run.get("target_language", "en")] if found else []
+    """Return the codes of the training languages, English last, or [] if they are unknown."""
+    found = sources.run.get("training text") or sources.config.get("rtl_languages") or []
+    if not found:
+        return []
+    return [*sorted(found), sources.run.get("target_language", "en")]
 
 
 def base_model(run: Mapping[str, Any]) -> str | None:
-    """The Hub id that training began with: a name alone may be that of a folder which is elsewhere now."""
+    """Return the Hub id that training started from.
+
+    Returns None without a commit: then the name may be that of a local folder.
+    """
     base = run.get("model_name_or_path")
     return base if base and run.get("base_commit") and is_hub_id(base) else None
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is the id of a Hub repository, and no path.
+    """Return whether a name is the id of a Hub repository, and not a path.
 
     >>> is_hub_id("FacebookAI/xlm-roberta-base"), is_hub_id("/tmp/e5"), is_hub_id("../e5")
     (True, False, False)
@@ -204,36 +237,42 @@ def is_hub_id(name: str) -> bool:
     return not Path(name).exists()
 
 
-def _dataset(info: Mapping[str, Any] | str | None) -> str:
-    """Origins and licences by `prepare_data.py`'s report, or what the `dataset_info.json` of a data set says."""
+def _dataset_text(info: Mapping[str, Any] | str | None) -> str:
+    """Describe the origins and licences of the training text."""
     if info is None:
         return f"Sources and licences: {NOT_STATED}."
     if isinstance(info, str):
         return info
-    lines = [str(info[name]).strip() for name in ("description", "homepage") if info.get(name)]
-    licences, origins = info.get("licences") or {}, Counter()
-    languages = info.get(
-        "languages"
-    )  # those of `prepare_data.py`; others list codes under this name
-    for each in languages.values() if isinstance(languages, Mapping) else ():
-        origins.update(each.get("origins", {}))
+
+    paragraphs = []
+    for name in ("description", "homepage"):
+        if info.get(name):
+            paragraphs.append(str(info[name]).strip())
+
+    origins: Counter[str] = Counter()
+    by_language = info.get("languages")
+    if isinstance(
+        by_language, Mapping
+    ):  # a report of prepare_data.py. Others have a list of codes.
+        for numbers in by_language.values():
+            origins.update(numbers.get("origins", {}))
     if origins:
-        rows = [
-            [name, f"{count:,}", licences.get(name) or NOT_STATED]
-            for name, count in origins.most_common()
-        ]
-        return "\n\n".join([*lines, markdown_table(["origin", "training pairs", "licence"], rows)])
+        licences = info.get("licences") or {}
+        rows = []
+        for name, count in origins.most_common():
+            rows.append([name, f"{count:,}", licences.get(name) or NOT_STATED])
+        paragraphs.append(markdown_table(["origin", "training pairs", "licence"], rows))
+        return "\n\n".join(paragraphs)
+
     stated = info.get("license") or NOT_STATED
-    return "\n\n".join(
-        [*lines, f"Licence: {', '.join(stated) if isinstance(stated, list) else stated}."]
-    )
+    if isinstance(stated, list):
+        stated = ", ".join(stated)
+    paragraphs.append(f"Licence: {stated}.")
+    return "\n\n".join(paragraphs)
 
 
-def _recipe(sources: Sources) -> str:
-    known = {**sources.config, **sources.run}
-    if known.get("language_mix") != "temperature":
-        known["mix_alpha"] = None
-    rows = []
+def _recipe_table(sources: Sources) -> str:
+    rows: list[list[Any]] = []
     if base := sources.run.get("model_name_or_path"):
         kind = "" if is_hub_id(base) else "a local folder, "
         rows.append(["started from", base_model(sources.run) or f"{kind}`{Path(base).name}`"])
@@ -242,33 +281,48 @@ def _recipe(sources: Sources) -> str:
         rows.append(["started from", f"random weights, configuration `{name}`"])
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
+
+    known = {**sources.config, **sources.run}
+    if known.get("language_mix") != "temperature":
+        known["mix_alpha"] = None
+    objectives = known.get("objective", "").split("+")
     for name in RECIPE:
-        needed = next(
-            (part for start, part in OF_OBJECTIVE.items() if name.startswith(start)), None
-        )
-        if known.get(name) is not None and (
-            needed is None or needed in known.get("objective", "").split("+")
-        ):
+        users = [objective for start, objective in USED_BY.items() if name.startswith(start)]
+        is_used = not users or users[0] in objectives
+        if is_used and known.get(name) is not None:
             rows.append([name.replace("_", " "), known[name]])
     return markdown_table(["", ""], rows)
 
 
 def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
-    """The log as a table of `CURVE_ROWS` steps, evenly spread, and of the evaluations if they are few; else ""."""
+    """Show the training log as a table.
+
+    The table has `CURVE_ROWS` evenly spread steps, and all evaluations unless there are more of
+    them than that.
+
+    Returns:
+        Markdown, or "" if the log has no losses.
+    """
     steps: dict[int, dict[str, float]] = {}
     for entry in history:
         if found := {name: entry[name] for name in CURVE if name in entry}:
             steps.setdefault(entry["step"], {}).update(found)
-    columns = [name for name in CURVE if any(name in values for values in steps.values())]
+    logged = set().union(*steps.values())
+    columns = [name for name in CURVE if name in logged]
     if not any(name.endswith("loss") for name in columns):
         return ""
-    numbers, evaluated = sorted(steps), {step for step in steps if CURVE[-1] in steps[step]}
-    kept = {numbers[round(i * (len(numbers) - 1) / (CURVE_ROWS - 1))] for i in range(CURVE_ROWS)}
+
+    numbers = sorted(steps)
+    kept = set()
+    for i in range(CURVE_ROWS):
+        kept.add(numbers[round(i * (len(numbers) - 1) / (CURVE_ROWS - 1))])
+    evaluated = {step for step in steps if "eval_mean_accuracy" in steps[step]}
     if len(evaluated) <= CURVE_ROWS:
         kept |= evaluated
-    rows = [
-        [step, *(f"{steps[step][c]:.3f}" if c in steps[step] else "" for c in columns)]
-        for step in sorted(kept)
-    ]
+
+    rows = []
+    for step in sorted(kept):
+        values = [steps[step].get(name) for name in columns]
+        rows.append([step, *("" if value is None else f"{value:.3f}" for value in values)])
     header = ["step", *(name.removeprefix("eval_").replace("_", " ") for name in columns)]
     return markdown_table(header, rows)

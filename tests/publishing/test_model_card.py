@@ -1,4 +1,4 @@
-"""The card says what was recorded and measured, and nothing else."""
+"""The model card: it says what was recorded and measured, and nothing else."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from transformers import BertModel, PreTrainedTokenizerFast
 
 from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.publishing.card_results import eval_results
-from dap.publishing.folder import Options, write
+from dap.publishing.folder import Options, build_with_card
 from dap.publishing.model_card import (
     POOLER_SCALE,
     Published,
@@ -133,8 +133,9 @@ def test_card_says_what_is_known() -> None:
         "| Swahili | 81.79 |  | 390 |",
         "| zh-en | 90.50 | 80.25 | 85.07 | 1.06 | 257 |",
         "seed 3",
-        "The training cut sentences at 32 tokens",
-        "the mean of the tokens' last states, of at most 128 tokens; compare by cosine",
+        "Training cut sentences at 32 tokens",
+        "the mean of the tokens' last hidden states. Text is cut at 128 tokens.",
+        "Compare vectors by cosine.",
         "@inproceedings{",
     ):
         assert expected in text, expected
@@ -182,7 +183,7 @@ def test_numbers_of_several_seeds_keep_their_spread() -> None:
     assert "62.00 ± 1.00" in model_card("user/dap", PLAIN, Sources(reports=[merged])).text
 
 
-def test_numbers_of_shortened_vectors_are_told_apart() -> None:
+def test_results_of_shortened_vectors_are_marked() -> None:
     short = {
         **TATOEBA,
         "settings": {**TATOEBA["settings"], "truncate_dim": 256, "precision": "int8"},
@@ -201,7 +202,7 @@ def test_numbers_of_shortened_vectors_are_told_apart() -> None:
     }
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_a_card_without_records_states_no_numbers() -> None:
     card = model_card("user/mystery", PLAIN, Sources())
     data = card.data.to_dict()
     assert not {"language", "license", "base_model", "model-index", "datasets", "metrics"} & set(
@@ -228,14 +229,14 @@ def test_what_is_not_known_is_absent() -> None:
     ("made", "said"),
     [
         ({"pooling": "cls"}, "`pooler_output` is the sentence vector times 2⁻¹⁰"),
-        ({}, "`pooler_output` is all zeros: a pooler sees the first token alone"),
+        ({}, "Do not use `pooler_output`, which is all zeros."),
         (
             {"pooling": "cls", "has_pooler": False},
             "vectors = model(**batch).last_hidden_state[:, 0]",
         ),
         (
             {"normalize": True},
-            "sentence-transformers gives it length 1; Transformers and SentenceEncoder leave",
+            "sentence-transformers returns vectors of length 1.",
         ),
     ],
 )
@@ -249,9 +250,9 @@ def test_an_encoder_of_masked_language_modelling_is_not_called_aligned() -> None
     made = model_card(
         "user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})
     ).text
-    assert "An encoder (`bert`, 12 layers) to start training from" in made
-    assert "objective `mlm` of masked language modelling" in made
-    assert "lie next to each other" not in made
+    assert "an encoder to start training from (`bert`, 12 layers)" in made
+    assert "by masked language modelling, objective `mlm`" in made
+    assert "translations similar vectors" not in made
 
 
 def test_loss_curve_keeps_ends_and_evaluations() -> None:
@@ -272,7 +273,7 @@ def test_loss_curve_keeps_ends_and_evaluations() -> None:
 @pytest.mark.parametrize(
     ("layout", "pooling"), [("plain", "mean"), ("plain", "cls"), ("dap", "mean")]
 )
-def test_snippets_run_as_they_are_written(
+def test_the_code_on_the_card_runs_and_gives_the_vectors(
     layout: str,
     pooling: str,
     tmp_path: Path,
@@ -282,7 +283,7 @@ def test_snippets_run_as_they_are_written(
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling=pooling)
     prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
     options = Options(layout=layout, prefix=prefix, max_seq_length=14)
-    published = write(
+    published = build_with_card(
         checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint)
     )
     monkeypatch.chdir(tmp_path)  # where the repository's id is a folder
@@ -347,13 +348,13 @@ def test_data_card_and_dataset_info(tmp_path: Path) -> None:
         in model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
     )
     (tmp_path / "info.json").write_text("[]")
-    with pytest.raises(ValueError, match="info.json: holds a JSON list, expected an object"):
+    with pytest.raises(ValueError, match="info.json: holds a JSON list"):
         read_sources(tmp_path, dataset_info=tmp_path / "info.json")
     with pytest.raises(FileNotFoundError):
         read_sources(tmp_path, dataset_info=tmp_path / "absent.json")
 
 
-def test_paths_of_this_machine_are_neither_named_nor_taken_for_hub_ids(tmp_path: Path) -> None:
+def test_paths_of_this_machine_are_not_on_the_card(tmp_path: Path) -> None:
     found = {**TATOEBA, "settings": {**TATOEBA["settings"], "data": ["corpora/tatoeba"]}}
     assert {result.dataset_type for result in eval_results(found)} == {"tatoeba"}
     for run, path, said in (
@@ -368,7 +369,7 @@ def test_paths_of_this_machine_are_neither_named_nor_taken_for_hub_ids(tmp_path:
         assert not {path, "corpora/tatoeba"} & set(re.split(r"[\s`]", str(card)))
 
 
-def test_steps_are_those_of_the_weights(tmp_path: Path) -> None:
+def test_the_card_gives_the_steps_of_the_published_weights(tmp_path: Path) -> None:
     last = tmp_path / "out/checkpoint-12"
     last.mkdir(parents=True)
     for folder in (tmp_path / "out", last):

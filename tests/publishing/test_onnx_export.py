@@ -26,15 +26,14 @@ SENTENCES = [source for source, _ in synthetic_pairs("de", 12)] + ["", "ka", "lo
 def checkpoint(
     tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A DAP checkpoint of an XLM-R encoder, whose positions begin at the padding id, with mean pooling."""
+    """A DAP checkpoint of XLM-R with mean pooling. XLM-R's positions begin after the padding id."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("xlmr")
     config = tiny_config("xlm-roberta", len(tiny_tokenizer))
     config.num_hidden_layers = 1
     plain = AutoModel.from_config(config)
-    for (
-        parameter
-    ) in plain.parameters():  # an untrained encoder gives all sentences nearly the same vector
+    # an untrained encoder gives all sentences nearly the same vector
+    for parameter in plain.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     save(folder / "plain", plain, tiny_tokenizer)
     options = {"objective": "tr", "pooling": "mean", "mask_token_id": 4}
@@ -82,9 +81,7 @@ def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(
     assert len(tokenizer.encode(SENTENCES[-1]).ids) > length
     for text, vector in zip(SENTENCES, expected, strict=True):
         ids = tokenizer.encode(text).ids[:length]
-        ids[-1] = (
-            closing  # Transformers.js takes it away, and its recipe in examples/serve.md puts it back
-        )
+        ids[-1] = closing  # Transformers.js cuts it off, and examples/serve.md puts it back
         feed = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
         found = session.run(["sentence_embedding"], feed)[0][0]
         np.testing.assert_allclose(found, vector / np.linalg.norm(vector), atol=1e-5)
@@ -159,7 +156,7 @@ def test_the_folder_holds_what_a_server_needs_and_no_path_of_this_machine(export
 
 @pytest.fixture
 def same_graph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is exported, the graph is that of the checkpoint."""
+    """Export the graph of the checkpoint, whatever the model is."""
     copy = lambda encoder, path: shutil.copy(exported / "onnx" / path.name, path)  # noqa: E731
     monkeypatch.setattr(onnx_export, "_write_graph", copy)
 
@@ -171,7 +168,7 @@ def test_a_graph_that_differs_is_not_written(checkpoint: Path, tmp_path: Path) -
     with torch.no_grad():
         next(encoder.model.encoder.encoder.parameters()).add_(0.5)
     with pytest.raises(
-        ValueError, match=r"differ from the model's by .* above 0.0001: not written"
+        ValueError, match=r"model.onnx differ from the checkpoint's by .* above 0.0001"
     ):
         export(encoder, tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*"))
@@ -199,8 +196,8 @@ def test_errors_name_the_argument(checkpoint: Path, exported: Path, tmp_path: Pa
         OnnxEncoder(exported / "onnx" / "model.onnx", max_seq_length=79)
     with pytest.raises(ValueError, match="bf16=True: export an encoder in float32"):
         export(SentenceEncoder.from_pretrained(str(checkpoint), bf16=True), tmp_path / "bf16")
-    with pytest.raises(ValueError, match="layer=1: a graph gives the last layer's vectors"):
+    with pytest.raises(ValueError, match="layer=1: a graph uses the last layer"):
         export(SentenceEncoder.from_pretrained(str(checkpoint), layer=1), tmp_path / "layer")
-    with pytest.raises(ValueError, match="give output"):
+    with pytest.raises(ValueError, match="output is needed"):
         export(SentenceEncoder.from_pretrained(str(checkpoint)))
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The published folder: the same vectors by every library, nothing in it that should not be there."""
+"""The published folder: every library gives the same vectors, and nothing superfluous is in it."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.publishing.folder import Options, build, write, write_modules
-from dap.publishing.hub import fetch
+from dap.publishing.folder import Options, build, build_with_card, write_modules
+from dap.publishing.hub import fetch_checkpoint
 from dap.publishing.model_card import POOLER_SCALE, Sources
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
@@ -71,9 +71,7 @@ def test_every_library_gives_the_checkpoints_vectors(
     plain = AutoModel.from_pretrained(tmp_path / "out")
     assert published.has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
     assert published.has_pooler == (model_type in ("bert", "xlm-roberta"))
-    assert published.pools_itself == (
-        model_type == "bert"
-    )  # the others have no pooler, or not the first token's
+    assert published.pools_itself == (model_type == "bert")
     assert plain.config.model_type == model_type
     assert type(plain).__module__.startswith("transformers.")
     assert "auto_map" not in (tmp_path / "out/config.json").read_text()
@@ -96,7 +94,7 @@ def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_trainin
         ("encoder", Options(pooling="mean")),
     ):
         out = tmp_path / f"out-{source}"
-        write(tmp_path / source, out, "user/tiny", options, Sources())
+        build_with_card(tmp_path / source, out, "user/tiny", options, Sources())
         with safe_open(out / "model.safetensors", framework="pt") as weights:
             names = set(weights.keys())
             scale = POOLER_SCALE if source == "dap" else 0.0
@@ -334,7 +332,7 @@ def test_pickles_are_not_read_and_the_remedy_works(
         (Options(layout="flat"), "layout='flat': choose one of plain, dap"),
     ],
 )
-def test_options_that_a_plain_encoder_does_not_fit_are_named(
+def test_options_that_do_not_fit_a_plain_encoder_are_refused(
     options: Options, message: str, tmp_path: Path, tiny_bert_dir: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -357,28 +355,26 @@ def test_checkpoints_of_other_heads_or_without_tokenizer_are_refused_and_leave_n
     save(tmp_path / "dap", model_class(tiny_model().config), *tokenizers)
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "dap", tmp_path / "out", Options(with_heads=True))
-    assert not (tmp_path / "out").exists()  # although its root may have been written
+    assert not (tmp_path / "out").exists()  # not even half of it
 
 
-def test_a_folder_that_holds_something_is_left_alone_but_what_a_kill_left_goes(
+def test_a_folder_that_is_not_empty_stays_and_an_empty_one_is_replaced(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     (tmp_path / "out/mine").mkdir(parents=True)
     with pytest.raises(ValueError, match="is not empty"):
         build(tmp_path / "dap", tmp_path / "out")
     assert (tmp_path / "out/mine").is_dir()
-    (tmp_path / "killed/.unfinished/pretraining").mkdir(parents=True)
-    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "killed")
-    assert not [
-        path
-        for path in (tmp_path / "killed").iterdir()
-        if path.name in (".unfinished", "pretraining")
-    ]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer), tmp_path / "link")
+    assert (tmp_path / "empty/model.safetensors").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "dap", "empty", "link"}
 
 
-def test_a_checkpoint_that_is_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such folder"):
-        fetch(str(tmp_path / "absent"))
+        fetch_checkpoint(str(tmp_path / "absent"))
 
 
 @pytest.mark.parametrize(
@@ -386,11 +382,11 @@ def test_a_checkpoint_that_is_nowhere_is_named(tmp_path: Path) -> None:
     [
         (
             {"pooling": "mean"},
-            "tatoeba were measured with pooling='mean', the model is published with 'cls'",
+            "tatoeba were measured with pooling='mean', but the model is published with 'cls'",
         ),
         (
             {"max_seq_length": 512},
-            "measured with max_seq_length=512, the model is published with 64",
+            "measured with max_seq_length=512, but the model is published with 64",
         ),
     ],
 )
@@ -404,17 +400,21 @@ def test_results_of_other_vectors_are_refused(
     settings = {"pooling": "cls", "prefix": "", "data": ["tatoeba"], **settings}
     report = {"model": "out", "protocol": "retrieval", "settings": settings}
     with pytest.raises(ValueError, match=message):
-        write(checkpoint, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report]))
+        build_with_card(
+            checkpoint, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report])
+        )
 
 
-def test_one_number_cannot_be_given_twice(tmp_path: Path) -> None:
+def test_two_results_on_the_same_data_are_refused(tmp_path: Path) -> None:
     settings = {"pooling": "cls", "prefix": "", "data": ["tatoeba"]}
     report = {"protocol": "retrieval", "settings": settings, "languages": {"de": {"xx-en": 60.0}}}
     other = {**report, "languages": {"fr": {"xx-en": 70.0}, "de": {"xx-en": 70.0}}}
     with pytest.raises(
         ValueError, match="two reports give tatoeba, de, accuracy xx→en: give one of them"
     ):
-        write(tmp_path, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report, other]))
+        build_with_card(
+            tmp_path, tmp_path / "out", "user/tiny", Options(), Sources(reports=[report, other])
+        )
     assert not (tmp_path / "out").exists()
 
 

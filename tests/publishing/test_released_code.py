@@ -1,4 +1,4 @@
-"""Checkpoints of the paper's released code: usable and published as they are, without what only training needed."""
+"""Checkpoints of the paper's released code can be used and published, without their training heads."""
 
 from pathlib import Path
 
@@ -21,9 +21,13 @@ CLASSES = {"bert": BertModel, "xlm-roberta": XLMRobertaModel}
 def released(
     folder: Path, tokenizer: PreTrainedTokenizerFast, model_type: str, form: str
 ) -> np.ndarray:
-    """A checkpoint as the released code saves it: "plain", with a "pooler", or in "training" with all its heads.
+    """Save a checkpoint as the released code does.
 
-    Gives the first tokens' last states (N, D), the sentence vectors of that code.
+    Args:
+        form: "plain", with a "pooler", or "training" with all its heads.
+
+    Returns:
+        That code's sentence vectors (N, D), the first tokens' last states.
     """
     torch.manual_seed(0)
     model = CLASSES[model_type](
