@@ -1,4 +1,4 @@
-"""Sentences in, vectors out: `SentenceEncoder`, vectors on disk, and ONNX."""
+"""From sentences to vectors: load an encoder, encode, and keep vectors on disk."""
 
 from dap.encoding.embeddings import (
     SHARD_SIZE,

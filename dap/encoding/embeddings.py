@@ -1,13 +1,15 @@
-"""Sentence vectors on disk: encoded once in shards, which survive a kill and belong to one model and one text.
+"""Sentence vectors on disk, in shards that outlive a stopped run.
 
-A shard is `shard-000003-1f….npy`: its number, then a hash of the model's fingerprint and the shard's sentences. It has
-that name only when it is whole and on disk, so what carries the name can be used again, and what belongs to another
-model or another text is not found. One run at a time may use a folder; the processes of a run share it.
+A shard holds the vectors of consecutive sentences. Its name, such as `shard-000003-1f….npy`, has
+its number and a hash of the model and the sentences. So a run finds the shards of an earlier run
+that has the same model and text, and no others. A file only gets that name once it is complete.
 
-Where the folder is the copy of an address (`dap.addresses`), a shard is sent there once it is whole, and a run that
-lacks it fetches it.
+Only one run at a time may use a folder. The processes of one launch share it.
 
-Legend: `N` sentences, `D` dimensions.
+If the folder is the local copy of an address (`dap.addresses`), each finished shard is also sent
+there, and a run that lacks a shard fetches it from there.
+
+Legend: `N` sentences, `D` dimensions, `n` sentences of a shard or a piece.
 """
 
 import hashlib
@@ -31,12 +33,14 @@ from dap.errors import SHOWN, UserError, joined, one_line
 from dap.file_io import disk_full, whole_file
 from dap.tokenizers import tokenizer_state
 
-#: Sentences of a shard: what a kill may lose, and the unit that processes share.
+#: Sentences of a shard. A kill loses at most one shard per process, and processes share whole
+#: shards.
 SHARD_SIZE = 16384
-#: Sentences encoded between two steps of the progress bar.
+#: Sentences encoded between two steps of the progress bar, and in one call of a cluster's encoder.
 PIECE = 1024
-FORMAT = "1"
-#: Entries of a config that say where it came from, not what the model computes.
+#: Part of every fingerprint. Another version makes all shards anew.
+FINGERPRINT_VERSION = "1"
+#: Fields of a config that say where it came from, and not what the model computes.
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
 ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
 
@@ -44,52 +48,83 @@ Encoder = SentenceEncoder | LibraryEncoder
 
 
 class SentenceError(UserError):
-    """Sentences that cannot be encoded, while others can."""
+    """Some sentences cannot be encoded. Other sentences still can."""
+
+
+# ------------------------------------------------------------------------------ several processes
 
 
 def launched() -> PartialState:
-    """The processes of this launch, which know of each other on CPUs too; one may wait a week for another's shard."""
-    cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-    return PartialState(cpu=cpu, timeout=timedelta(days=7))
+    """Connect the processes of `accelerate launch`, and return their state.
+
+    The processes also connect on CPUs. One may wait a week for the shards of another.
+    """
+    on_cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
 
 
 def encode_shared(encoder: Encoder, sentences: Sequence[str], *arguments: Any) -> np.ndarray:
-    """`encoder.encode(sentences, *arguments)`, (N, D), on every process of a launch; each encodes its share."""
+    """Encode sentences in all processes of a launch, each its share.
+
+    Args:
+        arguments: further arguments of `encoder.encode`.
+
+    Returns:
+        The vectors of all sentences (N, D), in every process.
+    """
     state = launched()
-    share = encoder.encode(sentences[state.process_index :: state.num_processes], *arguments)
-    if state.num_processes == 1:
+    step = state.num_processes
+    share = encoder.encode(sentences[state.process_index :: step], *arguments)
+    if step == 1:
         return share
     vectors = np.empty((len(sentences), share.shape[1]), share.dtype)
     for rank, part in enumerate(gather_object([share])):
-        vectors[rank :: state.num_processes] = part
+        vectors[rank::step] = part
     return vectors
 
 
-def model_fingerprint(encoder: Encoder) -> str:
-    """SHA-256 of all that shapes a vector: weights, config, tokenizer, pooling, prefix, length, bf16 and layer.
+# ------------------------------------------------------------------------------------ fingerprint
 
-    The path does not count: a copy of the model has its fingerprint. Nor does the pooler, which no vector comes from
-    and which a checkpoint may lack, so that it is random at each loading.
-    """
-    model, digest = encoder.model, hashlib.sha256(FORMAT.encode())
+
+def model_fingerprint(encoder: Encoder) -> str:
+    """Return a SHA-256 of everything that shapes a vector.
+
+    This includes weights, config, tokenizer, pooling, prefix, length, bf16 and layer. It excludes
+    the path, so a copy of a model has the same fingerprint. It also excludes the pooler: no vector
+    comes from it, and its weights are random at each loading if the checkpoint lacks them."""
+    model = encoder.model
+    settings: tuple = (
+        encoder.pooling,
+        encoder.prefix,
+        encoder.max_seq_length,
+        encoder.bf16,
+        str(model),
+    )
+    if encoder.layer is not None:
+        settings = (*settings, encoder.layer)
+    config = _computing_fields(getattr(model, "config", None))
     tokenizer = getattr(encoder, "tokenizer", None) or model.tokenizer
-    settings = (encoder.pooling, encoder.prefix, encoder.max_seq_length, encoder.bf16, str(model))
-    settings += () if encoder.layer is None else (encoder.layer,)
-    for part in (settings, _config(getattr(model, "config", None)), tokenizer_state(tokenizer)):
+
+    digest = hashlib.sha256(FINGERPRINT_VERSION.encode())
+    for part in (settings, config, tokenizer_state(tokenizer)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if "pooler" not in name.split("."):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            values = tensor.detach().cpu().contiguous().flatten()
+            digest.update(values.view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
-def _config(config: Any) -> Any:
-    """What the model computes, as plain JSON values, nested configs included."""
+def _computing_fields(config: Any) -> Any:
+    """Return the fields of a config that say what the model computes, also of nested configs."""
     content = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(content, dict):
         return content
-    return {key: _config(value) for key, value in content.items() if key not in ORIGIN}
+    return {key: _computing_fields(value) for key, value in content.items() if key not in ORIGIN}
+
+
+# ----------------------------------------------------------------------------------------- shards
 
 
 def embed_to_disk(
@@ -102,31 +137,35 @@ def embed_to_disk(
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
 ) -> np.ndarray:
-    """The sentences' vectors, (N, D) float32, read-only and memory mapped; not normalised, as `encode` gives them.
+    """Encode sentences into the shards of a folder, and return all their vectors.
 
-    Finished shards in the folder are used again; a kill loses the shard being written. Only one shard's text is in
-    memory at a time. Shards of another model or text are removed. Several shards are joined in an unnamed file in the
-    same folder, which takes their size once more until the result is let go.
+    Shards that are there already are not encoded again. Shards of another model or text are
+    removed. Memory holds the text of one shard. If a shard fails, the others are still encoded,
+    until `SHOWN` shards have failed.
 
-    A shard that cannot be encoded keeps none of the others from it, unless `SHOWN` have failed.
-
-    The processes of a launch share the shards and wait for each other; all of them need the same text and the same
-    folder. Only the first gets the vectors, the others get none: (0, D).
+    The processes of a launch share the shards and wait for each other. All of them need the same
+    text and the same folder.
 
     Args:
-        sentences: read once, in order; the progress bar knows its end if it has a length.
-        token_budget: most tokens a batch; the vectors do not depend on it.
-        where: what an error calls the sentence of a number, counted from 0.
-        fingerprint: the encoder's `model_fingerprint`, for those who have it already.
+        sentences: read once, in order. The progress bar shows an end if they have a length.
+        folder: of the shards. Several shards are also joined in an unnamed file there, which takes
+            their size once more until the result is deleted.
+        token_budget: most tokens of a batch. The vectors do not depend on it.
+        where: names a sentence in errors, given its number from 0.
+        fingerprint: the encoder's `model_fingerprint`, if it is known already.
+
+    Returns:
+        Vectors (N, D), float32, memory mapped and read-only, not normalised. In a launch only the
+        first process gets them, and the others get (0, D).
 
     Raises:
-        SentenceError: sentences that cannot be encoded, or have NaN or infinity in their vector; named.
-        OSError: the disk is full; no incomplete shard is left.
+        SentenceError: sentences cannot be encoded, or have NaN or infinity in their vector. The
+            message names them.
+        OSError: the disk is full. Every shard in the folder is complete.
     """
-    folder, fingerprint, state = Path(folder), fingerprint or model_fingerprint(encoder), launched()
-    shards: list[Path] = []
-    failed: list[SentenceError] = []
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    fingerprint = fingerprint or model_fingerprint(encoder)
     total = len(sentences) if isinstance(sentences, Sized) else None
     with tqdm(
         total=total,
@@ -135,34 +174,68 @@ def embed_to_disk(
         unit_scale=True,
         disable=not progress,
     ) as bar:
-        for number, text in enumerate(_blocks(sentences, shard_size)):
-            shard = folder / f"shard-{number:06d}-{_key(fingerprint, text)}.npy"
-            shards.append(shard)
-            if number % state.num_processes != state.process_index or _is_whole(shard, len(text)):
-                bar.update(len(text))
-                continue
+        blocks = _blocks(sentences, shard_size)
+        shards, failed = _encode_shards(
+            encoder, blocks, folder, fingerprint, token_budget, where, bar
+        )
+    # Here all processes wait for each other, and learn what failed in any of them.
+    failed = gather_object(failed)
+    if failed:
+        raise SentenceError(one_line(joined(failed)))
+
+    is_main = launched().is_main_process
+    if is_main:
+        for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
+            other.unlink(missing_ok=True)
+        send_path(folder)  # an earlier run may have failed to send some shards
+    if is_main and shards:
+        return _join(shards, folder)
+    return encoder.encode([""])[:0]
+
+
+def _encode_shards(
+    encoder: Encoder,
+    blocks: Iterable[list[str]],
+    folder: Path,
+    fingerprint: str,
+    token_budget: int,
+    where: Callable[[int], str],
+    bar: tqdm,
+) -> tuple[list[Path], list[SentenceError]]:
+    """Encode and write this process's share of the shards that are missing.
+
+    Args:
+        blocks: the sentences of each shard.
+
+    Returns:
+        The paths of the shards of all processes, and the errors of this process. After `SHOWN`
+        errors the rest is left.
+    """
+    state = launched()
+    shards: list[Path] = []
+    failed: list[SentenceError] = []
+    first = 0  # number of the shard's first sentence
+    for number, text in enumerate(blocks):
+        shard = folder / f"shard-{number:06d}-{_shard_hash(fingerprint, text)}.npy"
+        shards.append(shard)
+        is_mine = number % state.num_processes == state.process_index
+        if not is_mine or _is_whole(shard, len(text)):
+            bar.update(len(text))
+        else:
             try:
                 vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
-                first = number * shard_size
-                require_finite(
-                    vectors, text, lambda row, first=first: where(first + row), " in its shard"
-                )
+                require_finite(vectors, text, where, " in its shard", first)
+                _write_shard(vectors, shard)
             except SentenceError as error:
                 failed.append(error)
                 if len(failed) == SHOWN:
                     break
-                continue
-            _write_shard(vectors, shard)
-    if failed := gather_object(failed):  # of all processes, which wait for each other here
-        raise SentenceError(one_line(joined(failed)))
-    if state.is_main_process:
-        for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
-            other.unlink(missing_ok=True)
-        send_path(folder)  # shards that an earlier run could not send
-    return _join(shards, folder) if shards and state.is_main_process else encoder.encode([""])[:0]
+        first += len(text)
+    return shards, failed
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the sentences in lists of `size`."""
     if size < 1:
         raise UserError(f"shard_size={size}: at least 1 sentence")
     stream = iter(sentences)
@@ -170,7 +243,8 @@ def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
         yield block
 
 
-def _key(fingerprint: str, text: Sequence[str]) -> str:
+def _shard_hash(fingerprint: str, text: Sequence[str]) -> str:
+    """Return a hash of a model's fingerprint and a shard's sentences."""
     digest = hashlib.sha256(fingerprint.encode())
     for sentence in text:
         data = sentence.encode(errors="surrogatepass")
@@ -179,7 +253,10 @@ def _key(fingerprint: str, text: Sequence[str]) -> str:
 
 
 def _is_whole(shard: Path, rows: int) -> bool:
-    """Whether the shard exists and has its rows: a disk may have lost what it had promised to keep."""
+    """Tell whether a shard exists and has its rows.
+
+    A name alone does not prove it: after a power cut a disk may lack data that it had confirmed.
+    """
     if not shard.is_file():
         fetch_path(shard)
     try:
@@ -191,57 +268,77 @@ def _is_whole(shard: Path, rows: int) -> bool:
 def encode_pieces(
     encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
 ) -> np.ndarray:
-    """The vectors (n, D) of some text, encoded in pieces of like length, so that the bar moves.
+    """Encode text in pieces of sentences of similar length, so that the bar moves.
 
-    A cluster encodes the pieces at the same time.
+    An encoder with a method `encode_each` gets all pieces at once, such as a Ray cluster, which
+    encodes them at the same time.
+
+    Returns:
+        Vectors (n, D), float32, in the order of the text.
     """
-    order = sorted(range(len(text)), key=lambda i: -len(text[i]))
-    pieces = [
-        [text[i] for i in order[start : start + PIECE]] for start in range(0, len(order), PIECE)
-    ]
-    each = getattr(encoder, "encode_each", None)
+    order = sorted(range(len(text)), key=lambda row: -len(text[row]))  # longest first
+    pieces = []
+    for start in range(0, len(order), PIECE):
+        pieces.append([text[row] for row in order[start : start + PIECE]])
+    if hasattr(encoder, "encode_each"):
+        results = encoder.encode_each(pieces, token_budget)
+    else:
+        results = (encoder.encode(piece, token_budget) for piece in pieces)
     found = []
-    for vectors in (
-        each(pieces, token_budget)
-        if each
-        else (encoder.encode(piece, token_budget) for piece in pieces)
-    ):
-        found.append(vectors)  # (PIECE, D)
+    for vectors in results:
+        found.append(vectors)  # (n, D)
         bar.update(len(vectors))
     return np.concatenate(found)[np.argsort(order)].astype(np.float32, copy=False)
 
 
 def require_finite(
-    vectors: np.ndarray, text: Sequence[str], where: Callable[[int], str], among: str = ""
+    vectors: np.ndarray,
+    text: Sequence[str],
+    where: Callable[[int], str],
+    among: str = "",
+    first: int = 0,
 ) -> None:
-    """Raises `SentenceError` for NaN or infinity; `where` names the sentence of a row, `among` what all rows are."""
+    """Raise `SentenceError` if a vector has NaN or infinity.
+
+    Args:
+        vectors: (n, D).
+        text: the sentences of the vectors.
+        where: names a sentence, given its number.
+        among: what the vectors are a part of, for the message.
+        first: number of the first sentence.
+    """
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
+        row = int(bad[0])
         raise SentenceError(
-            f"{where(int(bad[0]))}: NaN or infinity in the vector of {text[bad[0]][:60]!r} (one of {len(bad)} such "
-            f"vectors{among}): check the model's weights, or leave bf16 out"
+            f"{where(first + row)}: NaN or infinity in the vector of {text[row][:60]!r} (one of "
+            f"{len(bad)} such vectors{among}): check the model's weights, or leave bf16 out"
         )
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Writes a .npy file as `whole_file` does, whose errors it raises."""
+    """Write a .npy file, which appears once it is complete. Raises the errors of `whole_file`."""
     with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
-        np.lib.format.write_array_header_1_0(
-            file, np.lib.format.header_data_from_array_1_0(vectors)
-        )
-        file.write(np.ascontiguousarray(vectors).data)  # tofile would hide the reason of a failure
+        header = np.lib.format.header_data_from_array_1_0(vectors)
+        np.lib.format.write_array_header_1_0(file, header)
+        # numpy's own tofile would not say why it fails.
+        file.write(np.ascontiguousarray(vectors).data)
 
 
 def _write_shard(vectors: np.ndarray, shard: Path) -> None:
-    """In place of another model's or text's shard of this number, and of what a kill has left unfinished."""
-    for path in shard.parent.glob(f"*{shard.name.rsplit('-', 1)[0]}-*"):
+    """Write a shard, and remove older or incomplete files of the same number."""
+    number = shard.name.rsplit("-", 1)[0]
+    for path in shard.parent.glob(f"*{number}-*"):
         path.unlink(missing_ok=True)
     write_vectors(vectors, shard)
     send_path(shard)
 
 
 def _join(shards: list[Path], folder: Path) -> np.ndarray:
-    """The vectors of all shards as one memory map (N, D): of the only shard, or of an unnamed copy of several."""
+    """Return the vectors of all shards as one read-only memory map (N, D).
+
+    A single shard is mapped itself. Several are copied into an unnamed file of the folder.
+    """
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:
         return parts[0]

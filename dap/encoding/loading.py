@@ -1,4 +1,5 @@
-"""What lies in a model's folder or Hub repository: configuration, weights, positions, sentence-transformers files."""
+"""Read a model from a folder or from the Hub: its config, weights and sentence-transformers
+files."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,48 +23,72 @@ from encoder_dap import load_masked_lm
 from modeling_dap import DAPForPreTraining
 
 POOLINGS = CHOICES["pooling"]
-MOST_LAYERS = 1000  # far above any encoder's; of a nonsensical number Transformers would build layers for days
+#: Layers or attention heads that no encoder reaches. Transformers would build absurd numbers for
+#: days.
+MOST_LAYERS = 1000
+
+# ------------------------------------------------------------------------------ config and weights
 
 
 def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
-    """The configuration of a folder or Hub id; raises `UserError` for one that cannot be read or built."""
+    """Load the configuration of a folder or Hub id.
+
+    Args:
+        hub: arguments of `AutoConfig.from_pretrained`, such as `revision`.
+
+    Raises:
+        UserError: the configuration cannot be read, or no model can be built from it.
+    """
     with loading("configuration", name_or_path):
         config = AutoConfig.from_pretrained(name_or_path, **hub)
-        own = getattr(config, "encoder_config", config)
-        counts = {
-            name: getattr(own, name, 1) for name in ("num_hidden_layers", "num_attention_heads")
-        }
-        for name, value in (own.to_dict() | counts).items():
-            no_count = name in counts and isinstance(value, int) and not 0 < value <= MOST_LAYERS
-            if no_count or value != value:
-                raise UserError(
-                    f"{name_or_path} has {name}={value} in its configuration: no encoder is so"
-                )
+        encoder = getattr(config, "encoder_config", config)
+        values = encoder.to_dict()
+        for name in ("num_hidden_layers", "num_attention_heads"):
+            # Some configs keep the number under another name, and map this one to it.
+            values[name] = getattr(encoder, name, 1)
+            if isinstance(values[name], int) and not 0 < values[name] <= MOST_LAYERS:
+                _refuse_config(name_or_path, name, values[name])
+        for name, value in values.items():
+            if value != value:  # NaN
+                _refuse_config(name_or_path, name, value)
     return config
 
 
+def _refuse_config(name_or_path: str, name: str, value: Any) -> None:
+    raise UserError(f"{name_or_path} has {name}={value} in its configuration: no encoder is so")
+
+
 def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: Any) -> Any:
-    """The model of a class in float32, without heads that the class has not.
+    """Load a model in float32, and make sure that the checkpoint has all of its weights.
+
+    Args:
+        name_or_path: a folder or Hub id.
+        kind: class of the model. Heads that this class does not have are not loaded.
+        options: arguments of the class's `from_pretrained`.
 
     Raises:
-        UserError: weights that cannot be read, are of another shape, or are missing (but a pooler's).
+        UserError: weights cannot be read, have another shape or are missing. Only a pooler's
+            weights may be missing.
     """
     with refusals():
-        model, names = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
+        model, missing = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
         if isinstance(model, DAPForPreTraining) and model.config.target_vocab_size:
-            model.set_target_vocabulary(
-                model.prediction_head.token_ids.tolist()
-            )  # refuses ids that are out of range
-    if missing := sorted(name for name in names if "pooler" not in name):
+            # Setting the vocabulary once more refuses token ids that are out of range.
+            model.set_target_vocabulary(model.prediction_head.token_ids.tolist())
+    needed = sorted(name for name in missing if "pooler" not in name)
+    if needed:
         part = "encoder" if kind is AutoModel else "heads"
         raise UserError(
-            f"{name_or_path} lacks {len(missing)} weights of its {part}, such as {missing[0]!r}"
+            f"{name_or_path} lacks {len(needed)} weights of its {part}, such as {needed[0]!r}"
         )
     return model
 
 
 def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
-    """The commit of a model that was loaded from the Hub, as its folder in the cache is named; else None."""
+    """Return the commit of a model that was loaded from the Hub; None for a local folder.
+
+    The folder in the Hub's cache is named after the commit.
+    """
     if Path(name_or_path).exists():
         return None
     found = try_to_load_from_cache(name_or_path, "config.json", revision=revision)
@@ -71,25 +96,37 @@ def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """The tokens that the model's table of absolute positions has room for; None where there is no such table.
+    """Return how many tokens the model's table of absolute positions holds; None without a table.
 
     RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
     """
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            return module.num_embeddings - (
-                0 if module.padding_idx is None else module.padding_idx + 1
-            )
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - unused
     return None
 
 
+# -------------------------------------------------------------------- sentence-transformers files
+
+
 class NeedsSentenceTransformers(UserError):
-    """The folder's sentence-transformers modules do more than transformer + cls/mean pooling (+ normalisation)."""
+    """The folder does more than transformer, CLS or mean pooling, and normalisation."""
 
 
 @dataclass(frozen=True)
 class LibrarySettings:
-    """What a sentence-transformers folder says about itself; `prefix` is the default one of its prompts."""
+    """Settings in the sentence-transformers files of a folder.
+
+    Attributes:
+        subfolder: where the transformer's files are.
+        pooling: "cls" or "mean".
+        prefix: the default prompt.
+        max_seq_length: tokens per sentence, if the files say so.
+        normalize: whether vectors are divided by their length.
+        prompts: all prompts by name.
+        similarity: name of the similarity function.
+    """
 
     subfolder: str = ""
     pooling: str | None = None
@@ -101,7 +138,12 @@ class LibrarySettings:
 
 
 def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings | None:
-    """Reads modules.json and the files it names; None where there is no modules.json."""
+    """Read modules.json and the files it names; return None if there is no modules.json.
+
+    Raises:
+        NeedsSentenceTransformers: only the library can run these modules.
+        UserError: a file has a value of a wrong type.
+    """
     modules = _read_json(name_or_path, "modules.json", revision)
     if modules is None:
         return None
@@ -110,32 +152,40 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
         raise NeedsSentenceTransformers(
             f"{name_or_path} consists of the modules {', '.join(kinds)}"
         )
-    folders = [module["path"] for module in modules]
-    transformer = (
-        _read_json(name_or_path, str(Path(folders[0], "sentence_bert_config.json")), revision) or {}
-    )
-    pooling = _read_json(name_or_path, f"{folders[1]}/config.json", revision) or {}
+    subfolder = modules[0]["path"]
+    own_config = str(Path(subfolder, "sentence_bert_config.json"))
+    transformer = _read_json(name_or_path, own_config, revision) or {}
+    pooling = _read_json(name_or_path, f"{modules[1]['path']}/config.json", revision) or {}
     library = _read_json(name_or_path, "config_sentence_transformers.json", revision) or {}
-    mode, prompts = pooling_mode(pooling), library.get("prompts") or {}
+
+    mode = pooling_mode(pooling)
+    prompts = library.get("prompts") or {}
     prefix = prompts.get(library.get("default_prompt_name"), "")
-    changes_text = (
-        transformer.get("do_lower_case") or prefix and not pooling.get("include_prompt", True)
-    )
-    if mode not in POOLINGS or changes_text:
+    leaves_prompt_out = prefix and not pooling.get("include_prompt", True)
+    if mode not in POOLINGS or transformer.get("do_lower_case") or leaves_prompt_out:
         raise NeedsSentenceTransformers(
-            f"{name_or_path} pools by {mode!r} or changes its text in a way of its own"
+            f"{name_or_path} pools by {mode!r}, lower-cases its text, or leaves its prompt out of "
+            "pooling"
         )
     length = transformer.get("max_seq_length")
     if not isinstance(prefix, str) or not isinstance(length, int | None):
         raise UserError(
-            f"{name_or_path} has max_seq_length={length!r} and the prompt {prefix!r}: no number, no text"
+            f"{name_or_path} has max_seq_length={length!r} and the prompt {prefix!r}: give a "
+            "number and a text"
         )
-    similarity = library.get("similarity_fn_name")
-    return LibrarySettings(folders[0], mode, prefix, length, len(kinds) == 3, prompts, similarity)
+    return LibrarySettings(
+        subfolder,
+        mode,
+        prefix,
+        length,
+        normalize="Normalize" in kinds,
+        prompts=prompts,
+        similarity=library.get("similarity_fn_name"),
+    )
 
 
 def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
-    """The parsed file of a local folder or a Hub repository; None where it does not exist."""
+    """Parse a file of a local folder or a Hub repository; return None if there is no such file."""
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / filename
         return read_json(path) if path.is_file() else None
@@ -150,7 +200,9 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
 
 
 def _module_kind(dotted: str) -> str:
-    """Class name of the library's own modules, under their old and new paths; others keep their full name.
+    """Return the class name of the library's own modules. Other modules keep their full name.
+
+    The library has moved its modules: both of its paths are known.
 
     >>> _module_kind("sentence_transformers.models.Pooling")
     'Pooling'
@@ -161,24 +213,35 @@ def _module_kind(dotted: str) -> str:
 
 
 def pooling_mode(config: dict[str, Any]) -> str:
-    """One pooling mode of either spelling of the pooling config; several joined by '+'."""
+    """Return the pooling mode of a pooling config, several joined by "+".
+
+    The library writes it in two ways: as one name, and in old folders as one flag per mode.
+
+    >>> pooling_mode({"pooling_mode": "cls"}), pooling_mode({"pooling_mode_mean_tokens": True})
+    ('cls', 'mean')
+    """
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
         return modes if isinstance(modes, str) else "+".join(modes)
-    legacy = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-    active = [
-        key for key, value in config.items() if key.startswith("pooling_mode_") and value is True
-    ]
-    return "+".join(legacy.get(key, key.removeprefix("pooling_mode_")) for key in active)
+    names = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    modes = []
+    for key, value in config.items():
+        if key.startswith("pooling_mode_") and value is True:
+            modes.append(names.get(key, key.removeprefix("pooling_mode_")))
+    return "+".join(modes)
 
 
 def library_length(
     named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> int:
-    """The tokens that the sentence-transformers library keeps, as far as the model has positions for them.
+    """Return how many tokens per sentence the sentence-transformers library keeps.
 
-    That is the length that the folder names, else the lower of what its tokenizer and the model's config say. Folders
-    of XLM-R say 514, where the table holds 512; XLNet's config says -1, for no limit.
+    That is the length that the folder names, or else the lower of what its tokenizer and the
+    model's config say. We lower it to what the model has positions for: folders of XLM-R say 514,
+    but the table holds 512. A config may also say -1 for no limit, such as XLNet's.
+
+    Args:
+        named: length in the folder's files, if any.
     """
     lengths = [named or tokenizer.model_max_length, longest_input(model)]
     if not named:

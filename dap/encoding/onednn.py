@@ -1,7 +1,7 @@
-"""Float32 products of an encoder's weights by oneDNN: torch takes MKL, which has no AVX-512 for the CPUs of others.
+"""Faster float32 matrix products on CPUs with AVX-512.
 
-Both add in float32, in another order.
-"""
+`torch.nn.functional.linear` uses MKL, which has no AVX-512 code for CPUs other than Intel's. oneDNN
+has it. Both add in float32, but in another order, so results differ by rounding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,17 +14,22 @@ from torch.overrides import TorchFunctionMode
 
 
 def fast_linear(device: torch.device) -> AbstractContextManager:
-    """A context in which `torch.nn.functional.linear` is the fastest there is, for what needs no gradient.
+    """Return a context in which `linear` is as fast as this CPU allows. It gives no gradients.
 
-    Which one it is hangs on the CPU's instructions alone, so that the same vectors come of equal CPUs.
+    The choice depends only on the CPU's instruction set, so equal CPUs give equal vectors.
     """
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    pays = device.type == "cpu" and has_avx512 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return OneDNNLinear() if pays else nullcontext()
+    has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if device.type == "cpu" and has_avx512 and has_onednn:
+        return OneDNNLinear()
+    return nullcontext()
 
 
 class OneDNNLinear(TorchFunctionMode):
-    """Lets oneDNN do `linear` of plain float32 tensors on CPU, for this thread; it gives no gradient."""
+    """A context in which oneDNN computes `linear` of plain float32 tensors on the CPU.
+
+    Torch passes every function call of this thread through `__torch_function__` meanwhile.
+    """
 
     def __torch_function__(
         self,
@@ -34,23 +39,21 @@ class OneDNNLinear(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if (
-            function is not linear
-            or kwargs
-            or torch.compiler.is_compiling()
-            or not all(map(_is_plain, args))
-        ):
-            return function(*args, **kwargs)
-        return onednn_linear(*args)
+        is_plain_linear = function is linear and not kwargs and all(map(_is_plain, args))
+        if is_plain_linear and not torch.compiler.is_compiling():
+            return onednn_linear(*args)
+        return function(*args, **kwargs)
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """States (..., O) of (..., D) by weights (O, D) and a bias (O,), in float32 on CPU."""
+    """Return states (..., D) times a weight (O, D), plus a bias (O,), as (..., O) in float32."""
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
 def _is_plain(value: Tensor | None) -> bool:
-    kind = type(value) in (Tensor, nn.Parameter)  # none of those that bring a `linear` of their own
-    return value is None or (
-        kind and value.dtype == torch.float32 and value.is_cpu and value.layout == torch.strided
-    )
+    """Tell whether an argument is None, or a float32 CPU tensor without a `linear` of its own."""
+    if value is None:
+        return True
+    if type(value) not in (Tensor, nn.Parameter):
+        return False
+    return value.dtype == torch.float32 and value.is_cpu and value.layout == torch.strided

@@ -1,6 +1,6 @@
-"""An encoder from a file that `dap.publishing.onnx_export` wrote, run by onnxruntime on the CPU.
+"""Run an encoder that `dap.publishing.onnx_export` has exported, with onnxruntime on the CPU.
 
-Legend: `N` sentences, `B` rows of a batch, `S` tokens, `D` hidden size.
+Legend: `B` rows of a batch, `S` tokens, `D` hidden size.
 """
 
 import glob
@@ -17,11 +17,13 @@ from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError, loading
 from dap.tokenizers import load_tokenizer
 
-FLOAT32, INT8 = "model.onnx", "model_quantized.onnx"
+#: File names of the exported encoder, with float32 and with int8 weights.
+FLOAT32 = "model.onnx"
+INT8 = "model_quantized.onnx"
 
 
 def require_packages() -> None:
-    """Raise `ValueError` unless the packages of the extra `onnx` are installed."""
+    """Raise `UserError` unless the packages of the extra `onnx` are installed."""
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
@@ -29,8 +31,15 @@ def require_packages() -> None:
         raise UserError(f"{error}: pip install 'dap-transformers[onnx]'") from error
 
 
-class _Session(nn.Module):
-    """An ONNX file in the place of a model: its config, and a hash of the file for fingerprints."""
+class _OnnxModel(nn.Module):
+    """An ONNX file that is called like a model of Transformers.
+
+    Attributes:
+        session: onnxruntime's session.
+        settings: what the exporter wrote into the file, such as "pooling" and "prefix".
+        config: has only `hidden_size`.
+        sha256: hash of the file. As a buffer it is part of the model's fingerprint.
+    """
 
     device = torch.device("cpu")
 
@@ -39,31 +48,30 @@ class _Session(nn.Module):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = (
-            torch.get_num_threads()
-        )  # it does not look at OMP_NUM_THREADS
+        # onnxruntime does not read OMP_NUM_THREADS, torch does.
+        options.intra_op_num_threads = torch.get_num_threads()
         with loading("graph", path):
             self.session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )
         self.settings: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
-        if not {"pooling", "hidden_size"} <= set(self.settings):
+        if "pooling" not in self.settings or "hidden_size" not in self.settings:
             raise UserError(
-                f"{path} was not written by dap.publishing.onnx_export: it does not say how it pools"
+                f"{path} does not say how it pools: export it with dap.publishing.onnx_export"
             )
         self.config = PreTrainedConfig(hidden_size=int(self.settings["hidden_size"]))
-        self.register_buffer(
-            "sha256", torch.tensor(list(_digest(path)), dtype=torch.uint8)
-        )  # (32,)
+        content = torch.tensor(list(_graph_hash(path)), dtype=torch.uint8)  # (32,)
+        self.register_buffer("sha256", content)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutputWithPooling:
+        """Return token states (B, S, D) and sentence vectors (B, D)."""
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()}
         states, vectors = self.session.run(["last_hidden_state", "sentence_embedding"], inputs)
         return BaseModelOutputWithPooling(torch.from_numpy(states), torch.from_numpy(vectors))
 
 
-def _digest(path: Path) -> bytes:
-    """SHA-256 of a graph and of the weights beside it, if they have a file of their own."""
+def _graph_hash(path: Path) -> bytes:
+    """Return the SHA-256 of a graph and of its weights, which may be in a file beside it."""
     digest = hashlib.sha256()
     for part in sorted(path.parent.glob(f"{glob.escape(path.name)}*")):
         with part.open("rb") as file:
@@ -72,16 +80,18 @@ def _digest(path: Path) -> bytes:
 
 
 class OnnxEncoder(SentenceEncoder):
-    """`SentenceEncoder` on an exported file, run by onnxruntime on the CPU; its vectors have length 1.
+    """A `SentenceEncoder` on an exported file, run by onnxruntime. Its vectors have length 1.
 
     Args:
         path: a file that `dap.publishing.onnx_export` wrote.
         tokenizer: None takes the one in the file's folder, or in the folder above `onnx/`.
-        prefix, max_seq_length: None takes those of the exported encoder.
+        prefix: None takes that of the exported encoder.
+        max_seq_length: None takes that of the exported encoder.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: onnxruntime is missing, the file is not one of ours, or the length is above its positions.
+        FileNotFoundError: there is no such file.
+        UserError: onnxruntime is missing, the file is not one of ours, or the length is above the
+            model's positions.
     """
 
     def __init__(
@@ -95,9 +105,9 @@ class OnnxEncoder(SentenceEncoder):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
         require_packages()
-        model = _Session(path)
-        own, positions = model.settings, int(model.settings["positions"] or sys.maxsize)
-        length = max_seq_length or int(own["max_seq_length"])
+        model = _OnnxModel(path)
+        positions = int(model.settings["positions"] or sys.maxsize)
+        length = max_seq_length or int(model.settings["max_seq_length"])
         if length > positions:
             raise UserError(
                 f"max_seq_length={length} is above the model's {positions} positions: lower it"
@@ -105,9 +115,10 @@ class OnnxEncoder(SentenceEncoder):
         if tokenizer is None:
             folder = path.parent.parent if path.parent.name == "onnx" else path.parent
             tokenizer = load_tokenizer(folder)
-        super().__init__(
-            model, tokenizer, own["pooling"], own["prefix"] if prefix is None else prefix, length
-        )
+        if prefix is None:
+            prefix = model.settings["prefix"]
+        super().__init__(model, tokenizer, model.settings["pooling"], prefix, length)
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self.model(ids, mask).pooler_output  # the graph has pooled and divided by the length
+        """Return the sentence vectors (B, D), which the graph has pooled and normalised."""
+        return self.model(ids, mask).pooler_output
