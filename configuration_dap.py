@@ -1,4 +1,7 @@
-"""What shapes a DAP model: the encoder, how a sentence is pooled, and the objectives it is trained with."""
+"""Configuration of a DAP model: the encoder, how it pools, and the objectives it is trained with.
+
+The file ships with every checkpoint, beside modeling_dap.py.
+"""
 
 import math
 from dataclasses import fields
@@ -22,71 +25,81 @@ CHOICES: dict[str, tuple] = {
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
 }
-#: Keys that a saved config.json may carry beside the fields of PreTrainedConfig; the last ones are the Trainer's.
+#: Keys that a saved config.json may have besides our fields and those of PreTrainedConfig.
 SAVED_KEYS = {
-    *(
-        "model_type",
-        "auto_map",
-        "name_or_path",
-        "attn_implementation",
-        "experts_implementation",
-        "torch_dtype",
-    ),
-    *("quantization_config", "num_labels", "revision", "output_attentions"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "tie_word_embeddings"),
+    "model_type",
+    "auto_map",
+    "name_or_path",
+    "attn_implementation",
+    "experts_implementation",
+    "torch_dtype",
+    "quantization_config",
+    "num_labels",
+    "revision",
+    "output_attentions",
+    # written by the Trainer
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "tie_word_embeddings",
 }
 
 
 class DAPConfig(PreTrainedConfig):
     """Configuration of `DAPModel`, `DAPForPreTraining` and `DAPForSequenceClassification`.
 
-    Source and target are the paper's x (non-English) and y (its English translation). The defaults are the paper's,
-    and the released code's where the paper is silent.
+    The *source* is the paper's x, the non-English sentence. The *target* is y, its English
+    translation. The defaults are the paper's, and those of the released code where the paper is
+    silent.
 
     Args:
-        encoder_config: configuration, or its dict with `model_type`, of any encoder; BERT-base when absent.
-        objective: names of `objectives_dap.OBJECTIVES` joined by `"+"`, in any order: `"tr"`, `"tr+tlm"`, `"tr+rtl"`
-            (= DAP, section 3.3), `"tr+bow"`, ...; `"mlm"` by itself makes an encoder that the others can start from.
-            What none of them uses is not built.
-        pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real tokens.
-        projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in training only.
+        encoder_config: configuration of any encoder, or its dict with `model_type`; BERT-base when
+            absent.
+        objective: names of `objectives_dap.OBJECTIVES` joined by `"+"` in any order: `"tr+rtl"`
+            (= DAP, section 3.3), `"tr"`, `"tr+tlm"`, `"tr+bow"`, ... `"mlm"` by itself makes an
+            encoder from which the others can start. Heads that no objective uses are not built.
+        pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real
+            tokens.
+        projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in
+            training only.
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
-        tr_temperature: divisor of the similarities; 0.05 for cosine and 1.0 for dot unless given.
-        tr_margin: additive margin taken from the similarity of a true pair.
-        tr_bidirectional: also rank the sources for each target, and take the mean of both losses.
-        tr_mask_duplicates: a pair whose target text equals another's is not that one's negative.
-        tr_hard_negatives: share of the pairs of a batch that bring a copy of their target with one word changed, a
-            negative of every source.
+        tr_temperature: divisor of the similarities. Default: 0.05 for cosine and 1.0 for dot.
+        tr_margin: margin that is subtracted from the similarity of a true pair.
+        tr_bidirectional: also rank the sources for each target. The loss is the mean of both.
+        tr_mask_duplicates: a target with the same text as a pair's own target is not its negative.
+        tr_hard_negatives: share of the pairs that bring a hard negative: a copy of their target
+            with one word changed, which is a negative of every source.
         tr_weight: factor of the TR loss.
-        rtl_layers: K, the number of transformer blocks in the RTL head (section 4.2).
-        rtl_direction: which side is reconstructed from the other (Table 5); `"both"` takes even pairs source-to-target
-            and odd pairs target-to-source, and the average of the two means.
-        rtl_ratio: rho, the share of target tokens to reconstruct; of the others the head sees the encoder's states
-            (section 5.2).
+        rtl_layers: K, number of transformer blocks in the RTL head (section 4.2).
+        rtl_direction: side that is reconstructed from the other (Table 5). `"source-to-target"`
+            reconstructs targets, `"target-to-source"` sources. `"both"` reconstructs targets in
+            pairs with an even number and sources in the others, and averages the two means.
+        rtl_ratio: rho, share of the target tokens to reconstruct. The head sees the encoder's
+            states of the others (section 5.2).
         rtl_weight: factor of the RTL loss.
-        rtl_tied: RTL predicts with the encoder's word embeddings. False gives it a matrix of its own, which starts as
-            their copy: freezing them does not freeze it, and its gradient does not reach them (the released code).
-        rtl_reembed: the RTL head puts states and [MASK] embeddings together through embeddings of its own, with
-            positions, token type and norm a second time (the released code; eq. g^0 has none of these).
-        rtl_languages: source language codes, in the order of `language_ids`; wherever a source is reconstructed, the
-            head gets an embedding of each side's language (section 5.1).
-        target_vocab_size: number of token ids of the target side that RTL and BOW predict; all of the vocabulary when
-            absent. The ids themselves are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
-        rtl_sampled_negatives: number of ids, drawn anew in every step, that stand for all others in the softmax of the
-            RTL loss while training; the whole vocabulary when absent.
+        rtl_tied: RTL predicts with the encoder's word embeddings. False gives it a matrix of its
+            own that starts as their copy (the released code). Then the loss has no gradient for
+            the word embeddings, and freezing these does not freeze the matrix.
+        rtl_reembed: the RTL head embeds states and [MASK] embeddings again, with its own positions,
+            token type and norm (the released code; eq. g^0 has none of these).
+        rtl_languages: language codes of the sources, in the order of `language_ids`. If sources are
+            reconstructed, the head gets an embedding of each side's language (section 5.1).
+        target_vocab_size: number of token ids that RTL and BOW predict; the whole vocabulary when
+            absent. The ids are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
         tlm_probability: share of the tokens that TLM masks.
         tlm_weight: factor of the TLM loss.
-        mlm_probability: share of the tokens that `"mlm"` masks.
+        mlm_probability: share of the tokens that MLM masks.
         mlm_weight: factor of the MLM loss.
-        xum_probability: share of the tokens that cross-unmasking (`"xum"`) masks.
-        xum_weight: factor of its loss.
-        bow_weight: factor of the loss of bags of words (`"bow"`), the words of the target from a sentence vector.
-        mask_token_id: the tokenizer's mask token; every objective but `"tr"` and `"bow"` needs it.
-        kwargs: fields of `PreTrainedConfig`, and of a new objective, whose name they begin with (`mine_weight`).
+        bow_weight: factor of the BOW loss, which predicts the target's tokens from a sentence
+            vector.
+        mask_token_id: the tokenizer's mask token. Every objective but TR and BOW needs it.
+        kwargs: fields of `PreTrainedConfig`. Fields of an objective of your own are also
+            accepted, if they begin with its name: `mine_weight` for an objective called `mine`.
 
     Raises:
-        ValueError: an unknown field, or a value that is not allowed or contradicts another; it names the field, the
-            value and what is allowed.
+        ValueError: an unknown field, or a value that is not allowed or contradicts another. The
+            message names the field, the value and what is allowed.
     """
 
     model_type = "dap"
@@ -111,24 +124,22 @@ class DAPConfig(PreTrainedConfig):
     rtl_reembed: bool = False
     rtl_languages: list[str] | None = None
     target_vocab_size: int | None = None
-    rtl_sampled_negatives: int | None = None
     tlm_probability: float = 0.2
     tlm_weight: float = 0.1
     mlm_probability: float = 0.15
     mlm_weight: float = 1.0
-    xum_probability: float = 0.4
-    xum_weight: float = 1.0
     bow_weight: float = 1.0
     mask_token_id: int | None = None
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
-        if unknown := _unknown(given, given.get("objective", self.objective)):
+        unknown = _unknown_keys(given, given.get("objective", self.objective))
+        if unknown:
             listed = ", ".join(f"{key}={given[key]!r}" for key in unknown)
             raise ValueError(
                 f"DAPConfig has no field for {listed}. Its fields are: {', '.join(FIELDS)}."
             )
-        for name, own in FIELDS.items():
-            setattr(self, name, given.pop(name, own.default))
+        for name, field in FIELDS.items():
+            setattr(self, name, given.pop(name, field.default))
         self.encoder_config = _build_encoder_config(encoder_config)
         if self.tr_temperature is None:
             self.tr_temperature = 1.0 if self.tr_similarity == "dot" else 0.05
@@ -140,19 +151,23 @@ class DAPConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in Transformers; keys of a saved file that this version does not know are left out with a warning."""
-        if config_dict.get("model_type", cls.model_type) != cls.model_type:
+        """Build a configuration from the dict of a saved one.
+
+        Keys that this version does not know are left out with a warning.
+        """
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
             raise ValueError(
-                f"this is a plain {config_dict['model_type']!r} checkpoint, not a DAP one: start from it with "
+                f"this is a plain {model_type!r} checkpoint, not a DAP one: start from it with "
                 "DAPForPreTraining.from_encoder, or load it with AutoModel."
             )
-        if dropped := _unknown(config_dict, config_dict.get("objective", cls.objective)):
+        unknown = _unknown_keys(config_dict, config_dict.get("objective", cls.objective))
+        if unknown:
             logger.warning(
-                f"config.json has fields that are not known here: {', '.join(dropped)}; they are left out."
+                f"config.json has unknown fields, which are left out: {', '.join(unknown)}"
             )
-        return super().from_dict(
-            {key: config_dict[key] for key in config_dict if key not in dropped}, **kwargs
-        )
+        known = {key: value for key, value in config_dict.items() if key not in unknown}
+        return super().from_dict(known, **kwargs)
 
     hidden_size = property(lambda self: self.encoder_config.hidden_size)
     num_hidden_layers = property(lambda self: self.encoder_config.num_hidden_layers)
@@ -168,18 +183,32 @@ class DAPConfig(PreTrainedConfig):
 
     @property
     def objectives(self) -> frozenset[str]:
-        """The names that `objective` joins."""
+        """Names that `objective` joins."""
         return frozenset(self.objective.split("+"))
 
     def check(self) -> None:
-        """Raise `ValueError` for a value that is not allowed; models call it again, as attributes can be set later."""
+        """Raise `ValueError` for a value that is not allowed.
+
+        Models call this again, because attributes can be changed after the configuration was built.
+        """
+        self._check_objective()
+        self._check_by_kind()
+        self._check_bounds()
+        self._check_directions()
+
+    def _check_objective(self) -> None:
         names = self.objective.split("+") if isinstance(self.objective, str) else [""]
-        different = len(set(names)) == len(names) and all(map(str.isidentifier, names))
-        self._require("objective", different, "different names joined by '+', such as 'tr+rtl'")
+        all_differ = len(set(names)) == len(names)
+        are_names = all(name.isidentifier() for name in names)
+        self._require(
+            "objective", all_differ and are_names, "different names joined by '+', such as 'tr+rtl'"
+        )
+
+    def _check_by_kind(self) -> None:
+        """Check choices, and shares, factors and switches by the ending or type of their field."""
         for name, allowed in CHOICES.items():
-            self._require(
-                name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}"
-            )
+            listed = ", ".join(repr(value) for value in allowed)
+            self._require(name, getattr(self, name) in allowed, f"one of {listed}")
         for name, field in FIELDS.items():
             value = getattr(self, name)
             if name.endswith(("_ratio", "_probability")):
@@ -188,33 +217,51 @@ class DAPConfig(PreTrainedConfig):
                 self._require(name, _is_number(value) and value >= 0, "a number in [0, inf)")
             elif field.type is bool:
                 self._require(name, isinstance(value, bool), "True or False")
-        is_share = _is_number(self.tr_hard_negatives) and 0 <= self.tr_hard_negatives <= (
-            "tr" in self.objectives
-        )
+
+    def _check_bounds(self) -> None:
+        """Check the fields whose bounds depend on the encoder or the objective."""
+        value = self.tr_temperature
+        self._require("tr_temperature", _is_number(value) and value > 0, "a number in (0, inf)")
+
+        value = self.tr_hard_negatives
+        most = 1 if "tr" in self.objectives else 0
         self._require(
             "tr_hard_negatives",
-            is_share,
+            _is_number(value) and 0 <= value <= most,
             "a number in [0, 1], which is 0 unless TR is in the objective",
         )
-        divides = _is_number(self.tr_temperature) and self.tr_temperature > 0
-        self._require("tr_temperature", divides, "a number in (0, inf)")
-        layers, vocabulary = self.encoder_config.num_hidden_layers, self.encoder_config.vocab_size
-        self._require_integer(
-            "rtl_layers", 1, layers if "rtl" in self.objectives else 10**9, "the encoder's layers"
+
+        encoder = self.encoder_config
+        layers = encoder.num_hidden_layers if "rtl" in self.objectives else 10**9
+        self._require_integer("rtl_layers", 1, layers, "the encoder's layers")
+        self._require_integer_or_none(
+            "target_vocab_size", 1, encoder.vocab_size, "the encoder's vocabulary"
         )
-        self._require_integer(
-            "target_vocab_size", 1, vocabulary, "the encoder's vocabulary", optional=True
+        self._require_integer_or_none(
+            "mask_token_id", 0, encoder.vocab_size - 1, "the encoder's token ids"
         )
-        predicted = self.target_vocab_size or vocabulary
-        self._require_integer(
-            "rtl_sampled_negatives", 2, predicted, "the predicted vocabulary", optional=True
+
+    def _check_directions(self) -> None:
+        """Check what reconstructing sources needs: languages, and the whole vocabulary."""
+        languages = self.rtl_languages
+        self._require(
+            "rtl_languages",
+            languages is None or isinstance(languages, list),
+            "None or a list of language codes",
         )
-        self._require_integer(
-            "mask_token_id", 0, vocabulary - 1, "the encoder's token ids", optional=True
+        if self.rtl_direction == "source-to-target" or "rtl" not in self.objectives:
+            return
+        self._require(
+            "rtl_languages",
+            bool(languages) and len(set(languages)) == len(languages),
+            f"the different source languages, as rtl_direction is {self.rtl_direction!r}",
         )
-        is_list = isinstance(self.rtl_languages, list | None)
-        self._require("rtl_languages", is_list, "None or a list of language codes")
-        self._check_directions()
+        self._require(
+            "target_vocab_size",
+            self.target_vocab_size is None,
+            f"None, as rtl_direction {self.rtl_direction!r} reconstructs sources, "
+            "whose ids are not the target's",
+        )
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
@@ -222,28 +269,23 @@ class DAPConfig(PreTrainedConfig):
                 f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}."
             )
 
-    def _require_integer(
-        self, name: str, low: int, high: int, what: str, optional: bool = False
-    ) -> None:
+    def _require_integer(self, name: str, low: int, high: int, what: str) -> None:
         value = getattr(self, name)
-        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        self._require(name, is_integer and low <= value <= high, f"{low} to {high}, {what}")
+
+    def _require_integer_or_none(self, name: str, low: int, high: int, what: str) -> None:
+        value = getattr(self, name)
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
         self._require(
             name,
-            fits or (optional and value is None),
-            f"{'None or ' * optional}{low} to {high}, {what}",
+            value is None or (is_integer and low <= value <= high),
+            f"None or {low} to {high}, {what}",
         )
-
-    def _check_directions(self) -> None:
-        if self.rtl_direction == "source-to-target" or "rtl" not in self.objectives:
-            return
-        known = bool(self.rtl_languages) and len(set(self.rtl_languages)) == len(self.rtl_languages)
-        allowed = f"the different source languages, as rtl_direction is {self.rtl_direction!r}"
-        self._require("rtl_languages", known, allowed)
-        allowed = f"None, as rtl_direction {self.rtl_direction!r} reconstructs sources, whose ids are not the target's"
-        self._require("target_vocab_size", self.target_vocab_size is None, allowed)
 
 
 def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedConfig:
+    """Return the encoder's configuration, given as an object, a dict or nothing (BERT-base)."""
     if value is None:
         return BertConfig()
     if isinstance(value, PreTrainedConfig):
@@ -256,25 +298,30 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
     return AutoConfig.for_model(value["model_type"], **options)
 
 
-def _unknown(keys: dict[str, Any], objective: str) -> list[str]:
-    """Those that are no fields of ours, of `PreTrainedConfig` or a new objective, nor what a saved config.json has."""
+def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
+    """Return the keys that are neither known fields nor fields of an objective of the user's."""
     known = FIELDS.keys() | SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
-    ours = {name.split("_")[0] for name in FIELDS}
-    free = ("_", *(f"{name}_" for name in str(objective).split("+") if name not in ours))
-    return sorted(key for key in keys if key not in known and not key.startswith(free))
+    our_prefixes = {name.split("_")[0] for name in FIELDS}
+    free_prefixes = ["_"]
+    for name in str(objective).split("+"):
+        if name not in our_prefixes:
+            free_prefixes.append(f"{name}_")
+    unknown = [key for key in keys if key not in known and not key.startswith(tuple(free_prefixes))]
+    return sorted(unknown)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-#: The fields of `DAPConfig` by name, without those of `PreTrainedConfig`.
+#: Fields that `DAPConfig` adds to `PreTrainedConfig`, by name.
 FIELDS = {
     name: each
     for name, each in DAPConfig.__dataclass_fields__.items()
     if name in DAPConfig.__annotations__
 }
 
-# Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.
+# Not for a checkpoint's own code: a process may load checkpoints of several versions, and each
+# runs its own.
 if __name__ == "configuration_dap":
     AutoConfig.register("dap", DAPConfig, exist_ok=True)

@@ -1,7 +1,10 @@
-"""What only training needs beside the encoder: the RTL head and the vocabulary prediction head (section 3.2).
+"""Heads that only training needs: the RTL head and the vocabulary prediction head (section 3.2).
 
-Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pairs, `D` hidden size, `E` width of the
-word embeddings, `V` predicted vocabulary, `T` tokens with a label, `C` context and `Q` query tokens, `K` layers.
+The file ships with every checkpoint, beside modeling_dap.py.
+
+Shapes in the comments: `B` pairs, `D` hidden size, `E` width of the word embeddings, `V`
+vocabulary, `V'` target vocabulary, `T` tokens with a label, `C` context tokens, `Q` query tokens,
+`K` layers.
 """
 
 import copy
@@ -15,90 +18,69 @@ from transformers.activations import ACT2FN
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import (
-        absolute_positions,
-        build_encoder,
-        last_states,
-        layer_stack,
-        use_packing,
-    )
-    from .losses_dap import (
-        bag_cross_entropy,
-        columns_of,
-        sampled_cross_entropy,
-        vocabulary_cross_entropy,
-        whole,
-    )
+    from .encoder_dap import build_encoder, layer_stack
+    from .losses_dap import bag_cross_entropy, columns_of, vocabulary_cross_entropy, whole
+    from .states_dap import absolute_positions, last_states, use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import absolute_positions, build_encoder, last_states, layer_stack, use_packing
-    from losses_dap import (
-        bag_cross_entropy,
-        columns_of,
-        sampled_cross_entropy,
-        vocabulary_cross_entropy,
-        whole,
-    )
+    from encoder_dap import build_encoder, layer_stack
+    from losses_dap import bag_cross_entropy, columns_of, vocabulary_cross_entropy, whole
+    from states_dap import absolute_positions, last_states, use_packing
 
-OF_TARGETS = {
-    "rtl",
-    "bow",
-}  # objectives that predict tokens of the target side, and so ids of its vocabulary alone
-
-
-class _PassThrough(nn.Module):
-    """Stands where an encoder has its embeddings, for input that is embedded already."""
-
-    word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
-
-    def forward(
-        self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any
-    ) -> Tensor:
-        return inputs_embeds
+#: Objectives that predict tokens of the target side, so a smaller target vocabulary is enough.
+OF_TARGETS = {"rtl", "bow"}
 
 
 class Projection(nn.Sequential):
-    """Between the sentence vector and L_TR, in training only."""
+    """Dense + tanh between the sentence vector and L_TR, in training only."""
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
 
 
-class RTLHead(nn.Module):
-    """g of section 3.2: K transformer blocks of the encoder's own class over (source states, [MASK] embeddings).
+# --------------------------------------------------------------------------------------- RTL head
 
-    With `rtl_reembed` it is the released code's: its own embeddings, which start as the encoder's, take [MASK], and
-    then a second time the states and [MASK] embeddings together, with positions, token type and norm.
+
+class RTLHead(nn.Module):
+    """Head g of section 3.2: K transformer blocks over source states and [MASK] embeddings.
+
+    The blocks are of the encoder's own class, and start as its last K layers.
+
+    With `rtl_reembed` it is the head of the released code, which differs from the paper: the head
+    has embeddings of its own. They embed [MASK], and then embed states and [MASK] embeddings
+    together a second time, with positions, token type and norm.
     """
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__()
         self.reembeds = config.rtl_reembed
         self.blocks = self._build_blocks(config)
-        names = config.rtl_languages if config.rtl_direction != "source-to-target" else None
-        # row 0 is the target language, row i + 1 is rtl_languages[i]
-        self.language_embeddings = (
-            None if names is None else nn.Embedding(len(names) + 1, config.hidden_size)
-        )
+        self.language_embeddings = None
+        if config.rtl_direction != "source-to-target":
+            # Row 0 is the target language, row i + 1 is rtl_languages[i].
+            rows = len(config.rtl_languages) + 1
+            self.language_embeddings = nn.Embedding(rows, config.hidden_size)
 
     @staticmethod
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
+        """Build an encoder of K layers that takes embedded tokens."""
         own = copy.deepcopy(config.encoder_config)
-        own.vocab_size = (
-            getattr(own, "pad_token_id", None) or 0
-        ) + 1  # word embeddings are about to go
+        own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # the table is removed below
         if own.model_type == "deberta-v2":
-            own.conv_kernel_size = 0  # its convolution comes after the first layer only
+            own.conv_kernel_size = 0  # its convolution follows the first layer only
         blocks = build_encoder(own)
+
         _, layers = layer_stack(blocks)
         del layers[: len(layers) - config.rtl_layers]
         blocks.config.num_hidden_layers = config.rtl_layers
+
         if not hasattr(blocks, "embeddings"):
             raise ValueError(
-                f"the RTL head needs an encoder with `.embeddings`; {type(blocks).__name__} has none."
+                "the RTL head needs an encoder with `.embeddings`; "
+                f"{type(blocks).__name__} has none."
             )
         if config.rtl_reembed:
-            blocks.set_input_embeddings(None)  # words come embedded
+            blocks.set_input_embeddings(None)  # keeps positions, token type and norm
         else:
             blocks.embeddings = _PassThrough()
         use_packing(blocks)
@@ -106,28 +88,23 @@ class RTLHead(nn.Module):
 
     @torch.no_grad()
     def copy_last_layers(self, encoder: PreTrainedModel) -> None:
-        """Start from the encoder's last K layers and whatever else the head has of it (section 4.2)."""
+        """Copy the encoder's last K layers and other weights that the head shares (section 4.2)."""
         prefix, layers = layer_stack(encoder)
         dropped = len(layers) - self.blocks.config.num_hidden_layers
-        state = {}
+        copied = {}
         for key, value in encoder.state_dict().items():
             if key.startswith(prefix + "."):
-                index, rest = key[len(prefix) + 1 :].split(".", 1)
-                key = f"{prefix}.{int(index) - dropped}.{rest}"
-            state[key] = value
-        wanted = self.blocks.state_dict()
-        self.blocks.load_state_dict(
-            {key: value for key, value in state.items() if key in wanted}, strict=True
-        )
+                number, rest = key[len(prefix) + 1 :].split(".", 1)
+                key = f"{prefix}.{int(number) - dropped}.{rest}"
+            copied[key] = value
+        own = {key: copied[key] for key in self.blocks.state_dict()}
+        self.blocks.load_state_dict(own)
 
     def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
-        """Embeddings (B, S, D) of words (B, S, E) with the positions 0, 1, 2, ..., whatever the padding."""
+        """Embed words (B, S, E) at the positions 0, 1, 2, ...: return (B, S, D)."""
         owner = self.blocks if self.reembeds else encoder
-        return owner.embeddings(
-            input_ids=None,
-            inputs_embeds=words,
-            **absolute_positions(owner, columns_of(words[..., 0])),
-        )
+        positions = absolute_positions(owner, columns_of(words[..., 0]))
+        return owner.embeddings(input_ids=None, inputs_embeds=words, **positions)
 
     def forward(
         self,
@@ -137,93 +114,257 @@ class RTLHead(nn.Module):
         query_mask: Tensor,
         languages: Tensor | None,
     ) -> Tensor:
-        """States (B, Q, D) of the queries (B, Q, D), which see the context (B, C, D) and each other.
+        """Compute eq. g^0: the states of the queries, which see the context and each other.
 
-        Each pair's real tokens stand next to each other, as relative positions would otherwise count the padding.
-        `languages` (B, 2) are the embedding rows of the context's and the queries' language.
+        Args:
+            context: (B, C, D) token states of one side, without CLS.
+            context_mask: (B, C).
+            queries: (B, Q, D) [MASK] embeddings of the other side, without CLS.
+            query_mask: (B, Q).
+            languages: (B, 2) rows of `language_embeddings` for context and queries, or None.
+
+        Returns:
+            (B, Q, D).
         """
         if self.language_embeddings is not None:
             vectors = self.language_embeddings(languages)  # (B, 2, D)
-            context, queries = context + vectors[:, :1], queries + vectors[:, 1:]
-        states = torch.cat([context, queries], 1)  # (B, C+Q, D), eq. g^0
+            context = context + vectors[:, :1]
+            queries = queries + vectors[:, 1:]
+
+        states = torch.cat([context, queries], 1)  # (B, C+Q, D)
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
-        # positions where it embeds again: those of both sentences one after another, each with its CLS
-        columns = columns_of(query_mask) + context_mask.sum(1, keepdim=True) + 2
-        columns = torch.cat([columns_of(context_mask) + 1, columns], 1)  # (B, C+Q)
-        inputs = {"inputs_embeds": states, **absolute_positions(self.blocks, columns)}
-        start = context.shape[1]
-        return last_states(self.blocks, mask, F.pad(query_mask, (start, 0)), **inputs)[:, start:]
+        columns = self._columns(context_mask, query_mask)  # (B, C+Q)
+        positions = absolute_positions(self.blocks, columns)
+
+        # `last_states` packs each pair's real tokens side by side: relative positions would count
+        # the padding between context and queries.
+        first_query = context.shape[1]
+        read = F.pad(query_mask, (first_query, 0))
+        states = last_states(self.blocks, mask, read, inputs_embeds=states, **positions)
+        return states[:, first_query:]
+
+    @staticmethod
+    def _columns(context_mask: Tensor, query_mask: Tensor) -> Tensor:
+        """Return the positions (B, C+Q) of context and queries where the head embeds them again.
+
+        They are those of both sentences one behind the other, each beginning with its CLS, which
+        is left out here.
+        """
+        context = columns_of(context_mask) + 1  # (B, C)
+        context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS
+        queries = columns_of(query_mask) + context_length + 1  # (B, Q)
+        return torch.cat([context, queries], 1)
+
+
+class _PassThrough(nn.Module):
+    """Embeddings that return their input, which is embedded already."""
+
+    word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
+
+    def forward(
+        self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any
+    ) -> Tensor:
+        return inputs_embeds
+
+
+# -------------------------------------------------------------------- vocabulary prediction head
 
 
 class Words(NamedTuple):
-    """Word embeddings beside those of the texts."""
+    """Word embeddings that the heads of a step need.
 
-    table: Tensor  # (V, E), of all ids
-    mask: Tensor | None  # (1, E), of [MASK]
-    predicted: Tensor  # of the target vocabulary, (V', E), or `table`
+    They are looked up together with those of the sentences, because every look-up has a dense
+    gradient of the table's size.
+    """
+
+    table: Tensor  # (V, E), all ids
+    mask: Tensor | None  # (1, E), [MASK]; None if no objective needs it
+    predicted: Tensor  # (V', E), the target vocabulary; or `table`
 
 
 class PredictionTransform(nn.Module):
-    """Dense, activation and norm: what stands before the output matrix of a masked-LM head."""
+    """Dense, activation and norm: the part of a masked-LM head before its output matrix."""
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__()
         encoder = config.encoder_config
         width = getattr(encoder, "embedding_size", None) or encoder.hidden_size
-        bias = getattr(encoder, "classifier_bias", True)  # ModernBERT's head has none
         eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
-        self.dense = nn.Linear(encoder.hidden_size, width, bias=bias)
-        self.norm = nn.LayerNorm(width, eps=eps, bias=getattr(encoder, "norm_bias", True))
-        names = (
-            "classifier_activation",
-            "hidden_act",
-            "activation",
-        )  # ModernBERT, most, DistilBERT
-        activation = next(
-            (found for name in names if (found := getattr(encoder, name, None))), "gelu"
-        )
-        self.activation = ACT2FN[activation] if isinstance(activation, str) else activation
+        has_dense_bias = getattr(encoder, "classifier_bias", True)  # ModernBERT's has none
+        has_norm_bias = getattr(encoder, "norm_bias", True)
+        self.dense = nn.Linear(encoder.hidden_size, width, bias=has_dense_bias)
+        self.norm = nn.LayerNorm(width, eps=eps, bias=has_norm_bias)
+        self.activation = _activation_of(encoder)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """States (T, D) as the output matrix takes them, (T, E)."""
+        """Return states (T, D) as the output matrix takes them: (T, E)."""
         return self.norm(self.activation(self.dense(hidden)))
 
 
-class PredictionHead(PredictionTransform):
-    """Vocabulary prediction head: a `PredictionTransform`, then W of section 3.2.
+def _activation_of(encoder_config: Any) -> nn.Module:
+    """Return the activation of an encoder's masked-LM head; encoders call its field differently."""
+    for name in ("classifier_activation", "hidden_act", "activation"):  # the first is ModernBERT's
+        activation = getattr(encoder_config, name, None)
+        if activation:
+            break
+    else:
+        activation = "gelu"
+    return ACT2FN[activation] if isinstance(activation, str) else activation
 
-    W are the encoder's word embeddings. Of targets it can predict fewer ids, V', and with a matrix of its own
-    (`rtl_tied=False`).
+
+class PredictionHead(PredictionTransform):
+    """Vocabulary prediction head: a `PredictionTransform`, then the output matrix W of section 3.2.
+
+    W is usually the encoder's word embeddings (V, E). Two options change that:
+
+    - A *target vocabulary* (`target_vocab_size`): RTL and BOW predict only V' ids. `token_ids`
+      holds these ids in ascending order.
+    - `rtl_tied=False`: RTL and BOW predict with a matrix of their own, `decoder`.
     """
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
-        of_targets = bool(config.objectives & OF_TARGETS)
-        size = config.target_vocab_size if of_targets else None
-        # sorted ids of the target vocabulary (V',), where that is not all
-        self.register_buffer("token_ids", None if size is None else torch.arange(size))
-        self.is_narrow = (
-            size is not None and config.objectives <= {"tr"} | OF_TARGETS
-        )  # others predict all ids
-        self.bias = nn.Parameter(
-            torch.zeros(size if self.is_narrow else config.vocab_size)
-        )  # (V') or (V)
-        untied = of_targets and not config.rtl_tied
-        width = self.dense.out_features
-        self.decoder = nn.Linear(width, size or config.vocab_size, bias=False) if untied else None
         self.config = config
+        predicts_targets = bool(config.objectives & OF_TARGETS)
+        size = config.target_vocab_size if predicts_targets else None
+        self.register_buffer("token_ids", None if size is None else torch.arange(size))
+
+        # The bias has V' entries if no other objective predicts all V ids.
+        only_targets = config.objectives <= {"tr"} | OF_TARGETS
+        self.is_narrow = size is not None and only_targets
+        self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))
+
+        self.decoder = None
+        if predicts_targets and not config.rtl_tied:
+            width = self.dense.out_features
+            self.decoder = nn.Linear(width, size or config.vocab_size, bias=False)
+
+    # ---- losses
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
+        """Sum the cross entropy of labels among all ids.
+
+        Args:
+            hidden: (T, D) states.
+            labels: (T,) token ids.
+            table: (V, E) word embeddings.
+        """
+        return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
+
+    def target_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
+        """Sum the cross entropy of labels among the ids of the target vocabulary.
+
+        Args:
+            hidden: (T, D) states.
+            labels: (T,) token ids, all of the target vocabulary.
+            words: word embeddings.
+        """
+        weight, bias = self._target_output(words)
+        return vocabulary_cross_entropy(self.transform(hidden), weight, bias, self._rows(labels))
+
+    def bag_loss_sum(self, states: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
+        """Sum the cross entropy of several labels per row among the ids of the target vocabulary.
+
+        Args:
+            states: (B, E) output of a transform.
+            ids: (B, S) token ids.
+            counted: (B, S) bool, True for the ids that count; these are of the target vocabulary.
+            words: word embeddings.
+        """
+        weight, bias = self._target_output(words)
+        return bag_cross_entropy(states, weight, bias, self._rows(ids), counted)
+
+    # ---- the target vocabulary
+
+    @property
+    def ids_to_look_up(self) -> Tensor | None:
+        """Ids (V',) whose word embeddings are the output matrix.
+
+        None if the output matrix is the whole table or the head's own.
+        """
+        return self.token_ids if self.decoder is None else None
+
+    def knows(self, ids: Tensor) -> Tensor:
+        """Tell for each id whether it is in the target vocabulary, bool."""
+        if self.token_ids is None:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return self.token_ids[self._rows(ids)] == ids
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids in the target vocabulary; any row for an id that is not in it."""
+        if self.token_ids is None:
+            return ids
+        rows = torch.searchsorted(self.token_ids, ids.contiguous())
+        return rows.clamp(max=len(self.token_ids) - 1)
+
+    def _target_output(self, words: Words) -> tuple[Tensor, Tensor]:
+        """Return output matrix (V', E) and bias (V',) of the target vocabulary."""
+        weight = words.predicted if self.decoder is None else whole(self.decoder.weight)
+        if self.token_ids is None or self.is_narrow:
+            return weight, self.bias
+        return weight, self.bias[self.token_ids]
+
+    # ---- initial weights
+
+    @torch.no_grad()
+    def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
+        """Copy dense, norm and bias of a masked-LM model, whatever their names are there.
+
+        Returns:
+            False if the model has no such layers, or if its output matrix is not tied to its word
+            embeddings, because the layers were then trained for another matrix.
+        """
+        head = getattr(model, "prediction_head", None)
+        if isinstance(head, PredictionHead):
+            dense, norm, bias = head.dense, head.norm, head.bias
+        else:
+            dense, norm = _layers_before_output(model)
+            if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+                return False
+            output = model.get_output_embeddings()
+            if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
+                return False
+            bias = output.bias
+
+        self.dense.load_state_dict(dense.state_dict())
+        self.norm.load_state_dict(norm.state_dict())
+        if bias is not None:  # (V,)
+            self.bias.copy_(bias[self.token_ids] if self.is_narrow else bias)
+        return True
+
+    @torch.no_grad()
+    def start_bias(self, counts: Tensor) -> None:
+        """Set the bias to the log of each id's share of a text.
+
+        Args:
+            counts: (N,) how often each id occurs; ids from N on do not occur. One is added to each
+                count, so that every id has a share.
+        """
+        counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
+        if self.is_narrow:
+            counts = counts[self.token_ids]
+        smoothed = counts.double() + 1
+        self.bias.copy_((smoothed / smoothed.sum()).log())
+
+    @torch.no_grad()
+    def start_decoder(self, table: Tensor) -> None:
+        """Set the head's own matrix, if it has one, to the word embeddings (V, E) of its ids."""
+        if self.decoder is not None:
+            self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
 
     @torch.no_grad()
     def resize(self, table: Tensor) -> None:
-        """Predict the ids of new word embeddings (V, E), those that are new with bias 0, unless their own are set.
+        """Fit the head to new word embeddings (V, E). A target vocabulary stays as it was.
 
         Raises:
-            ValueError: an id of these would be gone.
+            ValueError: the new table lacks an id of the target vocabulary.
         """
-        if self.token_ids is not None and (last := int(self.token_ids.max())) >= len(table):
-            raise ValueError(
-                f"the target vocabulary has id {last}: give {last + 1} token embeddings or more."
-            )
+        if self.token_ids is not None:
+            last = int(self.token_ids.max())
+            if last >= len(table):
+                raise ValueError(
+                    f"the target vocabulary has id {last}: give {last + 1} or more token embeddings."
+                )
         if not self.is_narrow:
             kept = self.bias[: len(table)]
             self.bias = nn.Parameter(F.pad(kept, (0, len(table) - len(kept))))
@@ -231,111 +372,17 @@ class PredictionHead(PredictionTransform):
             kept = self.decoder.weight[: len(table)]
             self.decoder.weight = nn.Parameter(torch.cat([kept, table[len(kept) :]]))
 
-    @torch.no_grad()
-    def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
-        """Take over dense, norm and bias of a masked-LM model, whatever it calls them; False where it has no such.
 
-        Nor are they any good where they were trained for a matrix other than the word embeddings.
-        """
-        head = getattr(model, "prediction_head", None)
-        if isinstance(head, PredictionHead):
-            dense, norm, bias = head.dense, head.norm, head.bias
-        else:
-            body = {id(module) for module in model.base_model.modules()}
-            output = model.get_output_embeddings()
-            own = [
-                module
-                for module in model.modules()
-                if id(module) not in body and module is not output
-            ]
-            dense = next((module for module in own if isinstance(module, nn.Linear)), None)
-            norm = next((module for module in own if isinstance(module, nn.LayerNorm)), None)
-            if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
-                return False
-            if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
-                return False
-            bias = output.bias
-        self.dense.load_state_dict(dense.state_dict())
-        self.norm.load_state_dict(norm.state_dict())
-        if bias is not None:  # (V,), that of all ids
-            self.bias.copy_(bias[self.token_ids] if self.is_narrow else bias)
-        return True
-
-    @torch.no_grad()
-    def start_bias(self, counts: Tensor) -> None:
-        """Set the bias to the log of the ids' shares of a text, given how often each of all ids (N,) occurs there.
-
-        One is added to each count, so that an id that does not occur has a share, too.
-        """
-        counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
-        seen = (
-            counts[self.token_ids] if self.is_narrow else counts
-        ).double() + 1  # those of the bias
-        self.bias.copy_((seen / seen.sum()).log())
-
-    @torch.no_grad()
-    def start_decoder(self, table: Tensor) -> None:
-        """Set the targets' own matrix, if there is one, to the word embeddings (V, E) of what it predicts."""
-        if self.decoder is not None:
-            self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
-
-    @property
-    def samples(self) -> bool:
-        """Whether drawn ids stand for RTL's vocabulary: `rtl_sampled_negatives`, in training."""
-        return self.config.rtl_sampled_negatives is not None and self.training
-
-    @property
-    def looked_up(self) -> Tensor | None:
-        """Ids (V',) whose word embeddings predict targets; None where these are all, or its own, or drawn."""
-        drawn = self.samples and "bow" not in self.config.objectives
-        return self.token_ids if self.decoder is None and not drawn else None
-
-    def knows(self, ids: Tensor) -> Tensor:
-        """Whether each id is of the target vocabulary, bool."""
-        if self.token_ids is None:
-            return torch.ones_like(ids, dtype=torch.bool)
-        return self.token_ids[self._rows(ids)] == ids
-
-    def _rows(self, ids: Tensor) -> Tensor:
-        """Places of ids in the target vocabulary, if they are in it."""
-        return torch.searchsorted(self.token_ids, ids.contiguous()).clamp(
-            max=len(self.token_ids) - 1
-        )
-
-    def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
-        """Summed cross entropy of labels (T,) among all ids, given states (T, D) and the word embeddings (V, E)."""
-        return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
-
-    def _target_vocabulary(self, labels: Tensor, words: Words) -> tuple[Tensor, Tensor, Tensor]:
-        """Output embeddings (V', E) and bias (V',) of the target vocabulary, and the labels as rows of them.
-
-        The embeddings are those of all ids, (V, E), where drawn ones are to be looked up in them.
-        """
-        restricted = self.token_ids is not None
-        bias = self.bias[self.token_ids] if restricted and not self.is_narrow else self.bias
-        weight = words.predicted if self.decoder is None else whole(self.decoder.weight)
-        return weight, bias, self._rows(labels) if restricted else labels
-
-    def bag_loss_sum(self, states: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
-        """Summed cross entropy of the ids (B, S) that count, given what the transform makes of each row, (B, E)."""
-        weight, bias, labels = self._target_vocabulary(ids, words)
-        return bag_cross_entropy(states, weight, bias, labels, counted)
-
-    def rtl_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
-        """The same among the ids of the target vocabulary, of which all labels are."""
-        states, restricted = self.transform(hidden), self.token_ids is not None
-        weight, bias, labels = self._target_vocabulary(labels, words)
-        if not self.samples:
-            return vocabulary_cross_entropy(states, weight, bias, labels)
-        drawn = torch.randperm(len(bias), device=labels.device)[
-            : self.config.rtl_sampled_negatives
-        ]  # (N,)
-        rows = torch.cat([labels, drawn])  # (T+N,)
-        sizes = [len(labels), len(drawn)]
-        ids = self.token_ids[rows] if restricted and weight is words.table else rows
-        own_weight, weight = F.embedding(ids, weight).split(sizes)
-        own_bias, drawn_bias = bias[rows].split(sizes)
-        own = labels[:, None] == drawn  # (T, N)
-        return sampled_cross_entropy(
-            states, own_weight, own_bias, weight, drawn_bias, own, len(bias)
-        )
+def _layers_before_output(model: PreTrainedModel) -> tuple[nn.Linear | None, nn.LayerNorm | None]:
+    """Return the dense layer and the norm of a masked-LM model's head; None for a missing one."""
+    body = {id(module) for module in model.base_model.modules()}
+    output = model.get_output_embeddings()
+    dense = norm = None
+    for module in model.modules():
+        if id(module) in body or module is output:
+            continue
+        if dense is None and isinstance(module, nn.Linear):
+            dense = module
+        if norm is None and isinstance(module, nn.LayerNorm):
+            norm = module
+    return dense, norm

@@ -1,7 +1,14 @@
-"""The losses of DAP as pure functions of tensors, and what processes share for them.
+"""The losses of DAP as pure functions of tensors, and what several processes share for them.
 
-Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pairs of one process, `W` processes, `S`
-tokens, `D` hidden size, `E` width of the word embeddings, `V` predicted vocabulary, `T` tokens with a label.
+The file ships with every checkpoint, beside modeling_dap.py. The losses come first, helpers last:
+
+- `translation_ranking_loss`: eq. L_TR, section 3.2.
+- `ranking_loss_over_processes`: the same, with the candidates of all processes, in bounded memory.
+- `vocabulary_cross_entropy`: the cross entropy of RTL, TLM and MLM, in bounded memory.
+- `bag_cross_entropy`: the cross entropy of bag-of-words prediction.
+
+Shapes in the comments: `B` pairs of one process, `W` processes, `N` candidates, `S` tokens, `D`
+hidden size, `E` width of the word embeddings, `V` predicted vocabulary, `T` tokens with a label.
 """
 
 import functools
@@ -14,90 +21,36 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_PER_CHUNK = 2**25  # float32 logits held at a time by the vocabulary loss: 128 MiB
-SIMILARITIES_PER_BLOCK = (
-    2**21
-)  # of the (B, W·B) that ranking compares; in float32 8 MiB, held a few times over
+#: Number of float32 logits that the vocabulary loss holds at a time: 128 MiB.
+LOGITS_PER_CHUNK = 2**25
+#: Number of similarities that translation ranking holds at a time: 8 MiB in float32, held a few
+#: times.
+SIMILARITIES_PER_BLOCK = 2**21
 
 
-# ------------------------------------------------------------------------------------------- across processes
-
-
-def world_size() -> int:
-    """Number of processes that train together; 1 when `torch.distributed` is not in use."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-class _AllGather(torch.autograd.Function):
-    """Concatenate the rows of every process; backward returns to each its rows' gradient, summed over processes."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.count = rows.shape[0]
-        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, rows.contiguous())
-        return torch.cat(gathered)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone(
-            memory_format=torch.contiguous_format
-        )  # autograd's own is not ours to change
-        dist.all_reduce(gradient)
-        return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
-
-
-@torch.compiler.disable
-def gather_rows(rows: Tensor) -> Tensor:
-    """Gather (B, ...) rows of every process as (W·B, ...), in rank order, with gradients; identity when W is 1.
-
-    Every process must bring the same B: train with `dataloader_drop_last=True`.
-    """
-    return rows if world_size() == 1 else _AllGather.apply(rows)
-
-
-def first_row(count: int) -> int:
-    """Row of this process's first pair in the gathered batch, where every process brings `count`."""
-    return dist.get_rank() * count if world_size() > 1 else 0
-
-
-@torch.compiler.disable
-def sum_over_processes(value: Tensor) -> Tensor:
-    """The sum of a tensor over all processes, without gradient; the tensor itself when W is 1."""
-    if world_size() == 1:
-        return value
-    total = value.clone()
-    dist.all_reduce(total)
-    return total
-
-
-def whole(weight: Tensor) -> Tensor:
-    """A parameter as a plain tensor: FSDP keeps a shard of it while its module's forward does not run."""
-    if not hasattr(weight, "full_tensor"):
-        return weight
-    from torch.distributed.tensor import Partial  # not part of every build of torch
-
-    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
-    if full.requires_grad:
-        full.register_hook(
-            lambda gradient: gradient / weight.device_mesh.size()
-        )  # FSDP takes the mean of processes
-    return full
-
-
-# ------------------------------------------------------------------------------------------- losses, pure functions
+# ---------------------------------------------------------------------------- translation ranking
 
 
 class RankingResult(NamedTuple):
-    """What translation ranking gives; each is a float32 scalar, a mean over the rows."""
+    """Result of translation ranking. Each value is a float32 scalar, the mean over the queries."""
 
-    loss: Tensor
-    accuracy: Tensor
-    negatives: Tensor
+    loss: Tensor  # nats per query
+    accuracy: Tensor  # share of the queries whose own candidate ranks first
+    negatives: Tensor  # number of negatives
 
 
 def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
-    """phi(x, y) of eq. L_TR for every query (B, D) and candidate (N, D): one float32 product (B, N), autocast or not.
+    """Return the similarity phi(x, y) of eq. L_TR of every query and candidate.
+
+    The product is computed in float32, also under autocast.
+
+    Args:
+        queries: (B, D).
+        candidates: (N, D).
+        similarity: `"cosine"` or `"dot"`.
+
+    Returns:
+        (B, N).
 
     >>> similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
     tensor([[1., 0.]])
@@ -105,9 +58,11 @@ def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "co
     tensor([[25.]])
     """
     with torch.autocast(queries.device.type, enabled=False):
-        queries, candidates = at_least_float32(queries), at_least_float32(candidates)
+        queries = at_least_float32(queries)
+        candidates = at_least_float32(candidates)
         if similarity == "cosine":
-            queries, candidates = F.normalize(queries, dim=-1), F.normalize(candidates, dim=-1)
+            queries = F.normalize(queries, dim=-1)
+            candidates = F.normalize(candidates, dim=-1)
         return queries @ candidates.T  # (B, N)
 
 
@@ -120,82 +75,100 @@ def translation_ranking_loss(
     first: int = 0,
     excluded: Tensor | None = None,
 ) -> RankingResult:
-    """Eq. L_TR: softmax over all candidates, where query i belongs to candidate `first + i`.
+    """Compute eq. L_TR: the cross entropy of each query's own candidate among all candidates.
+
+    Query i belongs to candidate `first + i`.
 
     Args:
-        queries: (B, D) sentence embeddings, those of this process.
-        candidates: (N, D) sentence embeddings of the other side, those of all processes.
+        queries: (B, D) sentence vectors of this process.
+        candidates: (N, D) sentence vectors of the other side, of all processes.
         similarity: `"cosine"` or `"dot"`.
         temperature: divisor of the similarities.
-        margin: taken from the similarity of the true pair before the division.
-        first: column of the first query's own candidate.
-        excluded: (B, N) bool, True where a candidate is not a negative; never consulted for the true pair.
+        margin: subtracted from the similarity of the true pair before the division.
+        first: row of the first query's own candidate.
+        excluded: (B, N) bool, True where a candidate is not a negative. The entries of true pairs
+            are ignored.
 
-    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> translation_ranking_loss(x, y, temperature=1.0).loss  # log(e + 1) - 1
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> translation_ranking_loss(x, x.clone(), temperature=1.0).loss  # log(e + 1) - 1
     tensor(0.3133)
     """
     logits = similarity_matrix(queries, candidates, similarity)  # (B, N)
     rows = torch.arange(logits.shape[0], device=logits.device)  # (B,)
-    own = columns_of(logits) == (rows + first).unsqueeze(1)  # (B, N)
+    own = columns_of(logits) == (rows + first).unsqueeze(1)  # (B, N), True at the true pairs
+
     logits = (logits - margin * own) / temperature
     if excluded is not None:
         logits = logits.masked_fill(excluded & ~own, float("-inf"))
-    negatives = torch.isfinite(logits).sum(-1).float().mean() - 1
+
+    loss = F.cross_entropy(logits, rows + first)
     accuracy = (logits.argmax(-1) == rows + first).float().mean()
-    return RankingResult(F.cross_entropy(logits, rows + first), accuracy, negatives)
+    negatives = torch.isfinite(logits).sum(-1).float().mean() - 1
+    return RankingResult(loss, accuracy, negatives)
 
 
-def rank_in_blocks(
+def ranking_loss_over_processes(
     queries: Tensor,
-    answers: Sequence[Tensor],
-    texts: Sequence[Tensor],
+    candidates: Sequence[Tensor],
+    hashes: Sequence[Tensor],
     similarity: str,
     temperature: float,
     margin: float,
 ) -> RankingResult:
-    """L_TR of this process's queries (B, D) over the answers of all processes, N in all.
+    """Compute eq. L_TR of this process's queries over the candidates of all processes.
 
-    A block of queries at a time is compared, and in the backward pass compared again: nothing of size (B, N) is held
-    where that is large.
+    Where the matrix of similarities (B, N) is large, a block of queries at a time is compared, and
+    compared again in the backward pass, so that the whole matrix is never held.
 
     Args:
-        answers: (B, D) those that belong to the queries, and maybe as many more that belong to none.
-        texts: hashes (B,) of each. An answer with the same one as a query's own is no negative of that, and one with 0
-            is no negative of any.
+        queries: (B, D).
+        candidates: one or two tensors (B, D). The first holds the candidates that belong to the
+            queries, the second (hard negatives) candidates that belong to none.
+        hashes: for each tensor of candidates the hashes (B,) of its texts. A candidate whose hash
+            equals that of a query's own candidate is not a negative of the query. A candidate with
+            hash 0 is not a negative of any query.
+        similarity, temperature, margin: as in `translation_ranking_loss`.
     """
-    if similarity == "cosine":
-        queries, *answers = (
-            F.normalize(at_least_float32(side), dim=-1) for side in (queries, *answers)
-        )
-    own, candidates, hashes = (
-        texts[0],
-        torch.cat([*map(gather_rows, answers)]),
-        torch.cat([*map(gather_rows, texts)]),
-    )
-    first, size = first_row(len(queries)), max(1, SIMILARITIES_PER_BLOCK // len(candidates))
+    if similarity == "cosine":  # once here, not once per block
+        queries = F.normalize(at_least_float32(queries), dim=-1)
+        candidates = [F.normalize(at_least_float32(part), dim=-1) for part in candidates]
 
-    def rank(start: int, block: Tensor, candidates: Tensor) -> RankingResult:
-        excluded = (own[start : start + size, None] == hashes) | (hashes == 0)  # (b, N)
+    own_hashes = hashes[0]  # (B,)
+    everyone = torch.cat([gather_rows(part) for part in candidates])  # (N, D)
+    all_hashes = torch.cat([gather_rows(part) for part in hashes])  # (N,)
+    first = first_row(len(queries))
+    size = max(1, SIMILARITIES_PER_BLOCK // len(everyone))  # queries per block
+
+    def rank(start: int, block: Tensor, everyone: Tensor) -> RankingResult:
+        same_text = own_hashes[start : start + size, None] == all_hashes  # (b, N)
+        excluded = same_text | (all_hashes == 0)
         return translation_ranking_loss(
-            block, candidates, "dot", temperature, margin, first + start, excluded
+            block, everyone, "dot", temperature, margin, first + start, excluded
         )
 
     if size >= len(queries):
-        return rank(0, queries, candidates)
-    shares = []
+        return rank(0, queries, everyone)
+
+    total = torch.zeros(3, device=queries.device)
     for number, block in enumerate(queries.split(size)):
-        found = checkpoint(
-            rank, number * size, block, candidates, use_reentrant=False, preserve_rng_state=False
+        result = checkpoint(
+            rank, number * size, block, everyone, use_reentrant=False, preserve_rng_state=False
         )
-        shares.append(torch.stack(found) * (len(block) / len(queries)))
-    return RankingResult(*torch.stack(shares).sum(0))
+        total = total + torch.stack(result) * (len(block) / len(queries))
+    return RankingResult(*total)
 
 
 def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """64-bit hash (B,) of each row's real tokens (B, S) in order, whatever the padding; equal texts hash equal.
+    """Return a 64-bit hash of each row's real tokens in their order.
 
-    That of a row without real tokens is 0.
+    Equal texts have equal hashes, regardless of padding. A row without real tokens has hash 0.
+
+    Args:
+        input_ids: (B, S).
+        attention_mask: (B, S).
+
+    Returns:
+        (B,) int64.
 
     >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
     >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
@@ -210,12 +183,16 @@ def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     return (mixed * attention_mask.long()).sum(-1)
 
 
+# ---------------------------------------------------------------- cross entropy over a vocabulary
+
+
 def vocabulary_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 ) -> Tensor:
-    """Sum over T tokens of the cross entropy of softmax(hidden @ weight.T + bias), in float32 (CE of eq. L_RTL).
+    """Sum the cross entropy of softmax(hidden @ weight.T + bias) over T tokens (CE of eq. L_RTL).
 
-    The logits are never held as a whole: a chunk of rows at a time gives its loss and, at once, its gradients.
+    The logits (T, V) are never held at once. A chunk of rows at a time gives its loss and, in the
+    same pass, its gradients. Logits of labels and all sums are float32.
 
     Args:
         hidden: (T, E) states.
@@ -223,7 +200,11 @@ def vocabulary_cross_entropy(
         bias: (V,).
         labels: (T,) rows of `weight`.
 
-    >>> vocabulary_cross_entropy(torch.zeros(3, 2), torch.ones(4, 2), torch.zeros(4), torch.tensor([0, 1, 3]))
+    Returns:
+        A float32 scalar, in nats.
+
+    >>> hidden, weight = torch.zeros(3, 2), torch.ones(4, 2)
+    >>> vocabulary_cross_entropy(hidden, weight, torch.zeros(4), torch.tensor([0, 1, 3]))
     tensor(4.1589)
     """
     device = hidden.device.type
@@ -231,15 +212,20 @@ def vocabulary_cross_entropy(
     with torch.autocast(device, enabled=False):
         fused = fused_cross_entropy(device)
         if fused is not None:
-            kind = half or hidden.dtype
-            return fused(weight.to(kind), hidden.to(kind), labels, bias.to(kind)).float()
-        hidden, weight, bias = (at_least_float32(value) for value in (hidden, weight, bias))
+            dtype = half or hidden.dtype
+            return fused(weight.to(dtype), hidden.to(dtype), labels, bias.to(dtype)).float()
+        hidden = at_least_float32(hidden)
+        weight = at_least_float32(weight)
+        bias = at_least_float32(bias)
         return _VocabularyCrossEntropy.apply(hidden, weight, bias, labels, half)
 
 
 @functools.cache
 def fused_cross_entropy(device: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Liger's fused kernel (weight, hidden, labels, bias) on CUDA; None elsewhere and where it is not installed."""
+    """Return Liger's fused kernel, called with (weight, hidden, labels, bias).
+
+    Returns None on other devices than CUDA and where `liger-kernel` is not installed.
+    """
     if device != "cuda":
         return None
     try:
@@ -249,17 +235,9 @@ def fused_cross_entropy(device: str) -> Callable[[Tensor, Tensor, Tensor, Tensor
     return LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
 
 
-def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
-    """A float32 matrix product (m, n); of factors in half precision where asked for, and on CPU then rounded to it."""
-    return a @ b if half is None else half_product(a.device.type)(a.to(half), b.to(half))
-
-
-def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The product of matrices in half precision: on CUDA it is float32."""
-    return functools.partial(torch.mm, out_dtype=torch.float32) if device == "cuda" else torch.mm
-
-
 class _VocabularyCrossEntropy(torch.autograd.Function):
+    """Chunked cross entropy that computes the gradients in the forward pass."""
+
     @staticmethod
     @torch.compiler.disable
     def forward(
@@ -270,68 +248,104 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         half: torch.dtype | None,
     ) -> Tensor:
-        """Labels stand apart: their logits and gradients are of float32 products, whatever the type of the others."""
-        rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
-        needed = ctx.needs_input_grad[:3]
-        grads = [
-            torch.zeros_like(value) if need else None
-            for value, need in zip((hidden, weight, bias), needed)
-        ]
+        """Compute loss and gradients chunk by chunk.
+
+        The gradient of the logits is softmax - one-hot. The label's entry is kept apart from the
+        others (`exps` is 0 there), so that its logit and gradient stay float32 even where the
+        large products run in half precision.
+        """
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        hidden_grad = torch.zeros_like(hidden) if needs_hidden else None
+        weight_grad = torch.zeros_like(weight) if needs_weight else None
+        bias_grad = torch.zeros_like(bias) if needs_bias else None
+
         factor = weight if half is None else weight.to(half)
+        rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
         total = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], rows):
-            states, wanted = hidden[start : start + rows], labels[start : start + rows]
-            answers = weight.index_select(0, wanted)  # (rows, E)
-            own = (states * answers).sum(-1, keepdim=True) + bias[wanted, None]  # (rows, 1)
+            states = hidden[start : start + rows]  # (rows, E)
+            label = labels[start : start + rows]  # (rows,)
+
+            # The label's own logit, in float32.
+            label_weight = weight.index_select(0, label)  # (rows, E)
+            label_logit = (states * label_weight).sum(-1, keepdim=True) + bias[label, None]
+
+            # exp(logit - highest) of all other entries.
             logits = at_least_float32(product(states, factor.T, half)).add_(bias)  # (rows, V)
             highest = logits.amax(-1, keepdim=True)  # (rows, 1)
-            powers = logits.sub_(highest).exp_().scatter_(1, wanted[:, None], 0.0)  # (rows, V)
-            others = powers.sum(-1, keepdim=True)  # (rows, 1)
-            norm = others + (own - highest).exp()
-            total += (norm.log() + highest - own).sum()
-            share, missed = (
-                norm.reciprocal(),
-                others / norm,
-            )  # (rows, 1): the gradient is -missed at the label
-            if needed[2]:  # (V,)
-                grads[2].addmv_(powers.T, share[:, 0]).index_add_(0, wanted, missed[:, 0], alpha=-1)
-            powers = powers if half is None else powers.to(half)
-            if needed[0]:  # (rows, E)
-                found = product(powers, factor, half) * share
-                grads[0][start : start + rows] = found.addcmul_(missed, answers, value=-1)
-            if needed[1]:  # (V, E)
+            exps = logits.sub_(highest).exp_().scatter_(1, label[:, None], 0.0)  # (rows, V)
+            others = exps.sum(-1, keepdim=True)  # (rows, 1)
+            norm = others + (label_logit - highest).exp()
+            total += (norm.log() + highest - label_logit).sum()
+
+            # Gradients: exps * scale for the other entries, -missing for the label.
+            scale = norm.reciprocal()  # (rows, 1)
+            missing = others / norm  # (rows, 1): 1 - probability of the label
+            if needs_bias:  # (V,)
+                bias_grad.addmv_(exps.T, scale[:, 0])
+                bias_grad.index_add_(0, label, missing[:, 0], alpha=-1)
+            exps = exps if half is None else exps.to(half)
+            if needs_hidden:  # (rows, E)
+                gradient = product(exps, factor, half) * scale
+                gradient.addcmul_(missing, label_weight, value=-1)
+                hidden_grad[start : start + rows] = gradient
+            if needs_weight:  # (V, E)
                 if half is None:
-                    grads[1].addmm_(powers.T, states * share)
+                    weight_grad.addmm_(exps.T, states * scale)
                 else:
-                    grads[1] += product(powers.T, states * share, half)
-                grads[1].index_add_(0, wanted, states * missed, alpha=-1)
-        ctx.grads = grads
+                    weight_grad += product(exps.T, states * scale, half)
+                weight_grad.index_add_(0, label, states * missing, alpha=-1)
+
+        ctx.grads = (hidden_grad, weight_grad, bias_grad)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the stored gradients in place, which can be done once only."""
         if ctx.grads is None:
             raise RuntimeError(
-                "vocabulary_cross_entropy has given its gradients already: compute it again."
+                "vocabulary_cross_entropy: the gradients were used already; compute the loss again."
             )
         grads, ctx.grads = ctx.grads, None
-        return *(None if grad is None else grad.mul_(gradient) for grad in grads), None, None
+        scaled = [None if grad is None else grad.mul_(gradient) for grad in grads]
+        return *scaled, None, None
+
+
+def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
+    """Return the matrix product (m, n) of a and b, with both cast to `half` unless it is None.
+
+    On CUDA the result is float32. On CPU a product in half precision has that precision.
+    """
+    if half is None:
+        return a @ b
+    return half_product(a.device.type)(a.to(half), b.to(half))
+
+
+def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that multiplies matrices in half precision on a type of device."""
+    if device == "cuda":
+        return functools.partial(torch.mm, out_dtype=torch.float32)
+    return torch.mm
 
 
 def bag_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
 ) -> Tensor:
-    """`vocabulary_cross_entropy` of rows that have several labels each, those that count: in float32, for few rows.
+    """Sum the cross entropy of softmax(hidden @ weight.T + bias) over several labels per row.
 
-    A block of rows at a time, and in the backward pass again, so that the logits are never held as a whole.
+    Everything is float32. A block of rows at a time is computed, and computed again in the
+    backward pass, so that the logits (B, V) are never held at once.
 
     Args:
         hidden: (B, E) states.
         weight: (V, E) output embeddings.
         bias: (V,).
         labels: (B, S) rows of `weight`.
-        counted: (B, S) bool.
+        counted: (B, S) bool, True for the labels that count.
+
+    Returns:
+        A float32 scalar, in nats.
 
     >>> labels = torch.tensor([[0, 1, 3]])
     >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
@@ -342,58 +356,114 @@ def bag_cross_entropy(
         hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
     ) -> Tensor:
         logits = torch.addmm(bias, hidden, weight.T)  # (b, V)
-        counts = torch.zeros_like(logits).scatter_add_(
+        counts = torch.zeros_like(logits)
+        counts.scatter_add_(
             1, labels, counted.to(logits.dtype)
-        )  # (b, V)
+        )  # (b, V): how often each label occurs
         return F.cross_entropy(logits, counts, reduction="sum")
 
     with torch.autocast(hidden.device.type, enabled=False):
-        hidden, weight, bias = (at_least_float32(value) for value in (hidden, weight, bias))
+        hidden = at_least_float32(hidden)
+        weight = at_least_float32(weight)
+        bias = at_least_float32(bias)
         rows = max(1, LOGITS_PER_CHUNK // len(weight))
-        blocks = zip(hidden.split(rows), labels.split(rows), counted.split(rows))
-        return sum(
-            checkpoint(block_sum, part, weight, bias, *rest, use_reentrant=False)
-            for part, *rest in blocks
-        )
+        total = hidden.new_zeros(())
+        for start in range(0, len(hidden), rows):
+            block = slice(start, start + rows)
+            total = total + checkpoint(
+                block_sum,
+                hidden[block],
+                weight,
+                bias,
+                labels[block],
+                counted[block],
+                use_reentrant=False,
+            )
+        return total
 
 
-def sampled_cross_entropy(
-    hidden: Tensor,
-    own_weight: Tensor,
-    own_bias: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    own: Tensor,
-    size: int,
-) -> Tensor:
-    """`vocabulary_cross_entropy` with the sum over all other ids estimated from N that are drawn without replacement.
-
-    The estimate of the softmax's normaliser is unbiased, and exact where N is the vocabulary.
-
-    Args:
-        hidden: (T, E) states.
-        own_weight: (T, E) output embeddings of the labels.
-        own_bias: (T,).
-        weight: (N, E) output embeddings of the drawn ids, at least two.
-        bias: (N,).
-        own: (T, N) bool, True where a drawn id is the label, which does not stand for another.
-        size: V, number of ids in the vocabulary.
-    """
-    with torch.autocast(hidden.device.type, enabled=False):
-        given = hidden, own_weight, own_bias, weight, bias
-        hidden, own_weight, own_bias, weight, bias = map(at_least_float32, given)
-        label = (hidden * own_weight).sum(-1) + own_bias  # (T,)
-        logits = torch.addmm(bias, hidden, weight.T).masked_fill(own, float("-inf"))  # (T, N)
-        factor = (size - 1) / (~own).sum(-1)  # (T,): how many ids a drawn one stands for
-        others = logits.logsumexp(-1) + factor.log()  # (T,)
-        return (torch.logaddexp(label, others) - label).sum()
+# ---------------------------------------------------------------------------------------- helpers
 
 
 def at_least_float32(value: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
+    """Return half precision as float32, and float32 and float64 unchanged."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def columns_of(ids: Tensor) -> Tensor:
-    """Column numbers (B, S) of values (B, S)."""
-    return torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+def columns_of(values: Tensor) -> Tensor:
+    """Return the column number of each value (B, S)."""
+    return torch.arange(values.shape[1], device=values.device).expand(values.shape)
+
+
+# ------------------------------------------------------------------------------- across processes
+
+
+def world_size() -> int:
+    """Return the number of processes that train together: 1 without `torch.distributed`."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def first_row(count: int) -> int:
+    """Return the number of this process's first pair in the batch of all processes.
+
+    Args:
+        count: pairs of one process, the same in every process.
+    """
+    return dist.get_rank() * count if world_size() > 1 else 0
+
+
+@torch.compiler.disable
+def gather_rows(rows: Tensor) -> Tensor:
+    """Concatenate the rows (B, ...) of every process in rank order, with gradients: (W·B, ...).
+
+    Every process must bring the same B: train with `dataloader_drop_last=True`.
+    """
+    return rows if world_size() == 1 else _AllGather.apply(rows)
+
+
+class _AllGather(torch.autograd.Function):
+    """Concatenate the rows of every process.
+
+    The backward pass sums the gradients over processes and returns the part of this process.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.count = rows.shape[0]
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows.contiguous())
+        return torch.cat(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        # A copy, because autograd's own tensor must not change.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
+
+
+@torch.compiler.disable
+def sum_over_processes(value: Tensor) -> Tensor:
+    """Sum a tensor over all processes, without gradient."""
+    if world_size() == 1:
+        return value
+    total = value.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def whole(weight: Tensor) -> Tensor:
+    """Return a parameter as a plain tensor with gradients.
+
+    Under FSDP a parameter is a shard outside of its module's forward pass; the shards of all
+    processes are then gathered.
+    """
+    if not hasattr(weight, "full_tensor"):
+        return weight
+    from torch.distributed.tensor import Partial  # not part of every build of torch
+
+    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
+    if full.requires_grad:
+        # FSDP takes the mean over processes, `Partial` the sum.
+        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())
+    return full

@@ -1,11 +1,20 @@
-"""Dual-alignment pre-training (DAP, ACL 2023): a sentence encoder and the heads that only training needs.
+"""Dual-alignment pre-training (DAP, ACL 2023): a sentence encoder and its training objectives.
 
-It ships with a checkpoint as it is, beside the files it imports. Shapes in the comments: `B` pairs of one process, `W`
-processes, `S` tokens (`S_x` of the source, `S_y` of the target), `D` hidden size, `T` tokens with a label, `Q` query
-tokens. Every sequence starts with its CLS token, ends with a separator, and is padded on the right.
+The file ships with every checkpoint, beside the files it imports. Read
+`DAPForPreTraining.forward` first: it is the method.
+
+- `DAPModel`: the sentence encoder f. `pooler_output` is the sentence vector.
+- `DAPForPreTraining`: the encoder with the heads of its objectives.
+- `DAPForSequenceClassification`: the encoder with a classifier, for XNLI.
+
+Shapes in the comments: `B` pairs of one process, `W` processes, `S` tokens (`S_x` of the source,
+`S_y` of the target), `D` hidden size, `E` width of the word embeddings, `V` vocabulary, `R` rows
+of text. Every sentence starts with its CLS token, ends with a separator, and is padded on the
+right.
 """
 
 import copy
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,64 +45,74 @@ from transformers.utils import can_return_tuple, logging
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import (
-        absolute_positions,
+        TESTED,
         build_encoder,
-        encoder_named,
         find_mask_token_id,
-        last_states,
         load_masked_lm,
-        packed_states,
         pool,
-        pooled_tokens,
+        refusals_of_encoder,
         require_encoder,
-        takes_packed,
-        use_packing,
     )
     from .heads_dap import OF_TARGETS, PredictionHead, Words
-    from .losses_dap import first_row, whole
+    from .losses_dap import columns_of, first_row, whole
     from .objectives_dap import (
-        Batch,
+        OBJECTIVES,
         Chunk,
         Comparison,
+        Encoded,
         Objective,
-        Side,
-        Text,
+        Pairs,
+        Sentences,
+        needs_of,
         objectives_of,
-        stacked,
+        pad_to,
+    )
+    from .states_dap import (
+        absolute_positions,
+        last_states,
+        sentence_vectors,
+        takes_packed,
+        use_packing,
     )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
-        absolute_positions,
+        TESTED,
         build_encoder,
-        encoder_named,
         find_mask_token_id,
-        last_states,
         load_masked_lm,
-        packed_states,
         pool,
-        pooled_tokens,
+        refusals_of_encoder,
         require_encoder,
-        takes_packed,
-        use_packing,
     )
     from heads_dap import OF_TARGETS, PredictionHead, Words
-    from losses_dap import first_row, whole
+    from losses_dap import columns_of, first_row, whole
     from objectives_dap import (
-        Batch,
+        OBJECTIVES,
         Chunk,
         Comparison,
+        Encoded,
         Objective,
-        Side,
-        Text,
+        Pairs,
+        Sentences,
+        needs_of,
         objectives_of,
-        stacked,
+        pad_to,
+    )
+    from states_dap import (
+        absolute_positions,
+        last_states,
+        sentence_vectors,
+        takes_packed,
+        use_packing,
     )
 
 logger = logging.get_logger(__name__)
 
 
 class DAPPreTrainedModel(PreTrainedModel):
+    """Base of the three models: configuration, attention support and saving."""
+
     config_class = DAPConfig
     base_model_prefix = "dap"
     supports_gradient_checkpointing = True
@@ -103,58 +122,30 @@ class DAPPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def save_pretrained(
-        self, save_directory: str | PathLike, is_main_process: bool = True, **kwargs: Any
+        self,
+        save_directory: str | PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
     ) -> None:
-        """As in Transformers, of which `push_to_hub` comes here, and of a folder that `save_modules` describes."""
-        super().save_pretrained(save_directory, is_main_process, **kwargs)
+        """Save the model, plus the files sentence-transformers needs to pool it correctly.
+
+        Arguments are those of Transformers. `push_to_hub` uses this method, too.
+        """
+        hub_names = inspect.signature(PreTrainedModel.push_to_hub).parameters.keys() | {"repo_id"}
+        hub = {name: kwargs.pop(name) for name in hub_names & kwargs.keys() - {"token"}}
+        super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
         if is_main_process:
             save_modules(Path(save_directory), self.config.pooling, self.config.hidden_size)
-
-
-def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool = False) -> None:
-    """Write what sentence-transformers makes of an encoder's folder: without it the library averages token states.
-
-    The types have the legacy names that servers know.
-
-    Args:
-        pooling: "cls" or "mean".
-        hidden_size: D.
-        normalize: the library gives vectors of length 1.
-    """
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [
-        ("2_Normalize", "Normalize")
-    ] * normalize
-    modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, (path, kind) in enumerate(kinds)
-    ]
-    modes = (
-        "cls_token",
-        "mean_tokens",
-        "max_tokens",
-        "mean_sqrt_len_tokens",
-        "weightedmean_tokens",
-        "lasttoken",
-    )
-    own = {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
-    settings = {"word_embedding_dimension": hidden_size}
-    settings |= {f"pooling_mode_{mode}": mode == own for mode in modes} | {"include_prompt": True}
-    files = {"modules.json": modules, "1_Pooling/config.json": settings}
-    files |= (
-        {"2_Normalize/config.json": {}} if normalize else {}
-    )  # a repository holds no empty folders
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        # Not in `super()`, which would upload before the files of sentence-transformers are there.
+        if push_to_hub and is_main_process:
+            repo_id = hub.pop("repo_id", Path(save_directory).name)
+            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub)
 
 
 class DAPModel(DAPPreTrainedModel):
-    """The sentence encoder f: token states and, as `pooler_output`, the sentence embedding f_s(x) (section 3.2)."""
+    """Sentence encoder f of section 3.2: `pooler_output` is the sentence vector f_s(x)."""
 
     _keys_to_ignore_on_load_unexpected = [r"^(?!dap\.|encoder\.)"]  # heads
 
@@ -184,25 +175,29 @@ class DAPModel(DAPPreTrainedModel):
         """Encode sentences.
 
         Args:
-            input_ids: (B, S) token ids, or `inputs_embeds` (B, S, D) in their place.
-            attention_mask: (B, S), 1 for real tokens; all of them when absent.
-            token_type_ids: (B, S), for encoders that tell the sentences of a pair apart.
+            input_ids: (B, S) token ids. Give these or `inputs_embeds`.
+            attention_mask: (B, S), 1 for real tokens; all tokens are real when absent.
+            token_type_ids: (B, S), for encoders that have token types.
             position_ids: (B, S), for encoders with absolute positions.
+            inputs_embeds: (B, S, E) word embeddings.
             kwargs: passed to the encoder (`output_hidden_states`, ...).
 
         Returns:
-            `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the embedding as it is, not normalised.
+            `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the sentence vector, which
+            is not normalised.
         """
-        for wanted in ("output_hidden_states", "output_attentions"):
-            if kwargs.get(wanted) is None:
-                kwargs[wanted] = getattr(self.config, wanted)
+        for option in ("output_hidden_states", "output_attentions"):
+            if kwargs.get(option) is None:
+                kwargs[option] = getattr(self.config, option)
+        # Not every encoder takes these two.
+        if token_type_ids is not None:
+            kwargs["token_type_ids"] = token_type_ids
+        if position_ids is not None:
+            kwargs["position_ids"] = position_ids
         given = input_ids if input_ids is not None else inputs_embeds
         if attention_mask is None and given is not None:
             attention_mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
-        optional = {"token_type_ids": token_type_ids, "position_ids": position_ids}
-        kwargs |= {
-            key: value for key, value in optional.items() if value is not None
-        }  # not every encoder has them
+
         out = self.encoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -218,35 +213,37 @@ class DAPModel(DAPPreTrainedModel):
         )
 
 
-# ------------------------------------------------------------------------------------------- pre-training
+# ----------------------------------------------------------------------------------- pre-training
 
 
 @dataclass
 class DAPForPreTrainingOutput(ModelOutput):
     """Output of `DAPForPreTraining`.
 
-    What is in `measures` is an attribute, too (`tr_loss`), or None where the model's objectives do not give it. Under
-    several processes every loss is scaled such that the mean over the processes is the loss of the global batch.
+    Each entry of `measures` is also an attribute, such as `out.tr_loss`. It is None if the model
+    does not have the objective. With several processes, every loss is scaled so that the mean
+    over processes is the loss of the global batch.
 
     Args:
-        loss: scalar, float32: the sum of the objectives' losses with their weights.
-        source_embeds: (B, D) sentence embeddings, neither projected nor normalised; None where no objective reads the
-            pairs as they are, such as MLM alone.
-        target_embeds: (B, D) likewise.
+        loss: float32 scalar, the weighted sum of the objectives' losses.
+        source_embeds: (B, D) sentence vectors, neither projected nor normalised. None if no
+            objective needs them, as with `"mlm"`.
+        target_embeds: (B, D), the same for the targets.
         measures: scalars by name.
-            `tr_loss`: translation ranking, eq. L_TR, nats a pair.
-            `rtl_loss`: representation translation learning, eq. L_RTL, nats a token.
-            `tlm_loss`: translation language modelling, eq. L_TLM, nats a masked token.
-            `mlm_loss`: masked language modelling of each side by itself, nats a masked token.
-            `xum_loss`: cross-unmasking, nats a masked token.
-            `bow_loss`: bags of words, nats a token of the target.
-            `accuracy`: share of the pairs whose own target ranks first, of the changed copies, too (TR).
-            `negatives`: mean number of negatives a pair had, with changed copies, without duplicates (TR).
-            `ignored_tokens`: tokens to reconstruct whose ids are not in the target vocabulary, on this process (RTL).
-        compared: what each comparison compares, alone in the first pass of GradCache.
-        hidden_states: if asked for, of the embeddings and each layer (2·B, S, D): sources, then targets (and then
-            changed copies), padded to one length; None where no objective reads the pairs as they are.
-        attentions: likewise of each layer, (2·B, heads, S, S).
+            `tr_loss`: translation ranking, eq. L_TR, nats per pair.
+            `rtl_loss`: representation translation learning, eq. L_RTL, nats per token.
+            `tlm_loss`: translation language modelling, eq. L_TLM, nats per masked token.
+            `mlm_loss`: masked language modelling of each side, nats per masked token.
+            `bow_loss`: bag-of-words prediction, nats per target token.
+            `accuracy`: share of the pairs whose own target ranks first (TR). Hard negatives count.
+            `negatives`: mean number of negatives per pair, with hard negatives, without
+            duplicates (TR).
+            `ignored_tokens`: tokens of this process that RTL leaves out, because they are not in
+                the target vocabulary.
+        compared: vectors of each comparison; only in the first pass of GradCache.
+        hidden_states: on request, the embeddings and each layer's states (2·B, S, D): sources, then
+            targets (then hard negatives), padded to one length.
+        attentions: on request, each layer's attention weights (2·B, heads, S, S).
     """
 
     loss: Tensor | None = None
@@ -258,13 +255,14 @@ class DAPForPreTrainingOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
     def __getattr__(self, name: str) -> Tensor | None:
-        if name.endswith("_loss") or name in ("accuracy", "negatives", "ignored_tokens"):
+        is_loss = name.endswith("_loss") and name.removesuffix("_loss") in OBJECTIVES
+        if is_loss or name in ("accuracy", "negatives", "ignored_tokens"):
             return (self.measures or {}).get(name)
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
 class DAPForPreTraining(DAPPreTrainedModel):
-    """Encoder with the heads of its objectives (section 3.3): translation ranking with RTL (= DAP), TLM, XUM, ..."""
+    """Encoder with the heads of its objectives (section 3.3): TR + RTL is DAP."""
 
     main_input_name = "source_input_ids"
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
@@ -273,16 +271,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
+        if "mask_token" in needs_of(self.objectives) and config.mask_token_id is None:
+            raise ValueError(
+                f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
+                "give the tokenizer's mask_token_id."
+            )
         self.projection = self.rtl_head = self.prediction_head = self.bow_transform = None
         for objective in self.objectives:
-            if objective.needs_mask_token and config.mask_token_id is None:
-                raise ValueError(
-                    f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
-                    "give the tokenizer's mask_token_id."
-                )
-            for name, head in objective.heads.items():
-                if getattr(self, name, None) is None:
-                    setattr(self, name, head(config))
+            for name, build in objective.heads.items():
+                if getattr(self, name, None) is None:  # objectives can share a head
+                    setattr(self, name, build(config))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -294,219 +292,14 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @property
     def objectives(self) -> list[Objective]:
-        """What the model is trained for; they follow `config`."""
+        """Objectives of the model, as `config` says now."""
         return objectives_of(self.config)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.dap.get_input_embeddings()
 
-    @classmethod
-    def from_encoder(
-        cls,
-        name_or_path: str,
-        target_token_ids: list[int] | None = None,
-        token_counts: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-        attn_implementation: str | None = None,
-        trust_remote_code: bool = False,
-        revision: str | None = None,
-        subfolder: str = "",
-        **config: Any,
-    ) -> "DAPForPreTraining":
-        """Start pre-training from an encoder: a plain checkpoint, or one of this class made with objective `"mlm"`.
-
-        The RTL head starts as the encoder's last K layers, and the prediction head as its masked-LM head where the
-        checkpoint has one (else from random weights, with a warning).
-
-        Args:
-            name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2, ModernBERT, ...).
-            target_token_ids: token ids that RTL and BOW predict; the whole vocabulary when absent.
-            token_counts: (V,) how often each id is to be predicted. A prediction head that starts from random weights
-                then has the log of their shares as its bias, not zeros.
-            config: fields of `DAPConfig`. When not given, `mask_token_id` is read from the checkpoint's tokenizer, and
-                the pooling of an `"mlm"` checkpoint stays.
-
-        Raises:
-            ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a tokenizer without
-                mask token, a field that `DAPConfig` refuses, or ids or counts that the objective has no use for.
-        """
-        source = {
-            "trust_remote_code": trust_remote_code,
-            "revision": revision,
-            "subfolder": subfolder,
-        }
-        encoder_config, kind = (
-            AutoConfig.from_pretrained(name_or_path, **source),
-            AutoModelForMaskedLM,
-        )
-        if encoder_config.model_type == DAPConfig.model_type and encoder_config.objective == "mlm":
-            saved, encoder_config, kind = encoder_config, encoder_config.encoder_config, cls
-            config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
-        require_encoder(encoder_config, name_or_path)
-        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
-        if dap_config.mask_token_id is None and any(
-            own.needs_mask_token for own in objectives_of(dap_config)
-        ):
-            dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
-        options = {"dtype": dtype, "attn_implementation": attn_implementation, **source}
-        pretrained, missing = load_masked_lm(name_or_path, kind, **options)
-        found = attn_implementation if kind is cls else pretrained.config._attn_implementation
-        encoder_config._attn_implementation = found
-        with encoder_named(name_or_path, dap_config):
-            model = cls._new(dap_config, dtype, target_token_ids)
-            model._copy_weights(pretrained, missing, name_or_path, token_counts)
-            model._try_out()
-        return model
-
-    @classmethod
-    def from_scratch(
-        cls,
-        encoder_config: PreTrainedConfig,
-        target_token_ids: list[int] | None = None,
-        token_counts: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-        attn_implementation: str | None = None,
-        **config: Any,
-    ) -> "DAPForPreTraining":
-        """Start pre-training from random weights; arguments and errors as in `from_encoder`."""
-        name = encoder_config.name_or_path or "encoder_config"
-        require_encoder(encoder_config, name)
-        encoder_config = copy.deepcopy(encoder_config)
-        encoder_config.dtype, attention = (
-            dtype,
-            attn_implementation or encoder_config._attn_implementation,
-        )
-        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
-        dap_config.encoder_config._attn_implementation = attention
-        with encoder_named(name, dap_config):
-            model = cls._new(dap_config, dtype, target_token_ids)
-            if token_counts is not None:
-                model.prediction_head.start_bias(token_counts)
-            if model.prediction_head is not None:
-                model.prediction_head.start_decoder(model.get_input_embeddings().weight)
-            model._try_out()
-        return model
-
-    @staticmethod
-    def _configure(
-        encoder_config: PreTrainedConfig,
-        target_token_ids: list[int] | None,
-        token_counts: Tensor | None,
-        fields: dict[str, Any],
-    ) -> DAPConfig:
-        """The configuration; raises `ValueError` for ids or counts that its objectives have no use for."""
-        if target_token_ids is not None:
-            fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
-        config = DAPConfig(encoder_config, **fields)
-        given = f"objective={config.objective!r}"
-        if target_token_ids is not None and not config.objectives & OF_TARGETS:
-            raise ValueError(
-                f"target_token_ids are what RTL and BOW predict, not {given}: leave them out."
-            )
-        if token_counts is not None and not any(
-            "prediction_head" in own.heads for own in objectives_of(config)
-        ):
-            raise ValueError(
-                f"token_counts are for a prediction head, which {given} has not: leave them out."
-            )
-        return config
-
-    @classmethod
-    def _new(
-        cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
-    ) -> "DAPForPreTraining":
-        """A model with random weights, and the target vocabulary where that is not all."""
-        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if not isinstance(kind, torch.dtype):
-            raise ValueError(f"dtype={dtype!r}: give one of torch's, such as 'bfloat16'.")
-        model = cls(config).to(kind)
-        if target_token_ids is not None:
-            model.set_target_vocabulary(target_token_ids)
-        return model
-
-    def _copy_weights(
-        self, pretrained: PreTrainedModel, missing: set[str], name: str, token_counts: Tensor | None
-    ) -> None:
-        encoder = (
-            pretrained.dap.encoder
-            if isinstance(pretrained, DAPForPreTraining)
-            else pretrained.base_model
-        )
-        weights = encoder.state_dict()  # some masked-LM models keep a pooler
-        self.dap.encoder.load_state_dict(
-            {name: weights[name] for name in weights if not name.startswith("pooler.")}
-        )
-        if self.rtl_head is not None:
-            self.rtl_head.copy_last_layers(encoder)
-        if self.prediction_head is None:
-            return
-        if missing or not self.prediction_head.copy_masked_lm_head(pretrained):
-            lacking = (
-                f"{name} has no masked-LM head to take, or none that ends in its word embeddings"
-            )
-            logger.warning(f"{lacking}: the prediction head starts from random weights.")
-            if token_counts is not None:
-                self.prediction_head.start_bias(token_counts)
-        elif token_counts is not None:
-            logger.warning(
-                f"{name} has a masked-LM head: its bias is taken, not one from token frequencies."
-            )
-        self.prediction_head.start_decoder(self.get_input_embeddings().weight)
-        if self.bow_transform is not None:
-            self.bow_transform.dense.load_state_dict(self.prediction_head.dense.state_dict())
-            self.bow_transform.norm.load_state_dict(self.prediction_head.norm.state_dict())
-
-    @torch.no_grad()
-    def _try_out(self) -> None:
-        """Take two pairs of uneven lengths through encoder and heads, but through no other process.
-
-        Raises:
-            ValueError: the states of a sentence depend on the padding beside it, or on how its words are embedded.
-        """
-        padding = getattr(self.config.encoder_config, "pad_token_id", None)
-        real = [number for number in range(17) if number != padding]
-        ids = torch.tensor(real[:16]).view(2, 8) % self.config.vocab_size  # (2, 8)
-        masks = [
-            (torch.arange(8) < torch.tensor(lengths)[:, None]).long()
-            for lengths in ([5, 7], [6, 8])
-        ]
-        encoder = self.dap.encoder.eval()  # without dropout
-        alone = encoder(input_ids=ids[:1, :5], attention_mask=masks[0][:1, :5]).last_hidden_state
-        padded = last_states(encoder, masks[0], inputs_embeds=self.get_input_embeddings()(ids))[
-            :1, :5
-        ]
-        if not (padded - alone).norm() < torch.finfo(alone.dtype).eps ** 0.5 * alone.norm():
-            raise ValueError(
-                "a sentence has other states alone, by its ids, than beside padding, by embeddings"
-            )
-        self.train(self.training)
-        with torch.random.fork_rng(devices=[]):
-            sides = (Side(ids, mask, self.draw_noise(ids)) for mask in masks)
-            batch = Batch(*sides, torch.zeros(2, dtype=torch.long))
-            labels = {own.name: torch.ones(1) for own in self.objectives}
-            self._losses(batch, Chunk(0, (None, None), self._compared(batch).compared, labels))
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As in Transformers; the prediction head's bias grows with the vocabulary, a target vocabulary stays."""
-        table = super().resize_token_embeddings(*args, **kwargs)
-        if self.prediction_head is not None:
-            self.prediction_head.resize(table.weight)
-        return table
-
-    def set_target_vocabulary(self, token_ids: list[int]) -> None:
-        """Set the token ids that RTL and BOW predict; as many as `config.target_vocab_size`."""
-        size, ids = self.config.target_vocab_size, sorted(set(token_ids))
-        outside = [number for number in ids if not 0 <= number < self.config.vocab_size]
-        if len(ids) != size or outside:
-            found = f"{len(ids)} ids, {len(outside)} of them outside of the vocabulary"
-            allowed = f"{size} different ids from 0 to {self.config.vocab_size - 1} (target_vocab_size={size})"
-            raise ValueError(f"target vocabulary of {found}: give {allowed}.")
-        self.prediction_head.token_ids.copy_(torch.tensor(ids))
-
-    def draw_noise(self, ids: Tensor) -> Tensor | None:
-        """(B, S), uniform in [0, 1), that decides which tokens are masked; None where all or none are."""
-        masks_some = any(own.masks for own in self.objectives)
-        return torch.rand(ids.shape, device=ids.device) if masks_some else None
+    # ------------------------------------------------------------------------------------ the
+    # method
 
     @can_return_tuple
     def forward(
@@ -525,149 +318,498 @@ class DAPForPreTraining(DAPPreTrainedModel):
         output_attentions: bool | None = None,
         return_loss: bool = True,
     ) -> DAPForPreTrainingOutput:
-        """Losses of B translation pairs.
+        """Compute the losses of B translation pairs.
 
         Args:
-            source_input_ids: (B, S_x) token ids of the sources, CLS first, padded on the right.
+            source_input_ids: (B, S_x) token ids, CLS first, padded on the right.
             source_attention_mask: (B, S_x), 1 for real tokens.
             target_input_ids: (B, S_y) token ids of the translations.
             target_attention_mask: (B, S_y).
-            language_ids: (B,) indices into `config.rtl_languages`, wherever a source is reconstructed.
-            source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` gives them; drawn when absent.
-            negative_input_ids, negative_attention_mask: (B, S_n), changed copies of the targets, which TR ranks beside
-                them (`tr_hard_negatives`); the mask is 0 throughout for a pair that brings none.
-            chunk: these pairs are some of a larger batch; `loss` is then their share, which has its gradients.
-            output_hidden_states, output_attentions: also give what the encoder does on its way, for which padding is
-                computed, too; the config decides when absent. Attentions need `attn_implementation="eager"`.
-            return_loss: it always is; named, as it tells a stock `Trainer` that there is one to evaluate by.
+            language_ids: (B,) indices into `config.rtl_languages`; needed if sources are
+                reconstructed.
+            source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` returns them; drawn
+                when absent.
+            negative_input_ids: (B, S_n) changed copies of the targets (hard negatives), which TR
+                ranks beside the targets.
+            negative_attention_mask: (B, S_n), all zeros in the row of a pair without a copy.
+            chunk: given if these pairs are a chunk of a larger batch. `loss` is then their share.
+            output_hidden_states, output_attentions: also return what each layer computes. The
+                encoder then computes padding. Attentions need `attn_implementation="eager"`. By
+                default the configuration decides.
+            return_loss: has no effect, because the loss is always returned. Its presence tells the
+                `Trainer` of Transformers that the model can be evaluated by its loss.
         """
         if len(source_input_ids) != len(target_input_ids):
             raise ValueError(
                 f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs."
             )
+        if chunk is not None:
+            source_noise, target_noise = chunk.noise
+        if source_noise is None:
+            source_noise = self.draw_noise(source_input_ids)
+        if target_noise is None:
+            target_noise = self.draw_noise(target_input_ids)
+        negatives = None
+        if negative_input_ids is not None:
+            negatives = Sentences(negative_input_ids, negative_attention_mask)
+        pairs = Pairs(
+            source=Sentences(source_input_ids, source_attention_mask, source_noise),
+            target=Sentences(target_input_ids, target_attention_mask, target_noise),
+            negatives=negatives,
+            language_ids=language_ids,
+            first=first_row(len(source_input_ids)) if chunk is None else chunk.first,
+        )
+
+        # First pass of GradCache: only the vectors that are compared with those of other chunks.
+        if chunk is not None and chunk.gradients is None:
+            return self._vectors_to_compare(pairs)
+
+        # The shared encoder f: token states f(x), f(y) and sentence vectors f_s(x), f_s(y).
+        encoded = self.encode(pairs, self.objectives, output_hidden_states, output_attentions)
+
+        # L = sum of weight · loss over the objectives (eq. L_DAP for TR and RTL).
+        total, measures = 0.0, {}
+        for objective in self.objectives:
+            loss, found = objective.loss(pairs, encoded, self, chunk)
+            total = total + objective.weight * loss
+            measures |= found
+        return DAPForPreTrainingOutput(
+            loss=total,
+            source_embeds=encoded.source_embeds,
+            target_embeds=encoded.target_embeds,
+            measures=measures,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+    def encode(
+        self,
+        pairs: Pairs,
+        objectives: Sequence[Objective],
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> Encoded:
+        """Run the encoder over both sides of the pairs, in one batch.
+
+        Args:
+            pairs: the pairs.
+            objectives: those whose losses are to be computed; they decide what is needed.
+            output_hidden_states, output_attentions: as in `forward`.
+
+        Raises:
+            ValueError: padding stands before a real token.
+        """
+        sides = pairs.sides
+        length = max(side.ids.shape[1] for side in sides)
+        ids = torch.cat([pad_to(side.ids, length) for side in sides])  # (2·B or 3·B, S)
+        mask = torch.cat([pad_to(side.mask, length) for side in sides])  # (2·B or 3·B, S)
+        mask[:, 0] = 1  # an encoder cannot read an empty row, as of a pair without hard negative
+        if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
+            raise ValueError("an attention mask has padding before a real token: pad on the right.")
+
+        # Word embeddings of the sentences and for the heads.
+        needs = needs_of(objectives)
+        if not needs & {"source_states", "target_states", "embeds"}:  # as with "mlm"
+            words, _ = self._look_up(ids[:0], needs)
+            return Encoded(words)
+        words, embedded = self._look_up(ids, needs)
+
+        # f(x), f(y): the last states of all tokens that are read.
         asked = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
         }
-        asked = {
-            name: getattr(self.config, name) if value is None else value
-            for name, value in asked.items()
-        }
-        noise = (source_noise, target_noise) if chunk is None else chunk.noise
-        ids, masks = (
-            (source_input_ids, target_input_ids),
-            (source_attention_mask, target_attention_mask),
-        )
-        drawn = (self.draw_noise(own) if given is None else given for own, given in zip(ids, noise))
-        first = first_row(len(source_input_ids)) if chunk is None else chunk.first
-        negatives = (
-            None
-            if negative_input_ids is None
-            else Side(negative_input_ids, negative_attention_mask)
-        )
-        batch = Batch(*map(Side, ids, masks, drawn), language_ids, first, negatives=negatives)
-        if chunk is not None and chunk.gradients is None:
-            return self._compared(batch)
-        return self._losses(batch, chunk, asked)
+        for name, value in asked.items():
+            asked[name] = getattr(self.config, name) if value is None else value
+        layers = {}
+        if any(asked.values()):
+            out = self.dap.encoder(inputs_embeds=embedded, attention_mask=mask, **asked)
+            states = out.last_hidden_state.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+            layers = {"hidden_states": out.hidden_states, "attentions": out.attentions}
+        else:
+            read = self._tokens_read(pairs, mask, needs | needs_of(self.objectives))
+            states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
 
-    def _losses(
-        self, batch: Batch, chunk: Chunk | None, asked: dict[str, Any] | None = None
-    ) -> DAPForPreTrainingOutput:
-        """The losses of these pairs, or of a chunk its shares of the batch's."""
-        objectives = self.objectives
-        batch, texts, seen = self.read(batch, objectives, asked)
-        loss, measures = 0.0, {}
-        for objective in objectives:
-            own, found = objective.loss(batch._replace(text=texts.get(objective.name)), self, chunk)
-            loss, measures = loss + objective.weight * own, measures | found
-        return DAPForPreTrainingOutput(
-            loss, batch.source.embeds, batch.target.embeds, measures, **seen
+        # f_s(x), f_s(y): one vector per sentence.
+        parts, embeds = [], []
+        for side, own in zip(sides, states.split(len(pairs.source.ids))):
+            own = own[:, : side.ids.shape[1]]  # (B, S, D)
+            parts.append(own)
+            embeds.append(pool(own, side.mask, self.config.pooling))  # (B, D)
+        return Encoded(
+            words=words,
+            source_states=parts[0],
+            target_states=parts[1],
+            source_embeds=embeds[0],
+            target_embeds=embeds[1],
+            negative_embeds=embeds[2] if pairs.negatives is not None else None,
+            **layers,
         )
 
-    def _compared(self, batch: Batch) -> DAPForPreTrainingOutput:
-        """What comparisons compare, and nothing else: the first pass of GradCache."""
-        comparisons = [
-            objective for objective in self.objectives if isinstance(objective, Comparison)
-        ]
-        if comparisons:
-            batch, *_ = self.read(batch, comparisons)
-        return DAPForPreTrainingOutput(
-            compared={own.name: own.compared(batch, self) for own in comparisons}
-        )
+    def encode_text(
+        self, ids: Tensor, mask: Tensor, columns: Tensor | None = None, read: Tensor | None = None
+    ) -> Tensor:
+        """Run the encoder over other text than the pairs, such as masked tokens.
 
-    def read(
-        self, batch: Batch, objectives: Sequence[Objective], asked: dict[str, Any] | None = None
-    ) -> tuple[Batch, dict[str, Text], dict[str, tuple[Tensor, ...]]]:
-        """The batch with all that these objectives need of the encoder, their own texts with states, by name, and what
-        is asked for of the encoder's way through the pairs."""
-        ids, mask = stacked(batch.read)  # (2·B or 3·B, S)
-        if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
-            raise ValueError("an attention mask has padding before a real token: pad on the right.")
-        texts = {own.name: text for own in objectives if (text := own.text(batch)) is not None}
-        if any(own.reads_pairs for own in objectives):
-            texts = {"pairs": Text(ids, mask, wanted=self._wanted(batch, mask, objectives))} | texts
-        words, embedded = self._look_up([text.ids for text in texts.values()], objectives)
-        by_name, seen = {own.name: own for own in objectives}, {}
-        for (name, text), rows in zip(list(texts.items()), embedded):  # the pairs first
-            rows = rows if name == "pairs" else by_name[name].embed(rows, batch)
-            inputs = {"inputs_embeds": rows, **absolute_positions(self.dap.encoder, text.columns)}
-            if name == "pairs" and any((asked or {}).values()):
-                out = self.dap.encoder(attention_mask=text.mask, **inputs, **asked)
-                states = out.last_hidden_state.masked_fill(text.mask.unsqueeze(-1) == 0, 0.0)
-                seen = {"hidden_states": out.hidden_states, "attentions": out.attentions}
-            else:
-                states = last_states(self.dap.encoder, text.mask, text.wanted, **inputs)
-            texts[name] = text._replace(states=states)
-            batch = batch.with_states(states, self.config.pooling) if name == "pairs" else batch
-        return batch._replace(words=words), texts, seen
+        Args:
+            ids: (R, S) token ids.
+            mask: (R, S), 1 for real tokens.
+            columns: (R, S) position of each token, if that is not its column number.
+            read: (R, S) bool, the tokens whose states are read, at least one per row; all when
+                absent.
 
-    def _wanted(self, batch: Batch, mask: Tensor, objectives: Sequence[Objective]) -> Tensor | None:
-        """Of the pairs' tokens (2·B or 3·B, S) those whose states are read, bool; None for all.
-
-        Those of all the model's objectives are among them, so that dropout is the same in both passes of GradCache.
+        Returns:
+            (R, S, D) states.
         """
-        pooled, size = pooled_tokens(mask, self.config.pooling), len(batch.source.ids)
-        readers = [own for own in (*self.objectives, *objectives) if own.reads_pairs]
-        whole = [any(own.reads_tokens[side] for own in readers) for side in (0, 1)]
-        if pooled is None or all(whole):
+        embeddings = self.get_input_embeddings()
+        if _is_adapted(embeddings):
+            embedded = embeddings(ids)
+        else:
+            embedded = F.embedding(ids, whole(embeddings.weight))  # (R, S, E)
+        positions = absolute_positions(self.dap.encoder, columns)
+        return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
+
+    def draw_noise(self, ids: Tensor) -> Tensor | None:
+        """Draw the noise (B, S), uniform in [0, 1), that decides which tokens are masked.
+
+        Returns None if no objective masks a part of the tokens.
+        """
+        if "noise" not in needs_of(self.objectives):
             return None
-        parts = zip([*whole, False], pooled.split(size), mask.bool().split(size))
-        return torch.cat([real if everything else first for everything, first, real in parts])
+        return torch.rand(ids.shape, device=ids.device)
 
-    def _look_up(
-        self, texts: list[Tensor], objectives: Sequence[Objective]
-    ) -> tuple[Words, list[Tensor]]:
-        """Word embeddings that the heads need, and those of texts (R, S) as (R, S, E).
+    def _vectors_to_compare(self, pairs: Pairs) -> DAPForPreTrainingOutput:
+        """Return only the vectors that comparisons such as TR need (first pass of GradCache)."""
+        comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
+        compared = {}
+        if comparisons:
+            encoded = self.encode(pairs, comparisons)
+            for objective in comparisons:
+                compared[objective.name] = objective.vectors(pairs, encoded, self)
+        return DAPForPreTrainingOutput(compared=compared)
 
-        By one lookup: each has a gradient of (V, E).
+    def _look_up(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
+        """Look up the word embeddings of the sentences and of what the heads need.
+
+        This is one look-up, because each has a dense gradient of the table's size (V, E): 0.8 GB
+        for XLM-R.
+
+        Args:
+            ids: (R, S) token ids of the sentences.
+            needs: what the objectives need.
+
+        Returns:
+            The heads' words, and the embeddings (R, S, E) of the sentences.
         """
-        table, others = whole(self.get_input_embeddings().weight), {}
-        if any(own.needs_mask_token for own in objectives):
-            others["mask"] = torch.tensor([self.config.mask_token_id], device=table.device)
-        if (
-            OF_TARGETS & {own.name for own in objectives}
-            and self.prediction_head.looked_up is not None
-        ):
-            others["predicted"] = self.prediction_head.looked_up
-        wanted = [*texts, *others.values()]
-        rows = F.embedding(torch.cat([ids.flatten() for ids in wanted]), table).split(
-            [i.numel() for i in wanted]
+        embeddings = self.get_input_embeddings()
+        table = whole(embeddings.weight)  # (V, E)
+
+        looked_up = {"sentences": ids}
+        if "mask_token" in needs:
+            looked_up["mask"] = torch.tensor([self.config.mask_token_id], device=table.device)
+        if "target_vocabulary" in needs and self.prediction_head.ids_to_look_up is not None:
+            looked_up["predicted"] = self.prediction_head.ids_to_look_up
+        all_ids = torch.cat([part.flatten() for part in looked_up.values()])
+        sizes = [part.numel() for part in looked_up.values()]
+        rows = F.embedding(all_ids, table).split(sizes)
+        found = {
+            name: part.unflatten(0, looked_up[name].shape) for name, part in zip(looked_up, rows)
+        }
+
+        embedded = embeddings(ids) if _is_adapted(embeddings) else found["sentences"]
+        return Words(table, found.get("mask"), found.get("predicted", table)), embedded
+
+    def _tokens_read(self, pairs: Pairs, mask: Tensor, needs: frozenset[str]) -> Tensor | None:
+        """Mark the tokens whose states are read. The encoder's last layer can skip the others.
+
+        With CLS pooling, only the first token is read on a side whose token states nobody needs.
+
+        Args:
+            pairs: the pairs.
+            mask: (2·B or 3·B, S) of sources, targets and negatives, padded on the right.
+            needs: what all objectives of the model need, so that both passes of GradCache run the
+                same layers and draw the same dropout.
+
+        Returns:
+            Bool like `mask`, or None for all tokens.
+        """
+        if self.config.pooling != "cls" or needs >= {"source_states", "target_states"}:
+            return None
+        read = columns_of(mask) == 0
+        count = len(pairs.source.ids)
+        if "source_states" in needs:
+            read[:count] = mask[:count].bool()
+        if "target_states" in needs:
+            read[count : 2 * count] = mask[count : 2 * count].bool()
+        return read
+
+    # ---------------------------------------------------------------------------- making a model
+
+    @classmethod
+    def from_encoder(
+        cls,
+        name_or_path: str,
+        target_token_ids: list[int] | None = None,
+        token_counts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        subfolder: str = "",
+        **config: Any,
+    ) -> "DAPForPreTraining":
+        """Start pre-training from an encoder.
+
+        The RTL head starts as the encoder's last K layers. The prediction head starts as the
+        checkpoint's masked-LM head. If it has none, the prediction head starts from random
+        weights and has to be trained before it can teach the encoder; a warning says so.
+
+        Args:
+            name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2,
+                ModernBERT, ...), or of a `DAPForPreTraining` made with objective `"mlm"`.
+            target_token_ids: token ids that RTL and BOW predict; the whole vocabulary when absent.
+            token_counts: (V,) how often each id occurs in the text to predict. A prediction head
+                that starts from random weights then takes the log of the ids' shares as its bias.
+            dtype, attn_implementation, trust_remote_code, revision, subfolder: as in
+                `AutoModel.from_pretrained`.
+            config: fields of `DAPConfig`. `mask_token_id` is read from the checkpoint's
+                tokenizer, and `pooling` from an `"mlm"` checkpoint, unless they are given.
+
+        Raises:
+            ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a
+                tokenizer without mask token, a field that `DAPConfig` refuses, or ids or counts for
+                which the objective has no use.
+        """
+        source = {
+            "trust_remote_code": trust_remote_code,
+            "revision": revision,
+            "subfolder": subfolder,
+        }
+        kind = AutoModelForMaskedLM
+        encoder_config = AutoConfig.from_pretrained(name_or_path, **source)
+        is_dap = encoder_config.model_type == DAPConfig.model_type
+        if is_dap and encoder_config.objective == "mlm":
+            kind = cls
+            saved = encoder_config
+            encoder_config = saved.encoder_config
+            config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
+        require_encoder(encoder_config, name_or_path)
+
+        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
+        if dap_config.mask_token_id is None and "mask_token" in needs_of(objectives_of(dap_config)):
+            dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
+
+        pretrained, missing = load_masked_lm(
+            name_or_path, kind, dtype=dtype, attn_implementation=attn_implementation, **source
         )
-        found = [part.unflatten(0, ids.shape) for part, ids in zip(rows, wanted)]
-        words = {"mask": None, "predicted": table} | dict(zip(others, found[len(texts) :]))
-        module = self.get_input_embeddings()
-        if (
-            type(module).forward is not nn.Embedding.forward or module._forward_hooks
-        ):  # an adapter, noise, a scale
-            return Words(table, **words), [module(ids) for ids in texts]
-        return Words(table, **words), found[: len(texts)]
+        if kind is not cls:  # what Transformers has chosen for this encoder
+            attn_implementation = pretrained.config._attn_implementation
+        encoder_config._attn_implementation = attn_implementation
+
+        with refusals_of_encoder(name_or_path, dap_config):
+            model = cls._new(dap_config, dtype, target_token_ids)
+            model._copy_weights(pretrained, missing, name_or_path, token_counts)
+            model._try_untested_encoder()
+        return model
+
+    @classmethod
+    def from_scratch(
+        cls,
+        encoder_config: PreTrainedConfig,
+        target_token_ids: list[int] | None = None,
+        token_counts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        attn_implementation: str | None = None,
+        **config: Any,
+    ) -> "DAPForPreTraining":
+        """Start pre-training from random weights; arguments as in `from_encoder`."""
+        name = encoder_config.name_or_path or "encoder_config"
+        require_encoder(encoder_config, name)
+        attention = attn_implementation or encoder_config._attn_implementation
+        encoder_config = copy.deepcopy(encoder_config)
+        encoder_config.dtype = dtype
+        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
+        dap_config.encoder_config._attn_implementation = attention
+
+        with refusals_of_encoder(name, dap_config):
+            model = cls._new(dap_config, dtype, target_token_ids)
+            if token_counts is not None:
+                model.prediction_head.start_bias(token_counts)
+            if model.prediction_head is not None:
+                model.prediction_head.start_decoder(model.get_input_embeddings().weight)
+            model._try_untested_encoder()
+        return model
+
+    @staticmethod
+    def _configure(
+        encoder_config: PreTrainedConfig,
+        target_token_ids: list[int] | None,
+        token_counts: Tensor | None,
+        fields: dict[str, Any],
+    ) -> DAPConfig:
+        """Build the configuration of a new model.
+
+        Raises:
+            ValueError: ids or counts for which the objectives have no use.
+        """
+        if target_token_ids is not None:
+            fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
+        config = DAPConfig(encoder_config, **fields)
+
+        objective = f"objective={config.objective!r}"
+        if target_token_ids is not None and not config.objectives & OF_TARGETS:
+            raise ValueError(
+                f"target_token_ids are the ids that RTL and BOW predict, but {objective} has "
+                "neither: leave them out."
+            )
+        heads = [name for each in objectives_of(config) for name in each.heads]
+        if token_counts is not None and "prediction_head" not in heads:
+            raise ValueError(
+                f"token_counts are for a prediction head, but {objective} has none: leave them out."
+            )
+        return config
+
+    @classmethod
+    def _new(
+        cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
+    ) -> "DAPForPreTraining":
+        """Build a model with random weights and, if one is given, a target vocabulary."""
+        torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(torch_dtype, torch.dtype):
+            raise ValueError(f"dtype={dtype!r}: give a type of torch, such as 'bfloat16'.")
+        model = cls(config).to(torch_dtype)
+        if target_token_ids is not None:
+            model.set_target_vocabulary(target_token_ids)
+        return model
+
+    def _copy_weights(
+        self,
+        pretrained: PreTrainedModel,
+        missing: set[str],
+        name: str,
+        token_counts: Tensor | None,
+    ) -> None:
+        """Copy the weights of a masked-LM model into encoder and heads.
+
+        Args:
+            pretrained: a masked-LM model, or a `DAPForPreTraining` made with objective `"mlm"`.
+            missing: names of its weights that the checkpoint lacks.
+            name: of the checkpoint, for warnings.
+            token_counts: as in `from_encoder`.
+        """
+        is_dap = isinstance(pretrained, DAPForPreTraining)
+        encoder = pretrained.dap.encoder if is_dap else pretrained.base_model
+        weights = {
+            key: value
+            for key, value in encoder.state_dict().items()
+            if not key.startswith("pooler.")  # some masked-LM models keep one
+        }
+        self.dap.encoder.load_state_dict(weights)
+        if self.rtl_head is not None:
+            self.rtl_head.copy_last_layers(encoder)
+        head = self.prediction_head
+        if head is None:
+            return
+
+        if missing or not head.copy_masked_lm_head(pretrained):
+            logger.warning(
+                f"{name} has no masked-LM head, or one that does not end in its word embeddings: "
+                "the prediction head starts from random weights."
+            )
+            if token_counts is not None:
+                head.start_bias(token_counts)
+        elif token_counts is not None:
+            logger.warning(
+                f"{name} has a masked-LM head: its bias is taken, not one from token frequencies."
+            )
+        head.start_decoder(self.get_input_embeddings().weight)
+        if self.bow_transform is not None:
+            self.bow_transform.dense.load_state_dict(head.dense.state_dict())
+            self.bow_transform.norm.load_state_dict(head.norm.state_dict())
+
+    @torch.no_grad()
+    def _try_untested_encoder(self) -> None:
+        """Run two pairs through an encoder class that no test covers.
+
+        Raises:
+            ValueError: the states of a sentence depend on padding, or on whether the encoder or
+                this model embeds its words.
+        """
+        if self.config.encoder_config.model_type in TESTED:
+            return
+        padding = getattr(self.config.encoder_config, "pad_token_id", None)
+        real = [number for number in range(17) if number != padding]
+        ids = torch.tensor(real[:16]).view(2, 8) % self.config.vocab_size  # (2, 8)
+        columns = columns_of(ids)
+        source_mask = (columns < torch.tensor([[5], [7]])).long()
+        target_mask = (columns < torch.tensor([[6], [8]])).long()
+
+        encoder = self.dap.encoder.eval()  # without dropout
+        alone = encoder(input_ids=ids[:1, :5], attention_mask=source_mask[:1, :5]).last_hidden_state
+        embedded = self.get_input_embeddings()(ids)
+        padded = last_states(encoder, source_mask, inputs_embeds=embedded)[:1, :5]
+        tolerance = torch.finfo(alone.dtype).eps ** 0.5 * alone.norm()
+        if not (padded - alone).norm() < tolerance:
+            raise ValueError(
+                "a sentence alone has other states than beside padding, or its words are embedded "
+                "differently by their ids"
+            )
+
+        # All losses, of this process only: a chunk does not wait for other processes.
+        self.train(self.training)
+        with torch.random.fork_rng(devices=[]):
+            source = Sentences(ids, source_mask, self.draw_noise(ids))
+            target = Sentences(ids, target_mask, self.draw_noise(ids))
+            pairs = Pairs(source, target, language_ids=torch.zeros(2, dtype=torch.long))
+            chunk = Chunk(
+                first=0,
+                noise=(None, None),
+                gradients=self._vectors_to_compare(pairs).compared,
+                labels={each.name: torch.ones(1) for each in self.objectives},
+            )
+            encoded = self.encode(pairs, self.objectives)
+            for objective in self.objectives:
+                objective.loss(pairs, encoded, self, chunk)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize the word embeddings as Transformers does, and the prediction head with them.
+
+        A target vocabulary stays as it is.
+        """
+        table = super().resize_token_embeddings(*args, **kwargs)
+        if self.prediction_head is not None:
+            self.prediction_head.resize(table.weight)
+        return table
+
+    def set_target_vocabulary(self, token_ids: list[int]) -> None:
+        """Set the token ids that RTL and BOW predict; as many as `config.target_vocab_size`.
+
+        Raises:
+            ValueError: another number of ids, or ids outside of the vocabulary.
+        """
+        size = self.config.target_vocab_size
+        ids = sorted(set(token_ids))
+        outside = [number for number in ids if not 0 <= number < self.config.vocab_size]
+        if len(ids) != size or outside:
+            raise ValueError(
+                f"target vocabulary of {len(ids)} ids, {len(outside)} of them outside of the "
+                f"vocabulary: give {size} different ids from 0 to {self.config.vocab_size - 1} "
+                f"(target_vocab_size={size})."
+            )
+        self.prediction_head.token_ids.copy_(torch.tensor(ids))
 
 
-# ------------------------------------------------------------------------------------------- classification
+def _is_adapted(embeddings: nn.Module) -> bool:
+    """Tell whether a module changes what a plain look-up returns: an adapter, a hook or a scale."""
+    is_plain = type(embeddings).forward is nn.Embedding.forward
+    return not is_plain or bool(embeddings._forward_hooks)
+
+
+# --------------------------------------------------------------------------------- classification
 
 
 class DAPForSequenceClassification(DAPPreTrainedModel):
-    """Encoder with dense + tanh and a classifier on its sentence embedding, for XNLI (section 4.6)."""
+    """Encoder with dense + tanh and a classifier on its sentence vector, for XNLI (section 4.6)."""
 
     _keys_to_ignore_on_load_unexpected = [r"^(?!dap\.|classifier\.)"]  # heads of pre-training
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
@@ -675,15 +817,18 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.loss_type = "ForSequenceClassification"  # whatever a subclass is named
+        self.loss_type = "ForSequenceClassification"  # not by the name of a subclass
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
         rate = getattr(config.encoder_config, "classifier_dropout", None)
-        rate = getattr(config.encoder_config, "hidden_dropout_prob", 0.0) if rate is None else rate
-        dense = nn.Linear(config.hidden_size, config.hidden_size)
-        output = nn.Linear(config.hidden_size, config.num_labels)
+        if rate is None:
+            rate = getattr(config.encoder_config, "hidden_dropout_prob", 0.0)
         self.classifier = nn.Sequential(
-            nn.Dropout(rate), dense, nn.Tanh(), nn.Dropout(rate), output
+            nn.Dropout(rate),
+            nn.Linear(config.hidden_size, config.hidden_size),
+            nn.Tanh(),
+            nn.Dropout(rate),
+            nn.Linear(config.hidden_size, config.num_labels),
         )
         self.post_init()
 
@@ -704,7 +849,9 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             input_ids: (B, S) token ids.
             attention_mask: (B, S).
             labels: (B,) class indices, or (B, num_labels) for regression and multi-label problems.
-            token_type_ids, position_ids, inputs_embeds: as in `DAPModel`; named here so that `Trainer` keeps them.
+            token_type_ids, position_ids, inputs_embeds: as in `DAPModel`. They are named here
+                because `Trainer` drops columns that are not.
+            kwargs: passed to the encoder.
 
         Returns:
             `logits` (B, num_labels) and, with labels, `loss`.
@@ -727,28 +874,74 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]
     ) -> BaseModelOutputWithPooling:
-        """What `DAPModel` gives; without padding where only the embedding is asked for and the encoder allows it."""
-        encoder, asks_more = (
-            self.dap.encoder,
-            self.config.output_hidden_states or self.config.output_attentions,
-        )
-        asks_more |= (
-            torch.jit.is_tracing() or torch.compiler.is_exporting()
-        )  # lengths would be constants
-        if (
-            attention_mask is None
-            or asks_more
-            or others.keys() - {"token_type_ids"}
-            or not takes_packed(encoder)
-        ):
+        """Return the output of `DAPModel`.
+
+        Where only the sentence vector is needed and the encoder takes packed rows, padding is not
+        computed and the output has the vector only.
+        """
+        asks_for_more = self.config.output_hidden_states or self.config.output_attentions
+        # A graph would hold the lengths of the example's rows as constants.
+        is_recorded = torch.jit.is_tracing() or torch.compiler.is_exporting()
+        can_pack = attention_mask is not None and takes_packed(self.dap.encoder)
+        if is_recorded or asks_for_more or not can_pack or others.keys() - {"token_type_ids"}:
             return self.dap(
                 input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **others
             )
-        pooling, inputs = self.config.pooling, {"input_ids": input_ids, **others}
-        states = packed_states(
-            encoder, attention_mask, inputs, pooled_tokens(attention_mask, pooling)
-        )  # (B, S, D)
-        return BaseModelOutputWithPooling(pooler_output=pool(states, attention_mask, pooling))
+        vectors = sentence_vectors(
+            self.dap.encoder, attention_mask, self.config.pooling, input_ids=input_ids, **others
+        )
+        return BaseModelOutputWithPooling(pooler_output=vectors)
+
+
+# -------------------------------------------------------------------- files and registration
+
+
+def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool = False) -> None:
+    """Write `modules.json` and the pooling configuration of sentence-transformers.
+
+    Without them sentence-transformers would use mean pooling. The types have the names of older
+    versions, which servers also know.
+
+    Args:
+        folder: folder of a saved encoder.
+        pooling: `"cls"` or `"mean"`.
+        hidden_size: D.
+        normalize: let the library return vectors of length 1.
+    """
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if normalize:
+        kinds.append(("2_Normalize", "Normalize"))
+    modules = []
+    for number, (path, kind) in enumerate(kinds):
+        modules.append(
+            {
+                "idx": number,
+                "name": str(number),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+        )
+
+    modes = (
+        "cls_token",
+        "mean_tokens",
+        "max_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    )
+    own = {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
+    settings: dict[str, Any] = {"word_embedding_dimension": hidden_size}
+    for mode in modes:
+        settings[f"pooling_mode_{mode}"] = mode == own
+    settings["include_prompt"] = True
+
+    files = {"modules.json": modules, "1_Pooling/config.json": settings}
+    if normalize:
+        files["2_Normalize/config.json"] = {}  # a repository holds no empty folders
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 DAPConfig.register_for_auto_class()
@@ -758,6 +951,7 @@ for _auto, _model in (
     (AutoModelForSequenceClassification, DAPForSequenceClassification),
 ):
     _model.register_for_auto_class(_auto.__name__)
-    # Not as a checkpoint's own code: a process may load checkpoints of several versions, and each runs its own.
+    # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each
+    # runs its own.
     if __name__ == "modeling_dap":
         _auto.register(DAPConfig, _model, exist_ok=True)

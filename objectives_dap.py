@@ -1,11 +1,18 @@
-"""What a model is trained for: one class an objective, and `OBJECTIVES`, from which `config.objective` combines them.
+"""The objectives: one class for each of TR, RTL, TLM, MLM and BOW.
 
-Ships with a checkpoint beside modeling_dap.py. Shapes in the comments: `B` pairs of one process, `W` processes, `S`
-tokens (`S_x` of the source, `S_y` of the target), `D` hidden size, `E` width of the word embeddings, `Q` query tokens,
-`R` rows, `G` groups of labels, each with a mean of its own.
+The file ships with every checkpoint, beside modeling_dap.py. `config.objective` combines the
+names of `OBJECTIVES` by "+", such as "tr+rtl" (= DAP). The total loss is the weighted sum of the
+objectives' losses.
+
+Data before and after the encoder has two types: `Pairs` holds what comes in, `Encoded` what the
+encoder returned for it.
+
+Shapes in the comments: `B` pairs of one process, `W` processes, `S` tokens (`S_x` of the source,
+`S_y` of the target), `D` hidden size, `E` width of the word embeddings, `Q` query tokens, `R`
+rows of text, `G` groups of labels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,434 +22,462 @@ from torch import Tensor, nn
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import pool
     from .heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
     from .losses_dap import (
         columns_of,
         first_row,
-        rank_in_blocks,
+        ranking_loss_over_processes,
         sum_over_processes,
         text_hash,
         world_size,
     )
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import pool
     from heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
     from losses_dap import (
         columns_of,
         first_row,
-        rank_in_blocks,
+        ranking_loss_over_processes,
         sum_over_processes,
         text_hash,
         world_size,
     )
 
-SCATTER = 10368889  # 2**24 times the golden ratio: its multiples, modulo 2**24, lie evenly
+Measures = dict[str, Tensor]  # scalars to log, by name
 
 
-# ----------------------------------------------------------------------------------------- what objectives are given
+# ------------------------------------------------------------------ before and after the encoder
 
 
-class Side(NamedTuple):
-    """One side of the pairs; states and embeddings are there once the encoder has read it."""
+class Sentences(NamedTuple):
+    """One side of the pairs, as token ids."""
 
-    ids: Tensor  # (B, S) token ids
+    ids: Tensor  # (B, S), CLS first, then a separator last, padded on the right
     mask: Tensor  # (B, S), 1 for real tokens
-    noise: Tensor | None = (
-        None  # (B, S), uniform in [0, 1): which tokens are masked; None where none or all are
-    )
-    states: Tensor | None = None  # (B, S, D)
-    embeds: Tensor | None = None  # (B, D)
+    noise: Tensor | None = None  # (B, S), uniform in [0, 1): decides which tokens are masked
 
 
-class Text(NamedTuple):
-    """Rows for the encoder."""
+class Pairs(NamedTuple):
+    """Translation pairs before the encoder."""
 
-    ids: Tensor  # (R, S) token ids that it sees
-    mask: Tensor  # (R, S), 1 for real tokens
-    columns: Tensor | None = None  # (R, S) position of each token, where it is not its column
-    labels: Tensor | None = None  # (R, S) token ids before masking
-    chosen: Tensor | None = None  # (R, S) bool: which of them are predicted
-    wanted: Tensor | None = (
-        None  # (R, S) bool: whose states are read; those of all real tokens where absent
-    )
-    states: Tensor | None = None  # (R, S, D), once the encoder has read it
-
-
-class Batch(NamedTuple):
-    """Translation pairs, and once the encoder has read, what else an objective needs."""
-
-    source: Side
-    target: Side
-    language_ids: Tensor | None = None  # (B,) of the sources
+    source: Sentences
+    target: Sentences
+    negatives: Sentences | None = None  # changed copies of the targets; an empty row for no copy
+    language_ids: Tensor | None = None  # (B,) of the sources, indices into config.rtl_languages
     first: int = 0  # number of the first pair in the batch of all processes
-    words: Words | None = None
-    text: Text | None = None  # that of the objective at work
-    negatives: Side | None = (
-        None  # changed copies of targets, for TR; without real tokens for a pair that has none
-    )
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.source, self.target
+    def sides(self) -> tuple[Sentences, ...]:
+        """Source, target and, where there are any, negatives."""
+        if self.negatives is None:
+            return self.source, self.target
+        return self.source, self.target, self.negatives
 
-    @property
-    def read(self) -> tuple[Side, ...]:
-        """What the encoder reads as it is."""
-        return self.sides if self.negatives is None else (*self.sides, self.negatives)
 
-    def with_states(self, states: Tensor, pooling: str) -> "Batch":
-        """The batch with what the encoder made of `stacked(batch.read)`, (2·B or 3·B, S, D)."""
-        sides = []
-        for side, own in zip(self.read, states.split(len(self.source.ids))):
-            own = own[:, : side.ids.shape[1]]  # (B, S, D)
-            sides.append(side._replace(states=own, embeds=pool(own, side.mask, pooling)))
-        return self._replace(
-            source=sides[0], target=sides[1], negatives=sides[2] if sides[2:] else None
-        )
+class Encoded(NamedTuple):
+    """Translation pairs after the encoder. Fields that no objective needs are None."""
+
+    words: Words  # word embeddings for the heads
+    source_states: Tensor | None = None  # (B, S_x, D), f(x): zeros for tokens that nobody reads
+    target_states: Tensor | None = None  # (B, S_y, D), f(y)
+    source_embeds: Tensor | None = None  # (B, D), f_s(x): sentence vectors, not normalised
+    target_embeds: Tensor | None = None  # (B, D), f_s(y)
+    negative_embeds: Tensor | None = None  # (B, D)
+    hidden_states: tuple[Tensor, ...] | None = None  # of all layers, if asked for
+    attentions: tuple[Tensor, ...] | None = None  # of all layers, if asked for
 
 
 @dataclass
 class Chunk:
-    """Some pairs of a larger batch, and what the objectives need to give the share of these pairs (GradCache).
+    """What forward needs to know where its pairs are only a chunk of a larger batch (GradCache).
 
-    A plain object, not a tuple, so that a wrapper that casts forward's tensors leaves its own as they are. Without
-    gradients, forward gives only what is compared.
+    It is a plain object, not a tuple: wrappers that cast forward's tensors then leave it alone.
     """
 
     first: int  # number of the first pair in the batch of all processes
     noise: tuple[Tensor | None, Tensor | None]  # of source (B, S_x) and target (B, S_y)
-    gradients: dict[str, tuple[Tensor, ...]] | None = (
-        None  # of each comparison's loss for what it compares
-    )
-    labels: dict[str, Tensor] | None = None  # (G,) numbers of all labels of each other objective
+    #: Gradients of each comparison's loss by its vectors. None in the first pass, which returns
+    #: these vectors only.
+    gradients: dict[str, tuple[Tensor, ...]] | None = None
+    labels: dict[str, Tensor] | None = None  # (G,) number of labels of each objective in the batch
 
 
-# ----------------------------------------------------------------------------------------- what an objective is
+# -------------------------------------------------------------------------- what an objective is
 
 
 class Objective:
-    """A mean over labels: tokens, pairs or anything else of which each belongs to one pair.
+    """A loss that is a mean over labels, such as tokens to predict.
 
-    It reads its configuration and has no weights; what it computes with are the heads of the model that it is handed.
-    Labels can be in several groups, such as directions: the loss is then the average of the groups' means.
+    A subclass overrides up to five things: `name`, `heads`, `needs`, `labels` and `loss_sum`. It
+    has no weights: it computes with the heads of the model that it is given. Then GradCache,
+    packing and several processes work without more code.
+
+    Labels can be in several groups, such as directions. The loss is then the average of the groups'
+    means.
     """
 
-    name: str  # in `OBJECTIVES`, in `config.objective`, and before `_weight` and `_loss`
-    heads: dict[
-        str, Callable[[DAPConfig], nn.Module]
-    ] = {}  # parts of the model beside the encoder, by attribute
-    reads_pairs = True  # needs what the encoder makes of the pairs as they are
-    reads_tokens: tuple[bool, bool] = (
-        True,
-        True,
-    )  # of each token of the sources and the targets, or only embeddings
-    needs_mask_token = False
-    masks = False  # needs noise
+    #: Name in `OBJECTIVES` and `config.objective`, and in `{name}_weight` and `{name}_loss`.
+    name: str
+    #: Modules that the model has beside the encoder: attribute -> function that builds it.
+    heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}
+    #: What the model prepares: "source_states", "target_states" (all token states of a side),
+    #: "embeds" (sentence vectors), "noise" (for masking), "mask_token" (its word embedding),
+    #: "target_vocabulary" (word embeddings of the ids that RTL and BOW predict).
+    needs: frozenset[str] = frozenset({"source_states", "target_states", "embeds"})
 
     def __init__(self, config: DAPConfig) -> None:
         self.config = config
 
+    def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
+        """Mark the labels that count: bool (G, ...)."""
+        raise NotImplementedError
+
+    def loss_sum(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, Measures]:
+        """Sum the loss over the labels of each group.
+
+        Args:
+            labels: result of `labels`.
+
+        Returns:
+            (G,) sums, and other values to log, which are added up over chunks.
+        """
+        raise NotImplementedError
+
     @property
     def weight(self) -> float:
-        """Factor of the loss in the sum of all."""
+        """Factor of the loss in the total loss."""
         return getattr(self.config, f"{self.name}_weight", 1.0)
 
-    def text(self, batch: Batch) -> Text | None:
-        """What the encoder is to read for this objective alone."""
-        return None
-
-    def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
-        """What the encoder is to read for the words of that text, (R, S, E), given the pairs with their states."""
-        return embedded
-
-    def labels(self, batch: Batch, model: nn.Module) -> Tensor:
-        """Which labels count, (G, ...) bool, told without any states: `source.states` and the like are None."""
-        raise NotImplementedError
-
-    def sums(
-        self, batch: Batch, model: nn.Module, labels: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the loss over the labels of each group, (G,), and what else is measured, which adds up over pairs."""
-        raise NotImplementedError
-
     def loss(
-        self, batch: Batch, model: nn.Module, chunk: Chunk | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, or of a chunk its share, and what is logged. The mean over processes is that of all pairs."""
-        labels = self.labels(batch, model)
-        everywhere = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
-        sums, measures = self.sums(batch, model, labels)
-        means = sums * world_size() / everywhere.clamp(min=1)
-        loss = means.sum() / (everywhere > 0).sum().clamp(min=1)
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, Measures]:
+        """Return the loss and the values to log.
+
+        The mean over processes is the loss of the global batch. For a chunk, the loss is its share
+        of the batch's loss.
+        """
+        labels = self.labels(pairs, model)
+        total = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
+        sums, measures = self.loss_sum(pairs, encoded, model, labels)
+        means = sums * world_size() / total.clamp(min=1)
+        loss = means.sum() / (total > 0).sum().clamp(min=1)
         return loss, {f"{self.name}_loss": loss, **measures}
 
     @staticmethod
     def count(labels: Tensor) -> Tensor:
-        """Labels of each group on all processes, (G,)."""
+        """Count the labels of each group in all processes: (G,)."""
         return sum_over_processes(labels.flatten(1).sum(1))
 
 
 class Comparison(Objective):
-    """A loss of embeddings that depends on those of other pairs, too."""
+    """A loss that compares the sentence vectors of all pairs in the batch.
 
-    def compared(self, batch: Batch, model: nn.Module) -> tuple[Tensor, ...]:
-        """What is compared, each with B rows."""
+    A subclass overrides `vectors` and `compare` instead of `labels` and `loss_sum`. GradCache calls
+    `vectors` for every chunk and `compare` once for the whole batch.
+    """
+
+    needs = frozenset({"embeds"})
+
+    def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
+        """Return the tensors to compare, each with B rows."""
         raise NotImplementedError
 
-    def compare(
-        self, compared: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and what is logged, given what all pairs of this process bring; `batch` has no states."""
+    def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
+        """Return the loss and the values to log, given the vectors of all pairs of this process."""
         raise NotImplementedError
 
     def loss(
-        self, batch: Batch, model: nn.Module, chunk: Chunk | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As of any objective; a chunk's share has the gradients, not the value."""
-        compared = self.compared(batch, model)
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, Measures]:
+        """Return the loss and the values to log.
+
+        For a chunk, the value of the loss has no meaning, but its gradients are the chunk's.
+        """
+        vectors = self.vectors(pairs, encoded, model)
         if chunk is None:
-            return self.compare(compared, batch)
-        return sum(
-            (rows * gradient).sum() for rows, gradient in zip(compared, chunk.gradients[self.name])
-        ), {}
+            return self.compare(vectors, pairs)
+        gradients = chunk.gradients[self.name]
+        loss = sum((rows * gradient).sum() for rows, gradient in zip(vectors, gradients))
+        return loss, {}
 
 
-# ----------------------------------------------------------------------------------------- the objectives
+# -------------------------------------------------------------------------------- the objectives
 
 
 class TranslationRanking(Comparison):
-    """TR (section 3.2): the target of a source is to rank before all others."""
+    """TR (section 3.2, eq. L_TR): a source's own translation ranks before all other targets.
+
+    Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except
+    that a target with the same text as a source's own translation is not a negative of that
+    source.
+    """
 
     name = "tr"
-    reads_tokens = (False, False)
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
         return {"projection": Projection} if self.config.projection else {}
 
-    def compared(self, batch: Batch, model: nn.Module) -> tuple[Tensor, ...]:
-        embeds = tuple(side.embeds for side in batch.read)  # (B, D) each
-        return embeds if model.projection is None else tuple(map(model.projection, embeds))
+    def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
+        """Return the vectors (B, D) of sources, targets and, where there are any, negatives."""
+        vectors = [encoded.source_embeds, encoded.target_embeds]
+        if encoded.negative_embeds is not None:
+            vectors.append(encoded.negative_embeds)
+        if model.projection is not None:
+            vectors = [model.projection(rows) for rows in vectors]
+        return tuple(vectors)
 
-    def compare(
-        self, compared: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        config, (source, *answers) = self.config, compared
-        texts = [text_hash(side.ids, side.mask) for side in batch.read[1:]]  # (B,) each
-        if not config.tr_mask_duplicates:  # all targets are different then
-            texts[0] = columns_of(texts[0][None])[0] + first_row(len(source)) + 1
-        how = config.tr_similarity, config.tr_temperature, config.tr_margin
-        results = [rank_in_blocks(source, answers, texts, *how)]
-        if config.tr_bidirectional:  # the sources alone are ranked for a target
-            results.append(rank_in_blocks(answers[0], [source], texts[:1], *how))
-        loss, accuracy, negatives = (sum(values) / len(results) for values in zip(*results))
+    def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
+        config = self.config
+        source, *candidates = vectors  # (B, D) each: targets, and perhaps negatives
+        similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
+
+        # Equal hashes are equal texts, which are not negatives of each other's translations.
+        hashes = [text_hash(side.ids, side.mask) for side in pairs.sides[1:]]  # (B,) each
+        if not config.tr_mask_duplicates:
+            numbers = torch.arange(len(source), device=source.device)
+            hashes[0] = numbers + first_row(len(source)) + 1  # all targets differ, none is 0
+
+        results = [ranking_loss_over_processes(source, candidates, hashes, *similarity)]
+        if config.tr_bidirectional:  # each target ranks the sources
+            targets = candidates[0]
+            results.append(ranking_loss_over_processes(targets, [source], hashes[:1], *similarity))
+
+        count = len(results)
+        loss = sum(result.loss for result in results) / count
+        accuracy = sum(result.accuracy for result in results) / count
+        negatives = sum(result.negatives for result in results) / count
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
 
 class RepresentationTranslation(Objective):
-    """RTL (section 3.3.2): reconstruct the target's tokens from the source's states."""
+    """RTL (section 3.3.2, eq. L_RTL): reconstruct the target's tokens from the source's states.
+
+    `rtl_direction` can turn the roles of the sides around (Table 5). Below, the *context* is the
+    side whose states are given, and the *answer* is the side to reconstruct.
+    """
 
     name = "rtl"
     heads = {"rtl_head": RTLHead, "prediction_head": PredictionHead}
-    needs_mask_token = True
 
     @property
-    def masks(self) -> bool:
-        return self.config.rtl_ratio < 1
+    def needs(self) -> frozenset[str]:
+        """Token states of the context; of the answer only if some of its tokens stay visible."""
+        needs = {"mask_token", "target_vocabulary"}
+        if self.config.rtl_direction != "target-to-source":
+            needs.add("source_states")
+        if self.config.rtl_direction != "source-to-target":
+            needs.add("target_states")
+        if self.config.rtl_ratio < 1:
+            needs |= {"source_states", "target_states", "noise"}
+        return frozenset(needs)
 
-    @property
-    def reads_tokens(self) -> tuple[bool, bool]:
-        """Those of the context, and those that are shown of the side to reconstruct."""
-        direction = self.config.rtl_direction
-        return (
-            self.masks or direction != "target-to-source",
-            self.masks or direction != "source-to-target",
-        )
-
-    def labels(self, batch: Batch, model: nn.Module) -> Tensor:
-        _, answer, _ = self._directed(batch)
+    def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
+        """Mark the answer's tokens to predict, without CLS: (G, B, Q)."""
+        answer = self.answer(pairs)
         known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
-        return self.groups(self.chosen(answer) & known, batch.first)
-
-    def sums(
-        self, batch: Batch, model: nn.Module, labels: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        context, answer, languages = self._directed(batch)
-        chosen, ids = (
-            self.chosen(answer),
-            answer.ids[:, 1:],
-        )  # (B, Q): CLS takes no part on either side
-        mask = batch.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
-        queries = model.rtl_head.embed(mask, model.dap.encoder)[
-            :, 1:
-        ]  # (B, Q, D), with the tokens' positions
-        if self.config.rtl_ratio < 1:  # the other tokens show their representations (section 5.2)
-            queries = torch.where(chosen.unsqueeze(-1), queries, answer.states[:, 1:])
-        states = model.rtl_head(
-            context.states[:, 1:], context.mask[:, 1:], queries, answer.mask[:, 1:], languages
-        )
-        places = [
-            part.nonzero(as_tuple=True) for part in labels
-        ]  # a GPU is waited for once a group
-        sums = [
-            model.prediction_head.rtl_loss_sum(states[own], ids[own], batch.words) for own in places
-        ]
-        return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
-
-    def chosen(self, answer: Side) -> Tensor:
-        """Which tokens after CLS are to be reconstructed, (B, Q) bool."""
-        real = answer.mask.bool()
-        return (real if answer.noise is None else real & (answer.noise < self.config.rtl_ratio))[
-            :, 1:
-        ]
-
-    def groups(self, labels: Tensor, first: int) -> Tensor:
-        """The labels (B, Q) as (G, B, Q): each direction apart, whose means are averaged (Table 5)."""
+        labels = self.chosen(answer) & known
         if self.config.rtl_direction != "both":
             return labels.unsqueeze(0)
-        odd = odd_rows(len(labels), labels.device, first).unsqueeze(-1)  # (B, 1)
-        return torch.stack([labels & ~odd, labels & odd])
+        odd = odd_rows(pairs)[:, None]  # (B, 1)
+        return torch.stack([labels & ~odd, labels & odd])  # one group per direction
 
-    def _directed(self, batch: Batch) -> tuple[Side, Side, Tensor | None]:
-        """Context, the side to reconstruct, and their rows of language embeddings (B, 2), by `rtl_direction`."""
-        source, target, ids, first, *_ = batch
+    def loss_sum(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, Measures]:
+        answer = self.answer(pairs)
+        chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
+        ids = answer.ids[:, 1:]  # (B, Q)
+        context = self.by_direction(
+            pairs, encoded.source_states, encoded.target_states
+        )  # (B, C, D)
+        context_mask = self.by_direction(pairs, pairs.source.mask, pairs.target.mask)  # (B, C)
+
+        # One [MASK] embedding per answer token, at the token's position.
+        masks = encoded.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
+        queries = model.rtl_head.embed(masks, model.dap.encoder)[:, 1:]  # (B, Q, D)
+        if self.config.rtl_ratio < 1:  # the other tokens stay visible (section 5.2)
+            visible = self.by_direction(pairs, encoded.target_states, encoded.source_states)
+            queries = torch.where(chosen.unsqueeze(-1), queries, visible[:, 1:])
+
+        # eq. g^0: source states and queries through the head.
+        states = model.rtl_head(
+            context[:, 1:], context_mask[:, 1:], queries, answer.mask[:, 1:], self.languages(pairs)
+        )  # (B, Q, D)
+
+        # eq. L_RTL: cross entropy of the chosen tokens.
+        sums = []
+        for group in labels:
+            places = group.nonzero(as_tuple=True)
+            sums.append(
+                model.prediction_head.target_loss_sum(states[places], ids[places], encoded.words)
+            )
+        return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
+
+    def answer(self, pairs: Pairs) -> Sentences:
+        """Return the side to reconstruct."""
+        source, target = pairs.source, pairs.target
+        ids = self.by_direction(pairs, target.ids, source.ids)
+        mask = self.by_direction(pairs, target.mask, source.mask)
+        noise = None
+        if self.config.rtl_ratio < 1:
+            noise = self.by_direction(pairs, target.noise, source.noise)
+        return Sentences(ids, mask, noise)
+
+    def chosen(self, answer: Sentences) -> Tensor:
+        """Mark the answer's tokens after CLS that are to be reconstructed: (B, Q) bool."""
+        chosen = answer.mask.bool()
+        if answer.noise is not None:
+            chosen = chosen & (answer.noise < self.config.rtl_ratio)
+        return chosen[:, 1:]
+
+    def by_direction(self, pairs: Pairs, forward: Tensor, backward: Tensor) -> Tensor:
+        """Choose a value for each pair by its direction.
+
+        Args:
+            forward: (B, S, ...), for pairs that go source-to-target.
+            backward: (B, S', ...), for pairs that go target-to-source. With `rtl_direction="both"`
+                these are the pairs with an odd number.
+
+        Returns:
+            (B, S or S' or the longer, ...), padded with zeros.
+        """
+        if self.config.rtl_direction == "source-to-target":
+            return forward
+        if self.config.rtl_direction == "target-to-source":
+            return backward
+        length = max(forward.shape[1], backward.shape[1])
+        odd = odd_rows(pairs).view(-1, *[1] * (forward.dim() - 1))
+        return torch.where(odd, pad_to(backward, length), pad_to(forward, length))
+
+    def languages(self, pairs: Pairs) -> Tensor | None:
+        """Return the rows (B, 2) of the language embeddings of context and answer, or None.
+
+        Raises:
+            ValueError: `language_ids` are needed and are not given.
+        """
         direction = self.config.rtl_direction
         if direction == "source-to-target":
-            return source, target, None
-        if ids is None:
+            return None
+        if pairs.language_ids is None:
             raise ValueError(
-                f"language_ids=None, but rtl_direction {direction!r} needs each pair's source language."
+                f"language_ids=None, but rtl_direction {direction!r} needs each pair's language."
             )
-        languages = torch.stack([ids + 1, torch.zeros_like(ids)], 1)  # (B, 2): source, target
-        if direction == "target-to-source":
-            return target, source, languages.flip(1)
-        odd = odd_rows(len(ids), ids.device, first)  # (B,)
-        length = max(source.ids.shape[1], target.ids.shape[1])
-        source, target = pad_to(source, length), pad_to(target, length)
-        context, answer = swap_rows(source, target, odd), swap_rows(target, source, odd)
-        return context, answer, torch.where(odd[:, None], languages.flip(1), languages)
+        source = pairs.language_ids + 1  # (B,)
+        target = torch.zeros_like(source)
+        forward = torch.stack([source, target], 1)  # (B, 2)
+        return self.by_direction(pairs, forward, forward.flip(1))
 
 
-class _MaskedText(Objective):
-    """Predicts the tokens that its own text masks."""
+class MaskedText(NamedTuple):
+    """Rows of text of which some tokens are masked and predicted."""
 
+    ids: Tensor  # (R, S) before masking
+    mask: Tensor  # (R, S), 1 for real tokens
+    noise: Tensor  # (R, S), 1 at special tokens and padding, which are never masked
+    columns: Tensor | None = None  # (R, S) positions, where these are not the column numbers
+
+
+class MaskedLanguageModelling(Objective):
+    """MLM (Devlin et al. 2019): predict masked tokens of each side by itself."""
+
+    name = "mlm"
     heads = {"prediction_head": PredictionHead}
-    reads_pairs = False
-    needs_mask_token = masks = True
+    needs = frozenset({"noise", "mask_token"})
 
-    def labels(self, batch: Batch, model: nn.Module) -> Tensor:
-        return batch.text.chosen.unsqueeze(0)  # (1, R, S)
+    @property
+    def probability(self) -> float:
+        """Share of the tokens that are masked."""
+        return getattr(self.config, f"{self.name}_probability")
 
-    def sums(
-        self, batch: Batch, model: nn.Module, labels: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        text, chosen = batch.text, labels[0].nonzero(as_tuple=True)
+    def text(self, pairs: Pairs) -> MaskedText:
+        """Return sources, then targets: (2·B, S)."""
+        source, target = pairs.source, pairs.target
+        length = max(source.ids.shape[1], target.ids.shape[1])
+        ids = torch.cat([pad_to(source.ids, length), pad_to(target.ids, length)])
+        mask = torch.cat([pad_to(source.mask, length), pad_to(target.mask, length)])
+        noise = [pad_to(maskable_noise(side), length, value=1.0) for side in (source, target)]
+        return MaskedText(ids, mask, torch.cat(noise))
+
+    def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
+        """Mark the masked tokens: (1, R, S)."""
+        return (self.text(pairs).noise < self.probability).unsqueeze(0)
+
+    def loss_sum(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, Measures]:
+        text, (chosen,) = self.text(pairs), labels
+        config = self.config
+        shown = mask_tokens(
+            text.ids, text.noise, self.probability, config.mask_token_id, config.vocab_size
+        )
+        read = chosen | (columns_of(shown) == 0)  # no row without a token to read
+        states = model.encode_text(shown, text.mask, text.columns, read)  # (R, S, D)
+        places = chosen.nonzero(as_tuple=True)
         total = model.prediction_head.loss_sum(
-            text.states[chosen], text.labels[chosen], batch.words.table
+            states[places], text.ids[places], encoded.words.table
         )
         return total.unsqueeze(0), {}
 
-    def _masked(
-        self, ids: Tensor, mask: Tensor, noise: Tensor, share: float, columns: Tensor | None = None
-    ) -> Text:
-        """The text of ids (R, S) in which a share of the tokens is masked, given noise of 1 where none may be."""
-        shown = mask_tokens(ids, noise, share, self.config.mask_token_id, self.config.vocab_size)
-        chosen = noise < share
-        return Text(
-            shown, mask, columns, ids, chosen, chosen | (columns_of(ids) == 0)
-        )  # no row without any
 
-
-class TranslationLanguageModelling(_MaskedText):
-    """TLM (Conneau and Lample 2019): masked tokens of source and target side by side."""
+class TranslationLanguageModelling(MaskedLanguageModelling):
+    """TLM (eq. L_TLM; Conneau and Lample 2019): MLM with source and target in one row."""
 
     name = "tlm"
 
-    def text(self, batch: Batch) -> Text:
-        """x and y of eq. L_TLM in one row (B, S_x+S_y-1), y without its CLS, its positions restarting."""
-        x, y = ((side.ids, side.mask, columns_of(side.ids), quiet(side)) for side in batch.sides)
-        ids, mask, columns, noise = (torch.cat([a, b[:, 1:]], 1) for a, b in zip(x, y))
-        return self._masked(ids, mask, noise, self.config.tlm_probability, columns)
+    def text(self, pairs: Pairs) -> MaskedText:
+        """Return each source followed by its target without CLS: (B, S_x+S_y-1).
 
-
-class MaskedLanguageModelling(_MaskedText):
-    """MLM (Devlin et al. 2019): masked tokens of each side by itself."""
-
-    name = "mlm"
-
-    def text(self, batch: Batch) -> Text:
-        """Sources, then targets, (2·B, S)."""
-        ids, mask = stacked(batch.sides)
-        noises = [
-            F.pad(quiet(side), (0, ids.shape[1] - side.ids.shape[1]), value=1.0)
-            for side in batch.sides
-        ]
-        return self._masked(
-            ids, mask, torch.cat(noises), getattr(self.config, f"{self.name}_probability")
-        )
-
-
-class CrossUnmasking(MaskedLanguageModelling):
-    """Masked tokens of each side from its visible ones and the other side's sentence vector (MEXMA, arXiv 2409.12737).
-
-    The vector, as it is, takes the place of the word embedding of CLS, so that the loss of tokens reaches it. No row
-    is longer than its sentence, and positions stay, packed or not.
-    """
-
-    name = "xum"
-    reads_pairs, reads_tokens = True, (False, False)
-
-    def embed(self, embedded: Tensor, batch: Batch) -> Tensor:
-        vectors = torch.cat([batch.target.embeds, batch.source.embeds]).unsqueeze(
-            1
-        )  # (2·B, 1, D): each the other's
-        if vectors.shape[-1] != embedded.shape[-1]:
-            raise ValueError(
-                f"objective 'xum' puts a sentence vector ({vectors.shape[-1]} dimensions) in the place of a word "
-                f"embedding ({embedded.shape[-1]}): give an encoder where they are as wide, or leave 'xum' out."
-            )
-        return torch.cat([vectors.to(embedded.dtype), embedded[:, 1:]], 1)
+        The target's positions start anew.
+        """
+        x, y = pairs.source, pairs.target
+        ids = torch.cat([x.ids, y.ids[:, 1:]], 1)
+        mask = torch.cat([x.mask, y.mask[:, 1:]], 1)
+        noise = torch.cat([maskable_noise(x), maskable_noise(y)[:, 1:]], 1)
+        columns = torch.cat([columns_of(x.ids), columns_of(y.ids)[:, 1:]], 1)
+        return MaskedText(ids, mask, noise, columns)
 
 
 class BagOfWords(Objective):
-    """Which tokens the target has, in whatever order, from the sentence vector of either side.
+    """BOW: predict the target's tokens, in any order, from the sentence vector of either side.
 
-    Bag-of-words prediction (Ma et al. 2024, arXiv 2401.11248) across languages: each vector, of length 1 as retrieval
-    compares it, is to tell the words of the translation. A softmax a sentence costs little beside one a token.
+    This is the bag-of-words prediction of Ma et al. 2024 (arXiv 2401.11248) across languages. One
+    softmax per sentence costs little beside one per token.
     """
 
     name = "bow"
-    reads_tokens = (False, False)
+    needs = frozenset({"embeds", "target_vocabulary"})
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
-        """A transform of its own beside objectives that predict from the states of tokens."""
-        alone = self.config.objectives <= {"tr", self.name}
-        return {"prediction_head": PredictionHead} | (
-            {} if alone else {"bow_transform": PredictionTransform}
-        )
+        """Return the heads: with a transform of its own if others predict from token states."""
+        if self.config.objectives <= {"tr", self.name}:
+            return {"prediction_head": PredictionHead}
+        return {"prediction_head": PredictionHead, "bow_transform": PredictionTransform}
 
-    def labels(self, batch: Batch, model: nn.Module) -> Tensor:
-        ids, mask, *_ = batch.target
-        counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S)
-        return counted.expand(2, *counted.shape)  # the same for both sides
+    def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
+        """Mark the target's tokens, once for each side's vector: (2, B, S_y)."""
+        ids, mask, _ = pairs.target
+        counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S_y)
+        return counted.expand(2, *counted.shape)
 
-    def sums(
-        self, batch: Batch, model: nn.Module, labels: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        head, own, sums = model.prediction_head, model.bow_transform, []
-        for side, counted in zip(batch.sides, labels):
-            vectors = (
-                F.normalize(side.embeds, dim=-1) * side.embeds.shape[-1] ** 0.5
-            )  # (B, D), as large as a state
-            states = (head if own is None else own).transform(vectors)  # (B, E)
-            sums.append(head.bag_loss_sum(states, batch.target.ids, counted, batch.words))
+    def loss_sum(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, Measures]:
+        head = model.prediction_head
+        transform = head if model.bow_transform is None else model.bow_transform
+        sums = []
+        for embeds, counted in zip((encoded.source_embeds, encoded.target_embeds), labels):
+            # Length 1, as retrieval compares vectors, then as large as a token's state.
+            vectors = F.normalize(embeds, dim=-1) * embeds.shape[-1] ** 0.5  # (B, D)
+            states = transform.transform(vectors)  # (B, E)
+            sums.append(head.bag_loss_sum(states, pairs.target.ids, counted, encoded.words))
         return torch.stack(sums), {}
 
 
-#: Every objective by its name; `config.objective` joins some of them with "+".
+#: Every objective by its name. A class that is added here can be named in `config.objective`.
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
     for kind in (
@@ -450,94 +485,82 @@ OBJECTIVES: dict[str, type[Objective]] = {
         RepresentationTranslation,
         TranslationLanguageModelling,
         MaskedLanguageModelling,
-        CrossUnmasking,
         BagOfWords,
     )
 }
 
 
 def objectives_of(config: DAPConfig) -> list[Objective]:
-    """The objectives that `config.objective` names, in the order of `OBJECTIVES`.
+    """Build the objectives that `config.objective` names, in the order of `OBJECTIVES`.
 
     Raises:
-        ValueError: a name that is not there.
+        ValueError: a name is not in `OBJECTIVES`.
     """
-    if unknown := sorted(config.objectives - OBJECTIVES.keys()):
+    unknown = sorted(config.objectives - OBJECTIVES.keys())
+    if unknown:
         raise ValueError(
-            f"DAPConfig: objective={config.objective!r}: there is no {', '.join(unknown)}; give one of "
-            f"{', '.join(OBJECTIVES)}, or several with '+'."
+            f"DAPConfig: objective={config.objective!r}: there is no {', '.join(unknown)}; "
+            f"give one of {', '.join(OBJECTIVES)}, or several with '+'."
         )
     return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
 
 
-# ----------------------------------------------------------------------------------------- rows of pairs
+def needs_of(objectives: list[Objective]) -> frozenset[str]:
+    """Return what at least one of the objectives needs."""
+    return frozenset().union(*(objective.needs for objective in objectives))
 
 
-def stacked(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
-    """Ids and mask of some sides one after the other, (2·B, S) each for two.
-
-    The first token of a row counts as real even where none is, as an encoder cannot read an empty row.
-    """
-    length = max(side.ids.shape[1] for side in sides)
-    sides = [pad_to(side, length) for side in sides]
-    ids, mask = torch.cat([side.ids for side in sides]), torch.cat([side.mask for side in sides])
-    mask[:, 0] = 1
-    return ids, mask
-
-
-def quiet(side: Side) -> Tensor:
-    """The noise (B, S), and 1 at special tokens and padding, which are not masked."""
-    return side.noise.masked_fill(~maskable(side.mask), 1.0)
+# -------------------------------------------------------------------------- tokens and directions
 
 
 def mask_tokens(
     ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int
 ) -> Tensor:
-    """m of eq. L_TLM: of the tokens with `noise < probability`, 80% become [MASK], 10% a random id, 10% stay.
+    """Mask the tokens with `noise < probability` (m of eq. L_TLM).
+
+    80% of them become [MASK], 10% a random id, and 10% stay.
 
     Args:
-        ids: (B, S) token ids.
-        noise: (B, S), uniform in [0, 1); scattered, it also chooses the random id.
+        ids: (R, S) token ids.
+        noise: (R, S), uniform in [0, 1). It also decides between the three kinds and, scrambled,
+            gives the random id.
 
     >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]), 0.2, 4, 10)
     tensor([[4, 8]])
     """
-    share = noise / probability  # (B, S), uniform in [0, 1) where the token is chosen
-    random_ids = (noise * 2**24).long() * SCATTER % 2**24 * vocab_size // 2**24
+    share = noise / probability  # (R, S), uniform in [0, 1) where a token is chosen
+    # 10368889 is 2**24 times the golden ratio: its multiples modulo 2**24 are spread evenly.
+    scrambled = (noise * 2**24).long() * 10368889 % 2**24
+    random_ids = scrambled * vocab_size // 2**24
     masked = torch.where(share < 0.8, mask_id, ids)
     return torch.where((share >= 0.8) & (share < 0.9), random_ids, masked)
 
 
 def maskable(attention_mask: Tensor) -> Tensor:
-    """(B, S) bool: real tokens but the first (CLS) and the last (the separator).
+    """Mark the real tokens except the first (CLS) and the last (the separator): (B, S) bool.
 
     >>> maskable(torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
     tensor([[False,  True, False, False],
             [False,  True,  True, False]])
     """
     mask = attention_mask.bool()
-    following = F.pad(mask[:, 1:], (0, 1))  # (B, S): the next token is real
-    return mask & following & (torch.arange(mask.shape[1], device=mask.device) > 0)
+    next_is_real = F.pad(mask[:, 1:], (0, 1))  # (B, S)
+    return mask & next_is_real & (columns_of(mask) > 0)
 
 
-def pad_to(side: Side, length: int) -> Side:
-    """The side with so many columns; what is added is padding."""
-    missing = length - side.ids.shape[1]
-    ids, mask = F.pad(side.ids, (0, missing)), F.pad(side.mask, (0, missing))
-    noise = None if side.noise is None else F.pad(side.noise, (0, missing), value=1.0)
-    states = None if side.states is None else F.pad(side.states, (0, 0, 0, missing))
-    return Side(ids, mask, noise, states, side.embeds)
+def maskable_noise(side: Sentences) -> Tensor:
+    """Return the noise (B, S), and 1 at special tokens and padding, which are never masked."""
+    return side.noise.masked_fill(~maskable(side.mask), 1.0)
 
 
-def odd_rows(count: int, device: torch.device, first: int) -> Tensor:
-    """(B,) bool: whether a pair's number in the batch of all processes, where these begin at `first`, is odd."""
-    return (torch.arange(count, device=device) + first) % 2 == 1
+def odd_rows(pairs: Pairs) -> Tensor:
+    """Mark the pairs with an odd number in the batch of all processes: (B,) bool."""
+    numbers = torch.arange(len(pairs.source.ids), device=pairs.source.ids.device)
+    return (numbers + pairs.first) % 2 == 1
 
 
-def swap_rows(side: Side, other: Side, swapped: Tensor) -> Side:
-    """The side with the rows of the other where `swapped` (B,) is True."""
-
-    def choose(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        return None if a is None else torch.where(swapped.view(-1, *[1] * (a.dim() - 1)), b, a)
-
-    return Side(*(choose(a, b) for a, b in zip(side, other)))
+def pad_to(values: Tensor, length: int, value: float = 0) -> Tensor:
+    """Pad the second dimension of values (B, S, ...) on the right up to a length."""
+    missing = length - values.shape[1]
+    unpadded_dimensions = (0, 0) * (values.dim() - 2)
+    return F.pad(values, (*unpadded_dimensions, 0, missing), value=value)

@@ -41,6 +41,7 @@ setup(
     py_modules=[
         "configuration_dap",
         "encoder_dap",
+        "states_dap",
         "heads_dap",
         "objectives_dap",
         "losses_dap",

@@ -2,8 +2,9 @@
 
     accelerate launch train_dap.py configs/xlmr.yaml --train_data corpus/ --output_dir out
 
-The recipe is optional, and flags override it. A run that was stopped goes on from its last checkpoint. An encoder to
-start from is made from scratch by masked language modelling, with configs/mlm.yaml.
+The recipe is optional, and flags override it. A run that was stopped goes on from its last
+checkpoint. An encoder to start from is made from scratch by masked language modelling, with
+configs/mlm.yaml.
 """
 
 import logging

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from dap.encoding import pooling_mode
 from dap.errors import UserError
-from encoder_dap import use_packing
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining
+from states_dap import use_packing
 
 
 class DAPLoss(nn.Module):

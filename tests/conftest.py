@@ -202,4 +202,4 @@ def state(folder: Path) -> dict:
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny batches, too, run in several groups of like length."""
-    monkeypatch.setattr("encoder_dap.TOKENS_PER_GROUP", 8)
+    monkeypatch.setattr("states_dap.TOKENS_PER_GROUP", 8)

@@ -85,7 +85,6 @@ WRONG = [
     ({"rtl_ratio": 1.5}, r"rtl_ratio=1.5.*\(0, 1\]"),
     ({"rtl_weight": "big"}, "rtl_weight='big'"),
     ({"tlm_probability": 0}, "tlm_probability=0"),
-    ({"xum_probability": 0}, r"xum_probability=0.*\(0, 1\]"),
     ({"mlm_probability": 1.1}, r"mlm_probability=1.1.*\(0, 1\]"),
     ({"mask_token_id": 10**6}, "mask_token_id=1000000.*0 to 30521"),
     ({"target_vocab_size": 10**6}, "target_vocab_size=1000000"),

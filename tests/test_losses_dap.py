@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import losses_dap
-from losses_dap import sampled_cross_entropy, translation_ranking_loss, vocabulary_cross_entropy
+from losses_dap import translation_ranking_loss, vocabulary_cross_entropy
 
 
 @pytest.mark.parametrize(
@@ -75,34 +75,6 @@ def test_the_vocabulary_loss_has_one_backward() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="compute it again"):
         loss.backward()
-
-
-def sampled(values: tuple[Tensor, ...], labels: Tensor, drawn: Tensor) -> Tensor:
-    hidden, weight, bias = values
-    own = labels[:, None] == drawn
-    return sampled_cross_entropy(
-        hidden, weight[labels], bias[labels], weight[drawn], bias[drawn], own, len(weight)
-    )
-
-
-def test_the_sampled_normaliser_is_unbiased_and_exact_with_all_ids() -> None:
-    torch.manual_seed(0)
-    values = tuple(
-        torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-        for shape in ((1, 3), (6, 3), (6,))
-    )
-    hidden, weight, bias = values
-    label = torch.tensor([2])
-    logits = (hidden @ weight.T + bias)[0]
-    draws = [torch.tensor(drawn) for drawn in itertools.combinations(range(6), 3)]
-    estimates = [(sampled(values, label, drawn) + logits[2]).exp() for drawn in draws]
-    torch.testing.assert_close(torch.stack(estimates).mean(), logits.exp().sum())
-    assert torch.stack(estimates).std() > 0.01
-    whole = sampled(values, label, torch.arange(6))
-    full = vocabulary_cross_entropy(*values, label)
-    torch.testing.assert_close(whole, full)
-    for a, b in zip(torch.autograd.grad(whole, values), torch.autograd.grad(full, values)):
-        torch.testing.assert_close(a, b)
 
 
 def made_up_liger(weight: Tensor, hidden: Tensor, labels: Tensor, bias: Tensor) -> Tensor:

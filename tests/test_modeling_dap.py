@@ -27,8 +27,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, Trainer, TrainingArguments
 
-import encoder_dap
 import losses_dap
+import states_dap
+from encoder_dap import layer_stack
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from objectives_dap import OBJECTIVES
 
@@ -86,7 +87,7 @@ def test_the_last_layer_computes_the_tokens_that_are_read(
     options: dict, whole_sides: list[str]
 ) -> None:
     model, batch, found = tiny_model(**options), make_batch(), []
-    last = encoder_dap.layer_stack(model.dap.encoder)[1][-1].intermediate
+    last = layer_stack(model.dap.encoder)[1][-1].intermediate
     last.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].shape[1]))
     model(**batch, language_ids=torch.zeros(6, dtype=torch.long))
     lengths = {side: batch[f"{side}_attention_mask"].sum().item() for side in ("source", "target")}
@@ -105,7 +106,7 @@ def test_groups_of_like_length_equal_packed_rows(
         part.config._attn_implementation for part in (model.dap.encoder, model.rtl_head.blocks)
     } == {"eager"}
     for tokens in (1, 8, 10**9):
-        monkeypatch.setattr(encoder_dap, "TOKENS_PER_GROUP", tokens)
+        monkeypatch.setattr(states_dap, "TOKENS_PER_GROUP", tokens)
         model.zero_grad()
         model(**batch).loss.backward()
         found.append(gradients(model))
@@ -342,7 +343,7 @@ def test_a_step_waits_for_a_gpu_as_often_as_the_docs_say(
     lists = []
     monkeypatch.setattr(Tensor, "tolist", lambda self: lists.append(self) or self.numpy().tolist())
     one_kernel = lambda query, key, value, *_: query * value.sum()  # noqa: E731  (its CPU twin reads lengths)
-    monkeypatch.setattr(encoder_dap, "attention_by_length", one_kernel)
+    monkeypatch.setattr(states_dap, "attention_by_length", one_kernel)
     model = tiny_model(objective=objective, pooling=pooling)
     with Waits() as waits:
         model(**make_batch()).loss.backward()

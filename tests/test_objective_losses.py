@@ -20,8 +20,8 @@ from tiny_models import (
 )
 from torch import Tensor
 
-from encoder_dap import position_offset
 from modeling_dap import DAPForPreTraining
+from states_dap import position_offset
 
 pytestmark = pytest.mark.usefixtures("small_groups")
 
@@ -64,30 +64,6 @@ def reconstruct_one_by_one(
                 losses.append(token_loss(model, out[i], label))
                 labels.append(label)
     return losses, labels
-
-
-@pytest.mark.parametrize(
-    ("size", "untied", "objective"),
-    [(None, False, "tr+rtl"), (60, False, "rtl+tlm"), (60, True, "tr+rtl")],
-)
-def test_sampled_negatives_are_for_training_and_exact_when_they_are_all(
-    size: int | None, untied: bool, objective: str
-) -> None:
-    model, batch = (
-        tiny_model("bert", objective=objective, target_vocab_size=size, rtl_tied=not untied),
-        make_batch(),
-    )
-    if size:
-        model.set_target_vocabulary([2, *range(150, 149 + size)])
-    model(**batch).loss.backward()
-    expected, full = gradients(model), model(**batch).rtl_loss
-    model.config.rtl_sampled_negatives = size or model.config.vocab_size
-    model.zero_grad()
-    model(**batch).loss.backward()
-    torch.testing.assert_close(gradients(model), expected, rtol=1e-4, atol=1e-5)
-    model.config.rtl_sampled_negatives = 10
-    assert model(**batch).rtl_loss.item() != pytest.approx(full.item(), rel=1e-4)
-    torch.testing.assert_close(model.eval()(**batch).rtl_loss, full)
 
 
 @pytest.mark.parametrize(
@@ -297,30 +273,7 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
 
 
 @pytest.mark.parametrize(
-    ("model_type", "pooling"), [*zip(ENCODERS, itertools.cycle(["mean", "cls"]))]
-)
-def test_xum_predicts_masked_tokens_with_the_other_sentences_vector_in_the_place_of_cls(
-    model_type: str, pooling: str
-) -> None:
-    model = tiny_model(model_type, objective="xum", xum_probability=0.6, pooling=pooling).double()
-    batch, table, losses, vectors = make_batch(), model.get_input_embeddings().weight, [], []
-    for side, row in itertools.product(("source", "target"), range(6)):
-        ids, masked, chosen = mask_one_by_one(batch, side, row)
-        other = tokens_of(batch, {"source": "target", "target": "source"}[side], row)
-        vectors.append(model.dap(other[None]).pooler_output)
-        words = torch.cat([vectors[-1], table[masked[1:]]])
-        states = model.dap.encoder(inputs_embeds=words[None]).last_hidden_state[0]
-        losses += [token_loss(model, states[i], ids[i]) for i in chosen]
-    expected, out = torch.stack(losses).mean(), model(**batch)
-    assert out.xum_loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    by_hand = torch.cat(torch.autograd.grad(expected, vectors, materialize_grads=True))
-    found = torch.autograd.grad(out.loss, (out.target_embeds, out.source_embeds))
-    assert (by_hand.abs().sum(1) > 0).any()
-    torch.testing.assert_close(torch.cat(found), by_hand)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow", "rtl_sampled_negatives": 9}]
+    "options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow"}]
 )
 def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
     options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
@@ -351,24 +304,15 @@ def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[s
     assert model(**batch).bow_loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-def test_xum_needs_word_embeddings_as_wide_as_the_vectors() -> None:
-    config = tiny_config("deberta-v2")
-    config.embedding_size = 16
-    with pytest.raises(
-        ValueError, match=r"sentence vector \(32 dimensions\).*embedding \(16\).*leave 'xum' out"
-    ):
-        DAPForPreTraining.from_scratch(config, objective="tr+xum", mask_token_id=MASK)
-
-
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model(objective="mlm", mlm_probability=0.5)
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
     ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
-    look_up, shown = model._look_up, []
+    encode_text, shown = model.encode_text, []
     monkeypatch.setattr(
-        model, "_look_up", lambda texts, *rest: shown.extend(texts) or look_up(texts, *rest)
+        model, "encode_text", lambda ids, *rest: shown.append(ids) or encode_text(ids, *rest)
     )
     for _ in range(20):
         model(**batch)
@@ -405,12 +349,3 @@ def test_directions_swap_sides_and_read_languages(direction: str) -> None:
     assert loss.item() == pytest.approx(sum(means) / len(means), rel=1e-9)
     with pytest.raises(ValueError, match="language_ids=None.*" + direction):
         model(**batch)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sampled_negatives_in_half_precision_are_those_of_float32(dtype: torch.dtype) -> None:
-    model, batch = tiny_model(rtl_sampled_negatives=50), make_batch()
-    torch.manual_seed(0)
-    expected = model(**batch).rtl_loss
-    torch.manual_seed(0)
-    torch.testing.assert_close(model.to(dtype)(**batch).rtl_loss, expected, rtol=0.05, atol=0)

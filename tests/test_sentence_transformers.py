@@ -34,7 +34,7 @@ def library_model(
         ("tr", "cls", False),
         ("tr+rtl", "mean", False),
         ("tr+rtl", "mean", True),
-        ("tr+rtl+tlm+xum", "cls", False),
+        ("tr+rtl+tlm", "cls", False),
     ],
 )
 def test_gradients_are_those_of_the_model_by_itself(

@@ -37,8 +37,9 @@ from dap.encoding.loading import (
 from dap.encoding.onednn import fast_linear
 from dap.errors import UserError, loading
 from dap.tokenizers import load_tokenizer, require_embeddings, require_room
-from encoder_dap import computes_some, packed_states, pool, pooled_tokens, takes_packed, use_packing
+from encoder_dap import first_tokens, pool
 from modeling_dap import DAPModel
+from states_dap import can_skip_tokens, packed_states, takes_packed, use_packing
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class SentenceEncoder:
         if layer is not None:
             _require_layer(layer, self.backbone)
         is_known = type(self.backbone).__module__.startswith("transformers.")
-        self._can_pack = is_known and computes_some(self.backbone)
+        self._can_pack = is_known and can_skip_tokens(self.backbone)
         if self._can_pack:
             use_packing(self.backbone)
         #: Commit of the Hub repository that the model was loaded from, if any.
@@ -252,7 +253,8 @@ class SentenceEncoder:
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return the sentence vectors (B, D) of a batch."""
-        return pool(self._states(ids, mask, pooled_tokens(mask, self.pooling)), mask, self.pooling)
+        read = first_tokens(mask) if self.pooling == "cls" else None
+        return pool(self._states(ids, mask, read), mask, self.pooling)
 
     # ------------------------------------------------------------------------------- token states
 
@@ -372,13 +374,13 @@ class SentenceEncoder:
         is_on_cpu = self.model.device.type == "cpu"
         return self._can_pack and self.layer is None and is_on_cpu and takes_packed(self.backbone)
 
-    def _states(self, ids: Tensor, mask: Tensor, wanted: Tensor | None = None) -> Tensor:
+    def _states(self, ids: Tensor, mask: Tensor, read: Tensor | None = None) -> Tensor:
         """Return the token states (B, S, D) of the layer.
 
-        If `wanted` (B, S) is given, the states of other tokens may be zeros.
+        If `read` (B, S) is given, the states of other tokens may be zeros.
         """
         if self._packs:
-            return packed_states(self.backbone, mask, {"input_ids": ids}, wanted).float()
+            return packed_states(self.backbone, mask, {"input_ids": ids}, read).float()
         if self.layer is None:
             return self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         outputs = self.backbone(input_ids=ids, attention_mask=mask, output_hidden_states=True)

@@ -37,7 +37,8 @@ from dap.encoding import (
 from dap.errors import UserError
 from dap.publishing.folder import save_tokenizer
 from dap.publishing.same_vectors import PROBE, require_same_vectors
-from encoder_dap import pool, takes_packed
+from encoder_dap import pool
+from states_dap import takes_packed
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("last_hidden_state", "sentence_embedding")

@@ -1,10 +1,16 @@
-"""GradCache (Gao et al. 2021, arXiv 2101.06983): a batch of any size in the memory of a chunk, with all objectives.
+"""GradCache (Gao et al. 2021, arXiv 2101.06983): a batch of any size in the memory of a chunk.
 
-What is compared (the embeddings, for TR) is computed for all chunks without a graph; the loss of the whole batch gives
-its gradient; then each chunk runs again, with the same dropout, from that gradient back to the weights. Other labels
-concern one pair each, so a chunk takes its share of the sum over the labels of the whole batch.
+It works with all objectives, in three steps:
 
-Shapes in the comments: `B` pairs of one process, `S` tokens.
+1. The vectors that translation ranking compares are computed for all chunks, without a graph.
+2. The loss of the whole batch gives the gradients of these vectors.
+3. Each chunk runs again, with the same dropout, and back-propagates from these gradients to the
+   weights.
+
+The labels of the other objectives concern one pair each. A chunk therefore takes its share of their
+sum, divided by the number of labels in the whole batch.
+
+Shapes in the comments: `B` pairs of one process, `S` tokens, `D` hidden size.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,30 +22,32 @@ from torch import Tensor
 
 from losses_dap import at_least_float32, columns_of, first_row
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
-from objectives_dap import Batch, Chunk, Comparison, Side
+from objectives_dap import Chunk, Comparison, Pairs, Sentences
 
 SIDES = ("source", "target", "negative")
 
 
 @dataclass
 class Part:
-    """Some pairs of a process's batch: forward's arguments, and the seed that both passes start from."""
+    """A chunk of a process's batch, ready to run."""
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Tensor]  # arguments of forward
     chunk: Chunk
-    seed: int
+    seed: int  # of the random numbers of both passes
 
 
 class CachedBatch:
-    """A batch whose comparisons are made; each of its `parts` is to `run` once, and its loss to go back.
+    """A batch that runs in chunks. The gradients of all chunks add up to those of a plain step.
 
-    The gradients of all parts together are those of a plain step on the batch, within rounding.
+    Creating it runs the first pass and compares the vectors. Then `run` each of `parts` once, and
+    back-propagate from its loss before the next.
 
     Args:
-        model: the model, for its objectives and its heads.
-        forward: the model as it is wrapped for several processes, each of which brings a batch of the same size.
+        model: the model, for its objectives and heads.
+        forward: the same model as it is wrapped for several processes. Every process must have a
+            batch of the same size.
         inputs: arguments of `DAPForPreTraining.forward`.
-        size: pairs of a part.
+        size: pairs per chunk.
     """
 
     def __init__(
@@ -49,112 +57,130 @@ class CachedBatch:
         inputs: dict[str, Tensor],
         size: int,
     ) -> None:
-        self.objectives, self.forward = model.objectives, forward
-        batch, self.parts = split(model, inputs, size)
-        gradients, self.measures = self._compare(batch)
+        self.objectives = model.objectives
+        self.forward = forward
+        pairs, self.parts = split(model, inputs, size)
+        gradients, self.measures = self._compare(pairs)
+
         labels = {}
         for objective in self.objectives:
             if not isinstance(objective, Comparison):
-                own = batch._replace(text=objective.text(batch))
-                labels[objective.name] = objective.count(objective.labels(own, model))
+                labels[objective.name] = objective.count(objective.labels(pairs, model))
+
         for number, part in enumerate(self.parts):
             rows = slice(number * size, (number + 1) * size)
-            own = {
-                name: tuple(gradient[rows] for gradient in found)
-                for name, found in gradients.items()
-            }
+            own = {}
+            for name, found in gradients.items():
+                own[name] = tuple(gradient[rows] for gradient in found)
             part.chunk = replace(part.chunk, gradients=own, labels=labels)
 
-    def _compare(self, batch: Batch) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
-        """Gradients of each comparison's loss for what it compares, and what it measures."""
-        comparisons = [
-            objective for objective in self.objectives if isinstance(objective, Comparison)
-        ]
+    def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
+        """Compute the loss of each comparison over the whole batch.
+
+        Returns:
+            The gradients of its vectors by the comparison's name, and the values to log.
+        """
+        comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
         if not comparisons:
             return {}, {}
-        compared, gradients, measures = self._compared(), {}, {}
+        compared = self._first_pass()
+        gradients, measures = {}, {}
         for objective in comparisons:
-            given = tuple(rows.requires_grad_() for rows in compared[objective.name])
+            vectors = tuple(rows.requires_grad_() for rows in compared[objective.name])
             with torch.enable_grad():
-                loss, found = objective.compare(given, batch)
+                loss, found = objective.compare(vectors, pairs)
             loss.backward()
-            gradients[objective.name] = tuple(rows.grad for rows in given)
+            gradients[objective.name] = tuple(rows.grad for rows in vectors)
             measures |= {name: value.detach() for name, value in found.items()}
         return gradients, measures
 
     @torch.no_grad()
-    def _compared(self) -> dict[str, tuple[Tensor, ...]]:
-        """What each comparison compares, of all parts."""
-        given = [self._forward(part).compared for part in self.parts]
-        return {
-            name: tuple(
-                at_least_float32(torch.cat(rows)) for rows in zip(*(own[name] for own in given))
-            )
-            for name in given[0]
-        }
+    def _first_pass(self) -> dict[str, tuple[Tensor, ...]]:
+        """Compute the vectors of all chunks: by comparison, tensors with the batch's B rows."""
+        chunks = [self._forward(part).compared for part in self.parts]
+        compared = {}
+        for name in chunks[0]:
+            tensors = zip(*(chunk[name] for chunk in chunks))
+            compared[name] = tuple(at_least_float32(torch.cat(rows)) for rows in tensors)
+        return compared
 
     def _forward(self, part: Part) -> DAPForPreTrainingOutput:
         with seeded(part.seed, part.inputs["source_input_ids"].device):
             return self.forward(**part.inputs, chunk=part.chunk)
 
     def run(self, part: Part) -> Tensor:
-        """The part's loss; go back from it before the next part runs."""
+        """Return the loss of a chunk. Back-propagate from it before the next chunk runs."""
         out = self._forward(part)
         for name, value in out.measures.items():
             self.measures[name] = self.measures.get(name, 0) + value.detach()
         return out.loss
 
     def output(self) -> DAPForPreTrainingOutput:
-        """What a plain step gives, but for the embeddings and without a graph, once every part has run."""
-        loss = sum(
-            objective.weight * self.measures[f"{objective.name}_loss"]
-            for objective in self.objectives
-        )
+        """Return the loss and measures of the batch, once every chunk has run."""
+        loss = 0
+        for objective in self.objectives:
+            loss = loss + objective.weight * self.measures[f"{objective.name}_loss"]
         return DAPForPreTrainingOutput(loss=loss, measures=self.measures)
 
 
 def split(
     model: DAPForPreTraining, inputs: dict[str, Tensor], size: int
-) -> tuple[Batch, list[Part]]:
-    """A batch, and its parts, each as wide as its own longest row."""
+) -> tuple[Pairs, list[Part]]:
+    """Split a batch into chunks, each padded to its own longest row.
+
+    The noise for masking and a seed for each chunk are drawn here, so that both passes share them.
+
+    Args:
+        model: it draws the noise.
+        inputs: arguments of `DAPForPreTraining.forward`.
+        size: pairs per chunk.
+
+    Returns:
+        The pairs of the whole batch, and the chunks.
+    """
     inputs = dict(inputs)
-    sides = []
-    for side in (side for side in SIDES if f"{side}_input_ids" in inputs):
-        ids, noise = inputs[f"{side}_input_ids"], inputs.pop(f"{side}_noise", None)
-        noise = model.draw_noise(ids) if noise is None and side != "negative" else noise
-        sides.append(Side(ids, inputs[f"{side}_attention_mask"], noise))
-    source, target, *negatives = sides
-    first = first_row(len(source.ids))
-    batch = Batch(
-        source,
-        target,
-        inputs.get("language_ids"),
-        first,
-        negatives=negatives[0] if negatives else None,
+    sides: dict[str, Sentences] = {}
+    for side in SIDES:
+        if f"{side}_input_ids" not in inputs:
+            continue
+        ids = inputs[f"{side}_input_ids"]
+        noise = inputs.pop(f"{side}_noise", None)
+        if noise is None and side != "negative":
+            noise = model.draw_noise(ids)
+        sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise)
+    pairs = Pairs(
+        source=sides["source"],
+        target=sides["target"],
+        negatives=sides.get("negative"),
+        language_ids=inputs.get("language_ids"),
+        first=first_row(len(sides["source"].ids)),
     )
-    lengths = torch.stack(
-        [(side.mask * (columns_of(side.mask) + 1)).amax(1) for side in sides]
-    )  # (2 or 3, B)
-    widths = [part.amax(1) for part in lengths.clamp(min=1).split(size, 1)]  # (2 or 3,) each
+
+    # Tokens of the longest row of each side in each chunk, read back from a GPU at once.
+    widths = []
+    for side in sides.values():
+        lengths = (side.mask * (columns_of(side.mask) + 1)).amax(1).clamp(min=1)  # (B,)
+        widths.append(torch.stack([part.amax() for part in lengths.split(size)]))
+    widths = torch.stack(widths, 1).tolist()  # for each chunk, one number per side
     seeds = torch.randint(2**62, (len(widths),)).tolist()
+
     parts = []
-    for number, (*columns, seed) in enumerate(zip(*torch.stack(widths, 1).tolist(), seeds)):
+    for number, seed in enumerate(seeds):
         rows = slice(number * size, (number + 1) * size)
         own = {name: value[rows] for name, value in inputs.items()}
-        for side, width in zip(SIDES, columns):
-            own |= {
-                f"{side}_{name}": own[f"{side}_{name}"][:, :width]
-                for name in ("input_ids", "attention_mask")
-            }
-        noises = ((side.noise, width) for side, width in zip(batch.sides, columns))
-        cut = tuple(None if noise is None else noise[rows, :width] for noise, width in noises)
-        parts.append(Part(own, Chunk(batch.first + rows.start, cut), seed))
-    return batch, parts
+        noise = []
+        for (name, side), width in zip(sides.items(), widths[number]):
+            own[f"{name}_input_ids"] = side.ids[rows, :width]
+            own[f"{name}_attention_mask"] = side.mask[rows, :width]
+            noise.append(None if side.noise is None else side.noise[rows, :width])
+        chunk = Chunk(first=pairs.first + rows.start, noise=(noise[0], noise[1]))
+        parts.append(Part(own, chunk, seed))
+    return pairs, parts
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of a device and of the CPU from a seed, and as they were going on before, afterwards."""
+    """Seed the random numbers of a device and the CPU; afterwards they continue as before."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.manual_seed(seed)

@@ -1,4 +1,11 @@
-"""Whether the heads of RTL and BOW read the source: their loss on dev pairs, and that with sources of other pairs."""
+"""How much the heads of RTL and BOW learn from the source.
+
+A head that only knows the target language also reaches a low loss, and then teaches the encoder
+nothing. So the loss on dev pairs is compared with the loss with sources of other pairs. The
+difference is the *information from the source*, in nats per token.
+
+Shapes in the comments: `N` pairs, `S` tokens, `D` hidden size, `G` groups of labels.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -10,20 +17,19 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.training.batches import BitextCollator, tokenize_pairs
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Batch, Objective, Side
+from objectives_dap import Encoded, Objective, Pairs, Sentences
 
-PAIRS, AT_A_TIME = 512, 64
-RATIOS = (
-    0.25,
-    0.5,
-    0.75,
-)  # rho of RTL that are measured beside the configured one, on every fourth pair
-#: Objectives that predict a side from the other, and which groups of their labels do.
+#: Number of pairs that are measured, and how many of them run at a time.
+MEASURED_PAIRS = 512
+PAIRS_AT_A_TIME = 64
+#: Values of `rtl_ratio` that are measured beside the configured one, on every fourth pair.
+RATIOS = (0.25, 0.5, 0.75)
+#: Objectives that predict one side from the other, and which groups of their labels do so.
 READERS = {"rtl": slice(None), "bow": slice(1)}
-SIDES, PARTS = ("source", "target"), ("input_ids", "attention_mask", "noise")
-HARDLY = 0.1  # nats a token from the source
+#: Information from the source, in nats per token, below which a head hardly uses it.
+HARDLY = 0.1
 
-Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # sources and targets by language
+Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # language -> sources and targets
 
 
 @torch.no_grad()
@@ -34,50 +40,61 @@ def source_reading(
     max_seq_length: int,
     prefix: str = "",
 ) -> dict[str, float]:
-    """The losses of RTL and BOW on up to `PAIRS` pairs, the same with shuffled sources, and the difference.
+    """Measure the losses of RTL and BOW with the right sources and with shuffled ones.
 
-    In nats a token, without dropout and with the same masks in every call. All processes call it together and do the
-    same work. A pair's shuffled source is that of the next pair of its language, or of any if its language has but
-    one. Every sentence is encoded once.
+    There is no dropout, and every call masks the same tokens. In a group of processes, all call
+    it and do the same work. A pair's shuffled source is that of the next pair of its language, or
+    of any language if it is the only pair of its own.
 
     Args:
-        model: it is left in evaluation mode.
-        bitext: languages for which the RTL head has no embedding are left out.
+        model: left in evaluation mode.
+        tokenizer: the model's.
+        bitext: up to `MEASURED_PAIRS` of these are taken. Languages for which the RTL head has no
+            embedding are left out.
+        max_seq_length: tokens per sentence.
+        prefix: text before every sentence.
 
     Returns:
-        `rtl_loss`, `rtl_loss_shuffled` and `rtl_source_nats`; `rtl_source_nats_rho25` and so on for the `RATIOS`;
-        `bow_loss` and so on, of the words that the source's vector tells. Nothing for fewer than two pairs.
+        Nats per token: `rtl_loss`, `rtl_loss_shuffled`, their difference `rtl_source_nats`, and
+        `rtl_source_nats_rho25` and so on for the other `RATIOS`. The same for `bow` without ratios.
+        Nothing for fewer than two pairs.
     """
     known = model.config.rtl_languages
-    read = {
-        language: pairs for language, pairs in bitext.items() if known is None or language in known
-    }
+    used = {}
+    for language, pairs in bitext.items():
+        if known is None or language in known:
+            used[language] = pairs
     readers = [objective for objective in model.objectives if objective.name in READERS]
-    if not readers or sum(len(sources) for sources, _ in read.values()) < 2:
+    if not readers or sum(len(sources) for sources, _ in used.values()) < 2:
         return {}
+
+    # The readers get a configuration of their own, in which the ratio can be changed. The smallest
+    # ratio shows the most targets, so everything is encoded that any ratio needs.
     model.eval()
-    batch, others = sample_pairs(read, tokenizer, max_seq_length, known or list(read), prefix)
-    configured, config, found = model.config.rtl_ratio, copy.copy(model.config), {}
-    config.rtl_ratio = min(RATIOS)  # shows targets, so that they are encoded whole
+    config = copy.copy(model.config)
+    config.rtl_ratio = min(RATIOS)
     for reader in readers:
         reader.config = config
-    batch = encoded(model, readers, batch)
+    inputs, others = sample_pairs(used, tokenizer, max_seq_length, known or list(used), prefix)
+    pairs, encoded = encode_all(model, readers, inputs)
+
+    found = {}
+    configured = model.config.rtl_ratio
     for reader in readers:
         name = reader.name
-        for ratio in dict.fromkeys((configured, *RATIOS) if name == "rtl" else (configured,)):
+        ratios = dict.fromkeys((configured, *RATIOS)) if name == "rtl" else (configured,)
+        for ratio in ratios:
             config.rtl_ratio = ratio
-            rows = torch.arange(0, len(others), 1 if ratio == configured else 4)
-            own, shuffled = (
-                mean_loss(model, reader, batch, rows, sources) for sources in (rows, others[rows])
-            )
+            step = 1 if ratio == configured else 4
+            rows = torch.arange(0, len(others), step)
+            loss = mean_loss(model, reader, pairs, encoded, rows, rows)
+            shuffled = mean_loss(model, reader, pairs, encoded, rows, others[rows])
             if ratio == configured:
-                found |= {
-                    f"{name}_loss": own,
-                    f"{name}_loss_shuffled": shuffled,
-                    f"{name}_source_nats": shuffled - own,
-                }
+                found[f"{name}_loss"] = loss
+                found[f"{name}_loss_shuffled"] = shuffled
+                found[f"{name}_source_nats"] = shuffled - loss
             if name == "rtl" and ratio in RATIOS:
-                found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - own
+                found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - loss
     return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
 
@@ -88,51 +105,102 @@ def sample_pairs(
     languages: Sequence[str],
     prefix: str = "",
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Forward's arguments for N pairs, as many of each language, and the row of each one's shuffled source (N,)."""
+    """Take as many pairs of each language, evenly spread over its text.
+
+    Returns:
+        Arguments of `DAPForPreTraining.forward` for N pairs, and for each pair the row of its
+        shuffled source, (N,).
+    """
     rows, blocks = [], []
-    for language, sides in bitext.items():
-        count = min(len(sides[0]), max(2, PAIRS // len(bitext)))
-        chosen = np.linspace(0, len(sides[0]) - 1, count).astype(int)
-        texts = ([side[row] for row in chosen] for side in sides)
+    for language, (sources, targets) in bitext.items():
+        count = min(len(sources), max(2, MEASURED_PAIRS // len(bitext)))
+        chosen = np.linspace(0, len(sources) - 1, count).astype(int)
+        texts = [sources[row] for row in chosen], [targets[row] for row in chosen]
         rows += tokenize_pairs(*texts, language, tokenizer, max_seq_length, prefix)
         blocks.append(torch.arange(len(rows) - count, len(rows)))
-    batch = BitextCollator(tokenizer.pad_token_id, languages)(rows)
-    del batch["pair_ids"]
+
+    inputs = BitextCollator(tokenizer.pad_token_id, languages)(rows)
+    del inputs["pair_ids"]
     generator = torch.Generator().manual_seed(0)
-    for side in SIDES:
-        shape = batch[f"{side}_input_ids"].shape
-        batch[f"{side}_noise"] = torch.rand(shape, generator=generator)
-    others = [block.roll(-1) if len(block) > 1 else (block + 1) % len(rows) for block in blocks]
-    return batch, torch.cat(others)
+    for side in ("source", "target"):
+        shape = inputs[f"{side}_input_ids"].shape
+        inputs[f"{side}_noise"] = torch.rand(shape, generator=generator)
+
+    others = []
+    for block in blocks:
+        others.append(block.roll(-1) if len(block) > 1 else (block + 1) % len(rows))
+    return inputs, torch.cat(others)
 
 
-def encoded(
-    model: DAPForPreTraining, readers: Sequence[Objective], pairs: Mapping[str, Tensor]
-) -> Batch:
-    """These pairs with the states of both sides and the words that the heads need."""
+def encode_all(
+    model: DAPForPreTraining, readers: Sequence[Objective], inputs: Mapping[str, Tensor]
+) -> tuple[Pairs, Encoded]:
+    """Encode N pairs, `PAIRS_AT_A_TIME` at a time, with all that the readers need."""
+    device = model.device
+    pairs = Pairs(
+        *(
+            Sentences(
+                inputs[f"{side}_input_ids"].to(device),
+                inputs[f"{side}_attention_mask"].to(device),
+                inputs[f"{side}_noise"].to(device),
+            )
+            for side in ("source", "target")
+        ),
+        language_ids=inputs["language_ids"].to(device),
+    )
     parts = []
-    for rows in torch.arange(len(pairs["language_ids"])).split(AT_A_TIME):
-        part = {name: value[rows].to(model.device) for name, value in pairs.items()}
-        sides = (Side(*(part[f"{side}_{name}"] for name in PARTS)) for side in SIDES)
-        parts.append(model.read(Batch(*sides, part["language_ids"]), readers)[0])
-    sides = (Side(*map(torch.cat, zip(*(getattr(part, side) for part in parts)))) for side in SIDES)
-    return Batch(*sides, torch.cat([part.language_ids for part in parts]), words=parts[0].words)
+    for rows in torch.arange(len(pairs.source.ids), device=device).split(PAIRS_AT_A_TIME):
+        parts.append(model.encode(take_rows(pairs, rows, rows), readers))
+    encoded = Encoded(
+        words=parts[0].words,
+        source_states=torch.cat([part.source_states for part in parts]),
+        target_states=torch.cat([part.target_states for part in parts]),
+        source_embeds=torch.cat([part.source_embeds for part in parts]),
+        target_embeds=torch.cat([part.target_embeds for part in parts]),
+    )
+    return pairs, encoded
+
+
+def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
+    """Return pairs of these sources and these targets, given by their rows."""
+    return Pairs(
+        source=Sentences(*(value[sources] for value in pairs.source)),
+        target=Sentences(*(value[targets] for value in pairs.target)),
+        language_ids=pairs.language_ids[sources],
+    )
 
 
 def mean_loss(
-    model: DAPForPreTraining, reader: Objective, batch: Batch, rows: Tensor, sources: Tensor
+    model: DAPForPreTraining,
+    reader: Objective,
+    pairs: Pairs,
+    encoded: Encoded,
+    targets: Tensor,
+    sources: Tensor,
 ) -> float:
-    """The loss of these rows of a batch with the sources of those, in nats a token."""
-    totals = []  # of the losses, and of the tokens
-    for own, other in zip(rows.split(AT_A_TIME), sources.split(AT_A_TIME)):
-        source, target = (
-            Side(*(value[which] for value in side))
-            for side, which in zip(batch.sides, (other, own))
+    """Compute the reader's mean loss, in nats per token.
+
+    Args:
+        targets: rows of the pairs whose targets are predicted.
+        sources: rows of the pairs whose sources they are predicted from.
+    """
+    groups = READERS[reader.name]
+    totals = []  # loss and tokens of each part
+    for target_rows, source_rows in zip(
+        targets.split(PAIRS_AT_A_TIME), sources.split(PAIRS_AT_A_TIME)
+    ):
+        part = take_rows(pairs, source_rows, target_rows)
+        states = Encoded(
+            words=encoded.words,
+            source_states=encoded.source_states[source_rows],
+            target_states=encoded.target_states[target_rows],
+            source_embeds=encoded.source_embeds[source_rows],
+            target_embeds=encoded.target_embeds[target_rows],
         )
-        part = batch._replace(source=source, target=target, language_ids=batch.language_ids[other])
         labels = reader.labels(part, model)
-        sums, _ = reader.sums(part, model, labels)
-        pair = torch.stack([sums, labels.flatten(1).sum(1)]).cpu().double()  # (2, G)
-        totals.append(pair[:, READERS[reader.name]].sum(1))
+        sums, _ = reader.loss_sum(part, states, model, labels)
+        counts = labels.flatten(1).sum(1)
+        loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
+        totals.append(loss_and_tokens[:, groups].sum(1))
     loss, tokens = torch.stack(totals).sum(0).tolist()
     return loss / max(tokens, 1)

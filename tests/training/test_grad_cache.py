@@ -8,7 +8,7 @@ from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 import losses_dap
 from dap.training.grad_cache import CachedBatch, seeded
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Batch, Side, TranslationRanking
+from objectives_dap import Pairs, Sentences, TranslationRanking
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_dropout_is_the_same_in_both_passes(objective: str) -> None:
         torch.cat([out[f"{side}_embeds"] for out in outs]) for side in ("source", "target")
     )
     sides = (
-        Side(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"])
+        Sentences(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"])
         for side in ("source", "target")
     )
-    total, _ = TranslationRanking(model.config).compare(compared, Batch(*sides))
+    total, _ = TranslationRanking(model.config).compare(compared, Pairs(*sides))
     for own in model.objectives[1:]:
         total = total + own.weight * sum(out.measures[f"{own.name}_loss"] for out in outs)
     total.backward()

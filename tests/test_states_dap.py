@@ -7,17 +7,16 @@ from conftest import tiny_config
 from tiny_models import ENCODERS, gradients, make_batch, tiny_model
 from torch import Tensor
 
-import encoder_dap
-from encoder_dap import (
+import states_dap
+from encoder_dap import build_encoder, pool
+from states_dap import (
     PACKED,
     attention_arguments,
     attention_by_length,
-    build_encoder,
     jagged_attention,
     last_states,
     pack,
     packed_attention,
-    pool,
     takes_packed,
     use_packing,
 )
@@ -41,7 +40,7 @@ def test_states_are_those_of_each_row_alone(
     model_type: str, device: str, asks_some: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cuda":  # where rows are padded
-        monkeypatch.setattr(encoder_dap, "grouped_states", encoder_dap.padded_states)
+        monkeypatch.setattr(states_dap, "grouped_states", states_dap.padded_states)
     torch.manual_seed(0)
     encoder = build_encoder(tiny_config(model_type))
     use_packing(encoder)

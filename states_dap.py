@@ -1,0 +1,493 @@
+"""Token states of an encoder without computing padding.
+
+The file ships with every checkpoint, beside modeling_dap.py. `last_states` is the way in. It takes
+the fastest way that the encoder allows:
+
+- *Packed*: all rows stand one behind the other in one long row without padding. Attention gets the
+  length of each row, so that no token sees another row. This needs an attention that takes packed
+  rows: `use_packing` registers one for every encoder that runs torch's `sdpa` attention.
+- *Grouped*, on CPU: rows of similar length run together, so that little padding is left.
+- *Padded*: one batch with padding, as in Transformers.
+
+Shapes in the comments: `B` rows, `S` tokens of the longest row, `T` real tokens of all rows, `D`
+hidden size, `H` attention heads, `d` size of a head.
+"""
+
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+try:
+    from .encoder_dap import first_tokens, layer_stack, pool
+except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+    from encoder_dap import first_tokens, layer_stack, pool
+
+#: Types of encoders whose layers are built like BERT's and are followed by nothing.
+LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+#: A group of padded rows is closed at the next length once it has this many tokens.
+TOKENS_PER_GROUP = 128
+#: Name of torch's attention that also takes packed rows.
+PACKED = "dap_packed"
+
+
+# ---------------------------------------------------------------------------------------- states
+
+
+def last_states(
+    encoder: PreTrainedModel, mask: Tensor, read: Tensor | None = None, **inputs: Tensor
+) -> Tensor:
+    """Return the last hidden states (B, S, D) of the real tokens, and zeros for padding.
+
+    Args:
+        encoder: any encoder.
+        mask: (B, S), 1 for real tokens, which may stand anywhere in their row.
+        read: (B, S) bool, the tokens whose states the caller reads; all of them when absent. The
+            states of other tokens may be zeros, which saves work in the last layer.
+        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and the like.
+    """
+    if takes_packed(encoder):
+        return packed_states(encoder, mask, inputs, read)
+
+    order = real_tokens_first(mask)
+    mask = gather_columns(mask, order)
+    inputs = {name: gather_columns(value, order) for name, value in inputs.items()}
+    if mask.device.type == "cpu":
+        states = grouped_states(encoder, mask, inputs)
+    else:
+        states = padded_states(encoder, mask, inputs)
+    states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+    return gather_columns(states, order.argsort(1))  # back to the old order
+
+
+def sentence_vectors(
+    encoder: PreTrainedModel, mask: Tensor, pooling: str, **inputs: Tensor
+) -> Tensor:
+    """Return the sentence vectors (B, D) of an encoder that takes packed rows.
+
+    With CLS pooling the last layer is computed for the first tokens only.
+    """
+    read = first_tokens(mask) if pooling == "cls" else None
+    return pool(packed_states(encoder, mask, inputs, read), mask, pooling)
+
+
+def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """Run all rows at once, padded on the right. The states of padding have no meaning."""
+    return encoder(attention_mask=mask, **inputs).last_hidden_state
+
+
+def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """Run rows of similar length together. The states of padding have no meaning."""
+    lengths = mask.sum(1).tolist()
+    groups = length_groups(lengths, TOKENS_PER_GROUP)
+
+    parts = []
+    for rows in groups:
+        width = lengths[rows[-1]]  # the longest row of the group
+        part = {key: value[rows, :width] for key, value in inputs.items()}
+        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state
+        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))  # (rows, S, D)
+
+    order = torch.tensor([row for rows in groups for row in rows])
+    return torch.cat(parts)[order.argsort()]
+
+
+def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
+    """Group row numbers by length, shortest rows first.
+
+    A group ends where the length changes, once it has at least so many tokens.
+
+    >>> length_groups([9, 2, 2, 9, 3], tokens=4)
+    [[1, 2], [4, 0, 3]]
+    """
+    groups: list[list[int]] = [[]]
+    count = 0  # tokens of the last group
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        last = groups[-1]
+        if last and lengths[row] > lengths[last[-1]] and count >= tokens:
+            groups.append([])
+            count = 0
+        groups[-1].append(row)
+        count += lengths[row]
+    return groups
+
+
+def real_tokens_first(mask: Tensor) -> Tensor:
+    """Return the column order (B, S) that moves real tokens to the front and padding to the end.
+
+    >>> real_tokens_first(torch.tensor([[1, 0, 1]]))
+    tensor([[0, 2, 1]])
+    """
+    return mask.bool().logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def gather_columns(values: Tensor, order: Tensor) -> Tensor:
+    """Return values (B, S) or (B, S, D) with the columns of each row in the order (B, S)."""
+    if values.dim() == 3:
+        order = order.unsqueeze(-1).expand(-1, -1, values.shape[-1])
+    return values.gather(1, order)
+
+
+# -------------------------------------------------------------------------------------- positions
+
+
+def position_offset(encoder: PreTrainedModel) -> int | None:
+    """Return the position id of the first token, or None without absolute position embeddings."""
+    table = getattr(getattr(encoder, "embeddings", None), "position_embeddings", None)
+    if table is None:
+        return None
+    if table.padding_idx is None:
+        return 0
+    return table.padding_idx + 1  # RoBERTa and XLM-R start after the padding id
+
+
+def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
+    """Return the argument `position_ids` for tokens in these columns (B, S).
+
+    Returns no argument for an encoder without absolute positions, or if no columns are given.
+    """
+    offset = position_offset(encoder)
+    if offset is None or columns is None:
+        return {}
+    return {"position_ids": columns + offset}
+
+
+# ------------------------------------------------------------------------------------ packed rows
+
+
+def use_packing(encoder: PreTrainedModel) -> None:
+    """Let an encoder take packed rows, if it runs `sdpa` by Transformers' attention interface.
+
+    Padded rows give the same result as before.
+    """
+    if encoder.config._attn_implementation == "sdpa" and encoder._supports_attention_backend:
+        encoder.set_attn_implementation(PACKED)
+
+
+def takes_packed(encoder: PreTrainedModel) -> bool:
+    """Tell whether an encoder's attention takes packed rows."""
+    return encoder.config._attn_implementation.startswith((PACKED, "flash_attention"))
+
+
+class Packing(NamedTuple):
+    """Places of the real tokens of a batch (B, S) when its rows are packed, shortest first."""
+
+    index: Tensor  # (T,) places in the flattened batch
+    columns: Tensor  # (1, T) number of real tokens that stand before each token in its row
+    lengths: list[int]  # (B,) tokens of each row, in packed order
+    shape: torch.Size  # (B, S)
+
+    def take(self, values: Tensor) -> Tensor:
+        """Pack a batch (B, S, ...): return its tokens (1, T, ...)."""
+        return values.flatten(0, 1).index_select(0, self.index).unsqueeze(0)
+
+    def put_back(self, packed: Tensor) -> Tensor:
+        """Unpack tokens (1, T, ...): return the batch (B, S, ...) with zeros elsewhere."""
+        flat = packed.new_zeros(self.shape.numel(), *packed.shape[2:])
+        return flat.index_copy(0, self.index, packed[0]).unflatten(0, self.shape)
+
+
+@torch.compiler.disable
+def pack(*masks: Tensor) -> list[Packing]:
+    """Return the packing of the tokens where a mask (B, S) is 1, for each mask.
+
+    All masks have the same order of rows: by the number of tokens in the first mask. The lengths
+    of all masks are read back from a GPU at once.
+
+    >>> (packing,) = pack(torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    >>> packing.index, packing.columns, packing.lengths
+    (tensor([3, 1, 2]), tensor([[0, 0, 1]]), [1, 2])
+    """
+    masks = tuple(mask.bool() for mask in masks)
+    counts = torch.stack([mask.sum(1) for mask in masks]).tolist()
+    rows = sorted(range(len(counts[0])), key=counts[0].__getitem__)
+    order = torch.tensor(rows, device=masks[0].device)  # (B,)
+
+    packings = []
+    for mask, count in zip(masks, counts):
+        lengths = [count[row] for row in rows]
+        packings.append(_pack_in_order(mask, order, lengths))
+    return packings
+
+
+def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
+    """Return the packing of a bool mask (B, S) with its rows in the order (B,)."""
+    real = mask[order].flatten()  # (B·S,)
+    # The places of the real tokens, by a sort: `nonzero` would wait for a GPU.
+    places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(lengths)]  # (T,)
+    numbers = torch.arange(mask.numel(), device=mask.device).view(mask.shape)  # (B, S)
+    index = numbers[order].flatten()[places]  # (T,)
+    columns = (mask.cumsum(1) - 1).flatten()[index]  # (T,)
+    return Packing(index, columns.unsqueeze(0), lengths, mask.shape)
+
+
+def packed_states(
+    encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], read: Tensor | None = None
+) -> Tensor:
+    """Do the work of `last_states` for an encoder that takes packed rows."""
+    if read is None or not can_skip_tokens(encoder):
+        (packing,) = pack(mask)
+        packed = _packed_inputs(encoder, packing, inputs)
+        out = encoder(**packed, **attention_arguments(encoder, packing))
+        return packing.put_back(out.last_hidden_state)  # from (1, T, D)
+
+    # All layers but the last for all tokens, the last one only for the tokens that are read.
+    packing, read_packing = pack(mask, read)
+    packed = _packed_inputs(encoder, packing, inputs)
+    arguments = attention_arguments(encoder, packing)
+    states = encoder.embeddings(**packed)  # (1, T, D)
+    _, layers = layer_stack(encoder)
+    for layer in layers[:-1]:
+        states = layer(states, **arguments)
+
+    count = sum(read_packing.lengths)
+    places = packing.take(read)[0].argsort(stable=True, descending=True)[:count]  # (T',)
+    arguments = attention_arguments(encoder, packing, read_packing)
+    states = last_layer_of_some(layers[-1], states, places, arguments)  # (1, T', D)
+    return read_packing.put_back(states)
+
+
+def _packed_inputs(
+    encoder: PreTrainedModel, packing: Packing, inputs: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return an encoder's inputs (B, S, ...) packed as (1, T, ...), with position ids.
+
+    Position ids that are among the inputs are kept.
+    """
+    packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
+    for name, value in inputs.items():
+        packed[name] = packing.take(value)
+    return packed
+
+
+def can_skip_tokens(encoder: PreTrainedModel) -> bool:
+    """Tell whether an encoder's last layer can be computed for some tokens only.
+
+    This holds for layers like BERT's that see all tokens and are followed by nothing.
+    """
+    config = encoder.config
+    if config.model_type not in LIKE_BERT or config.is_decoder:
+        return False
+    return not hasattr(encoder, "embeddings_project")
+
+
+def last_layer_of_some(
+    layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]
+) -> Tensor:
+    """Run a layer like BERT's for some of its tokens.
+
+    Args:
+        layer: the encoder's last layer.
+        states: (1, T, D), which all of the tokens may attend to.
+        places: (T',) the tokens to compute.
+        arguments: those of `attention_arguments` with the tokens to compute as queries.
+
+    Returns:
+        (1, T', D).
+    """
+    attention = layer.attention.self
+    if hasattr(layer, "unshard"):  # FSDP keeps shards of a layer that is not called as a whole
+        layer.unshard()
+
+    def heads(linear: nn.Linear, tokens: Tensor) -> Tensor:
+        projected = linear(tokens).unflatten(-1, (-1, attention.attention_head_size))
+        return projected.transpose(1, 2)  # (1, H, T, d)
+
+    some = states.index_select(1, places)  # (1, T', D)
+    attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+    options = {
+        "attention_mask": None,
+        "dropout": attention.dropout.p if attention.training else 0.0,
+        "scaling": attention.scaling,
+    }
+    mixed, _ = attend(
+        attention,
+        heads(attention.query, some),
+        heads(attention.key, states),
+        heads(attention.value, states),
+        **(options | arguments),
+    )  # (1, T', H, d)
+    return layer.feed_forward_chunk(layer.attention.output(mixed.flatten(2), some))
+
+
+# --------------------------------------------------------------------- attention over packed rows
+
+
+@torch.compiler.disable
+def attention_arguments(
+    encoder: PreTrainedModel, keys: Packing, queries: Packing | None = None
+) -> dict[str, Any]:
+    """Return the keyword arguments that tell an encoder or a layer which tokens belong together.
+
+    They are the arguments of Transformers' flash attention.
+
+    Args:
+        encoder: its attention implementation decides which arguments are needed.
+        keys: packing of the tokens that are attended to.
+        queries: packing of the tokens that attend; the same when absent.
+    """
+    arguments: dict[str, Any] = {}
+    for letter, packing in (("q", queries or keys), ("k", keys)):
+        ends = torch.tensor([0, *packing.lengths], dtype=torch.int32)
+        ends = ends.cumsum(0, dtype=torch.int32)  # (B+1,)
+        arguments[f"cu_seq_lens_{letter}"] = ends.to(packing.index.device, non_blocking=True)
+        arguments[f"max_length_{letter}"] = max(packing.lengths)
+    if encoder.config._attn_implementation == PACKED:
+        # Transformers passes on a mask of four dimensions. Without one it would make its own.
+        arguments["attention_mask"] = keys.index.new_empty(1, 1, 0, 0)
+        arguments["row_lengths"] = keys.lengths
+    return arguments
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention for Transformers' attention interface.
+
+    With the arguments of `attention_arguments` the rows are packed. Without them they are padded,
+    and this is Transformers' `sdpa`.
+
+    Args:
+        query, key, value: (1, H, T, d) packed, or (B, H, S, d) padded.
+
+    Returns:
+        (1, T, H, d) or (B, S, H, d), and None for the attention weights.
+    """
+    if kwargs.get("cu_seq_lens_q") is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    return _attention_of_rows(query, key, value, dropout, scaling, **kwargs), None
+
+
+@torch.compiler.disable
+def _attention_of_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    scaling: float | None,
+    **kwargs: Any,
+) -> Tensor:
+    """Compute `packed_attention` of packed rows, whose lengths no compiled graph can hold.
+
+    In a layer with a sliding window (ModernBERT) a token sees tokens less than `sliding_window`
+    away.
+    """
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, H, d)
+    query_ends = kwargs["cu_seq_lens_q"]  # (B+1,)
+    key_ends = kwargs["cu_seq_lens_k"]  # (B+1,)
+    window = kwargs.get("sliding_window")
+    if window is not None and kwargs["max_length_k"] <= window:
+        window = None  # no row is longer than the window
+
+    if query.device.type == "cuda" and window is None:
+        limits = (min(kwargs["row_lengths"]), kwargs["max_length_k"])
+        out = jagged_attention(query, key, value, query_ends, key_ends, dropout, scaling, limits)
+    else:
+        out = attention_by_length(query, key, value, query_ends, key_ends, dropout, scaling, window)
+    return out.unsqueeze(0)  # from (T, H, d)
+
+
+def attention_by_length(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Compute attention over packed rows. Neighbouring rows of the same length run together.
+
+    There is no padding and, without a window, no mask.
+
+    Args:
+        query: (T, H, d). The queries of row i are those from `query_ends[i]` to `query_ends[i +
+            1]`.
+        key, value: (T', H, d), split in the same way by `key_ends`.
+        query_ends, key_ends: (B+1,).
+        dropout: probability that an attention weight is dropped.
+        scaling: factor of the products; 1/sqrt(d) when absent.
+        window: a token sees the tokens less than this far away; all of its row when absent.
+
+    Returns:
+        (T, H, d).
+    """
+    lengths = zip(query_ends.diff().tolist(), key_ends.diff().tolist(), strict=True)
+    # Runs of rows that have as many queries and as many keys: (queries, keys, rows).
+    runs = [(*size, len(list(rows))) for size, rows in groupby(lengths)]
+    queries = query.split([query_length * rows for query_length, _, rows in runs])
+    keys = key.split([key_length * rows for _, key_length, rows in runs])
+    values = value.split([key_length * rows for _, key_length, rows in runs])
+
+    parts = []
+    for (_, length, rows), *states in zip(runs, queries, keys, values, strict=True):
+        q, k, v = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in states)
+        mask = None if window is None else within_window(length, window, query.device)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling
+        )  # (rows, H, length, d)
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts)
+
+
+def within_window(length: int, window: int, device: torch.device) -> Tensor:
+    """Tell which tokens of a row are less than `window` apart: (length, length) bool."""
+    column = torch.arange(length, device=device)
+    return (column[:, None] - column).abs() < window
+
+
+def jagged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    dropout: float,
+    scaling: float | None,
+    limits: tuple[int, int],
+) -> Tensor:
+    """Compute attention over packed rows by torch's jagged tensors: one kernel for all rows.
+
+    Args:
+        query, key, value, query_ends, key_ends, dropout, scaling: as in `attention_by_length`.
+        limits: shortest and longest row, in tokens.
+    """
+    shortest, longest = limits
+
+    def rows(states: Tensor, ends: Tensor) -> Tensor:
+        nested = torch.nested.nested_tensor_from_jagged(
+            states, ends, min_seqlen=shortest, max_seqlen=longest
+        )
+        return nested.transpose(1, 2)  # (B, H, length, d)
+
+    # The same tensor of ends for all, where it can be: torch then knows that the lengths are equal.
+    key_places = key_ends.long()
+    query_places = key_places if query_ends is key_ends else query_ends.long()
+    out = F.scaled_dot_product_attention(
+        rows(query, query_places),
+        rows(key, key_places),
+        rows(value, key_places),
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return out.transpose(1, 2).values()
+
+
+AttentionInterface.register(PACKED, packed_attention)
+AttentionMaskInterface.register(PACKED, sdpa_mask)
