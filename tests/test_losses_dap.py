@@ -1,7 +1,5 @@
 """The losses and their token functions against plain loops."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
@@ -73,7 +71,7 @@ def test_the_vocabulary_loss_has_one_backward() -> None:
         hidden, torch.randn(4, 2), torch.zeros(4), torch.tensor([0, 1, 3])
     )
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="compute it again"):
+    with pytest.raises(RuntimeError, match="compute the loss again"):
         loss.backward()
 
 

@@ -314,7 +314,7 @@ def test_token_embeddings_are_not_cut_below_the_target_vocabulary() -> None:
     model = tiny_model(objective="tr+bow", target_vocab_size=100)
     model.set_target_vocabulary(list(range(150, 250)))
     with pytest.raises(
-        ValueError, match="the target vocabulary has id 249: give 250 token embeddings or more"
+        ValueError, match="the target vocabulary has id 249: give 250 or more token embeddings"
     ):
         model.resize_token_embeddings(200)
 

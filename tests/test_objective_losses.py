@@ -12,7 +12,6 @@ from tiny_models import (
     MASK,
     PAD,
     RELEASED,
-    gradients,
     make_batch,
     tiny_model,
     tokens_of,
@@ -272,9 +271,7 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
     )  # nobody read the sentences as they are
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow"}]
-)
+@pytest.mark.parametrize("options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow"}])
 def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
     options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
     model, batch = tiny_model(**options).double(), make_batch()

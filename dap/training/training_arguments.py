@@ -30,8 +30,8 @@ from dap.errors import UserError, one_line
 # a DAP checkpoint; its weights were made for all others.
 FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id")
 CHANGEABLE = ("tr_temperature", "tr_margin", "tr_bidirectional", "tr_mask_duplicates", "tr_hard_negatives",
-              "tr_weight", "rtl_ratio", "rtl_weight", "rtl_sampled_negatives", "tlm_probability", "tlm_weight",
-              "mlm_probability", "mlm_weight", "xum_probability", "xum_weight", "bow_weight")  # fmt: skip
+              "tr_weight", "rtl_ratio", "rtl_weight", "tlm_probability", "tlm_weight",
+              "mlm_probability", "mlm_weight", "bow_weight")  # fmt: skip
 # Arguments of which only one can be given: a flag takes the place of the other one in the recipe.
 RIVALS = (
     ("per_device_train_batch_size", "total_train_batch_size"),

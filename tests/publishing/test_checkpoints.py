@@ -74,10 +74,7 @@ def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     modeling_dap.logger.addHandler(caplog.handler)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm", mask_token_id=MASK)
-    assert (
-        "none that ends in its word embeddings: the prediction head starts from random weights"
-        in caplog.text
-    )
+    assert "the prediction head starts from random weights" in caplog.text
     assert not torch.equal(
         model.prediction_head.dense.weight,
         transformers.BertForMaskedLM.from_pretrained(
@@ -91,12 +88,12 @@ def test_ids_and_counts_that_a_model_cannot_take_are_refused() -> None:
         (
             "mlm",
             {"target_token_ids": [7, 9]},
-            "target_token_ids are what RTL and BOW predict, not objective='mlm'",
+            "target_token_ids .*objective='mlm'",
         ),
         (
             "tr",
             {"token_counts": torch.ones(250)},
-            "token_counts are for a prediction head, which objective='tr'",
+            "token_counts .*objective='tr'",
         ),
         (
             "bow",
@@ -126,7 +123,7 @@ def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> 
     for dtype in (torch.bfloat16, "bfloat16"):
         half = DAPForPreTraining.from_scratch(config, objective="tr", dtype=dtype)
         assert {part.dtype for part in half.parameters()} == {torch.bfloat16}
-    with pytest.raises(ValueError, match="dtype='auto': give one of torch's"):
+    with pytest.raises(ValueError, match="dtype='auto'"):
         DAPForPreTraining.from_scratch(config, objective="tr", dtype="auto")
 
 
@@ -194,13 +191,13 @@ def test_an_encoder_whose_states_depend_on_padding_is_named(
 
 def test_trying_an_encoder_out_leaves_the_random_numbers_alone(tiny_bert_dir: Path) -> None:
     torch.manual_seed(1)
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
-    after = torch.rand(3)
+    DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
+    expected = torch.rand(3)
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DAPForPreTraining, "_try_out", lambda self: None)
-        DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
-    assert torch.equal(after, torch.rand(3))
+        patch.setattr(modeling_dap, "TESTED", ())  # so that BERT is tried
+        model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
+    assert torch.equal(torch.rand(3), expected)
     assert model.training
 
 
