@@ -4,7 +4,7 @@ The file ships with every checkpoint, beside modeling_dap.py.
 """
 
 import math
-from dataclasses import fields
+from dataclasses import field, fields
 from typing import Any
 
 from transformers import AutoConfig, BertConfig, PreTrainedConfig
@@ -44,6 +44,14 @@ SAVED_KEYS = {
     "use_cache",
     "tie_word_embeddings",
 }
+
+
+def changeable(default: Any) -> Any:
+    """Make a field that may change when training continues from a checkpoint.
+
+    The shapes and the meaning of the weights do not depend on such a field.
+    """
+    return field(default=default, metadata={"changeable": True})
 
 
 class DAPConfig(PreTrainedConfig):
@@ -110,25 +118,25 @@ class DAPConfig(PreTrainedConfig):
     pooling: str = "cls"
     projection: str | None = None
     tr_similarity: str = "cosine"
-    tr_temperature: float | None = None
-    tr_margin: float = 0.0
-    tr_bidirectional: bool = False
-    tr_mask_duplicates: bool = True
-    tr_hard_negatives: float = 0.0
-    tr_weight: float = 1.0
+    tr_temperature: float | None = changeable(None)
+    tr_margin: float = changeable(0.0)
+    tr_bidirectional: bool = changeable(False)
+    tr_mask_duplicates: bool = changeable(True)
+    tr_hard_negatives: float = changeable(0.0)
+    tr_weight: float = changeable(1.0)
     rtl_layers: int = 2
     rtl_direction: str = "source-to-target"
-    rtl_ratio: float = 1.0
-    rtl_weight: float = 1.0
+    rtl_ratio: float = changeable(1.0)
+    rtl_weight: float = changeable(1.0)
     rtl_tied: bool = True
     rtl_reembed: bool = False
     rtl_languages: list[str] | None = None
     target_vocab_size: int | None = None
-    tlm_probability: float = 0.2
-    tlm_weight: float = 0.1
-    mlm_probability: float = 0.15
-    mlm_weight: float = 1.0
-    bow_weight: float = 1.0
+    tlm_probability: float = changeable(0.2)
+    tlm_weight: float = changeable(0.1)
+    mlm_probability: float = changeable(0.15)
+    mlm_weight: float = changeable(1.0)
+    bow_weight: float = changeable(1.0)
     mask_token_id: int | None = None
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
@@ -209,13 +217,13 @@ class DAPConfig(PreTrainedConfig):
         for name, allowed in CHOICES.items():
             listed = ", ".join(repr(value) for value in allowed)
             self._require(name, getattr(self, name) in allowed, f"one of {listed}")
-        for name, field in FIELDS.items():
+        for name, own in FIELDS.items():
             value = getattr(self, name)
             if name.endswith(("_ratio", "_probability")):
                 self._require(name, _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
             elif name.endswith(("_weight", "_margin")):
                 self._require(name, _is_number(value) and value >= 0, "a number in [0, inf)")
-            elif field.type is bool:
+            elif own.type is bool:
                 self._require(name, isinstance(value, bool), "True or False")
 
     def _check_bounds(self) -> None:

@@ -14,110 +14,135 @@ from transformers.hf_argparser import HfArg
 from dap.addresses import fetch_address, local_path
 from dap.errors import UserError, refusals, require_utf8
 
-MAY_BE_EMPTY = ("prefix",)  # says that there is none, where a checkpoint has one
-#: Arguments that may be addresses (`dap.addresses`): what is read, and what is written.
+#: Arguments that may be empty: an empty prefix replaces the one of a checkpoint.
+MAY_BE_EMPTY = ("prefix",)
+
+#: Arguments that may be addresses (`dap.addresses`): first those that are read, then those written.
 READ = ("train_data", "validation_data", "data", "evaluation_data", "data_dir", "bucc", "files")
 WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir", "list_leaks")
 
 
-def arg(default: Any, text: str, **options: Any) -> Any:
-    """An argument of a dataclass, with its default, which may be a list, its help, and options such as `choices`."""
-    given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return HfArg(**given, help=text, metadata=options)
+def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -> Any:
+    """Make a dataclass field that is a command-line argument.
+
+    Args:
+        default: the default value, which may be a list.
+        text: the help text.
+        changes_weights: False if a resumed training may have another value of this argument.
+        options: more options of `add_argument`, such as `choices`.
+    """
+    if not changes_weights:
+        options["changes_weights"] = False
+    if isinstance(default, list):
+        return HfArg(default_factory=default.copy, help=text, metadata=options)
+    return HfArg(default=default, help=text, metadata=options)
 
 
 def require_least(args: Any, **least: float) -> None:
-    """Raise `UserError` for an argument, by name, that is below its least value; None is not."""
+    """Raise `UserError` if an argument is below its least value. None is never below."""
     for name, value in least.items():
-        if (given := getattr(args, name)) is not None and given < value:
+        given = getattr(args, name)
+        if given is not None and given < value:
             raise UserError(f"--{name} {given}: at least {value:g}")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows an argument once, with `_`, and its default where there is one and the text does not name it."""
+    """Help that is short: each argument once, with `_`, and its default unless the text has it."""
 
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], *others: Any
     ) -> None:
-        """The first line: what has to be given, of which the list below says more."""
-        super().add_usage(
-            usage,
-            [action for action in actions if action.required or action.dest == "help"],
-            *others,
-        )
+        """Show only the required arguments in the usage line, as the list below shows all."""
+        shown = [action for action in actions if action.required or action.dest == "help"]
+        super().add_usage(usage, shown, *others)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        says_nothing = action.default is None or action.default is False or action.default == []
-        if says_nothing or "default" in (action.help or "").lower():
+        has_no_default = action.default is None or action.default is False or action.default == []
+        if has_no_default or "default" in (action.help or "").lower():
             return action.help
         return super()._get_help_string(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         action = copy.copy(action)
-        action.option_strings = [
-            name for name in action.option_strings if "-" not in name.lstrip("-")
-        ]
+        names = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        action.option_strings = names
         return super()._format_action_invocation(action)
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` for dataclasses, whose help shows those of Transformers' Trainer last.
+    """`HfArgumentParser` with stricter values and shorter help.
 
-    What the dataclasses refuse, Transformers' own among them, is a `UserError`; so is an empty value (of an unset
-    variable: as a path it would be the current folder), a number that is none or too large to reckon with, and a file
-    name that is no UTF-8. What is read from an address is fetched.
+    - The help shows the arguments of Transformers' Trainer last.
+    - Every refused value is a `UserError`, also if Transformers refuses it.
+    - Empty values are refused. They usually come from an unset shell variable.
+    - Numbers that are not finite or too large, and file names that are not UTF-8, are refused.
+    - Inputs that are given as an address are downloaded.
     """
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
         types = [types] if isinstance(types, type) else list(types)
-        classes = {
-            base for each in types for base in each.__mro__ if base.__name__ != "TrainingArguments"
-        }
-        own = {name for each in classes for name in inspect.get_annotations(each)} | {"output_dir"}
-        self.inherited = {field.name for each in types for field in dataclasses.fields(each)} - own
-        self.others: Any = None  # their group
+        own = {"output_dir"}
+        for each in types:
+            for base in each.__mro__:
+                if base.__name__ != "TrainingArguments":
+                    own.update(inspect.get_annotations(base))
+        fields = {field.name for each in types for field in dataclasses.fields(each)}
+        self.inherited = fields - own
+        self.inherited_group: Any = None
         super().__init__(types, formatter_class=_Help, **options)
 
     def _parse_dataclass_field(
         self, parser: argparse.ArgumentParser, field: dataclasses.Field
     ) -> None:
         if field.name in self.inherited:
-            self.others = parser = self.others or self.add_argument_group(
-                "arguments of Transformers' Trainer"
-            )
+            if self.inherited_group is None:
+                self.inherited_group = self.add_argument_group("arguments of Transformers' Trainer")
+            parser = self.inherited_group
+
+        # argparse does not know our own metadata.
+        field = copy.copy(field)
+        metadata = dict(field.metadata)
+        metadata.pop("changes_weights", None)
+        field.metadata = metadata
         super()._parse_dataclass_field(parser, field)
 
     def parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse's, which gives the values and the arguments that it does not know."""
+        """Parse the arguments, check their values, and download inputs from addresses.
+
+        Returns:
+            The values, and the arguments that the parser does not know.
+        """
         found, rest = super().parse_known_args(*args, **options)
         for name, value in vars(found).items():
             shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
-            for text in value if isinstance(value, list) else [value]:
-                if text == "" and name not in MAY_BE_EMPTY and value != self.get_default(name):
+            values = value if isinstance(value, list) else [value]
+            for each in values:
+                if each == "" and name not in MAY_BE_EMPTY and value != self.get_default(name):
                     raise UserError(
                         f"{shown} is empty: give a value (is a variable unset?), or leave it out"
                     )
-                if (
-                    isinstance(text, int)
-                    and abs(text) >= 2**63
-                    or isinstance(text, float)
-                    and not math.isfinite(text)
-                ):
-                    raise UserError(
-                        f"--{name} {text}: give a finite number, or an integer below 2**63"
-                    )
-                require_utf8(text)
+                check_number(name, each)
+                require_utf8(each)
+
             if value and name in READ + WRITTEN:
                 local = fetch_address if name in READ else local_path
-                paths = (
-                    [local(text, shown) for text in value]
-                    if isinstance(value, list)
-                    else local(value, shown)
-                )
-                setattr(found, name, paths)
+                paths = [local(each, shown) for each in values]
+                setattr(found, name, paths if isinstance(value, list) else paths[0])
         return found, rest
 
     @refusals()
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
-        """The dataclasses that the command line fills; raises `UserError` for what they refuse."""
+        """Return the dataclasses that the command line fills.
+
+        Raises:
+            UserError: one of the dataclasses refuses a value.
+        """
         return super().parse_args_into_dataclasses(*args, **options)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise `UserError` for an integer of more than 63 bits, or a float that is not finite."""
+    is_large = isinstance(value, int) and abs(value) >= 2**63
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    if is_large or is_infinite:
+        raise UserError(f"--{name} {value}: give a finite number, or an integer below 2**63")

@@ -34,7 +34,7 @@ from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.file_io import read_json, write_json
 from dap.tokenizers import forget_calls
-from dap.training import EpochOfSampler, check_values, find_resumable, follow_metric, train_to_end
+from dap.training import EpochOfSampler, check_launched, find_resumable, follow_metric, train_to_end
 from dap.xnli.nli_data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
@@ -72,7 +72,7 @@ class XNLITrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         follow_metric(self)
-        check_values(self)
+        check_launched(self.world_size)
         if self.push_to_hub:
             raise UserError(
                 "push_to_hub=True: several models are made here; push the folder of one with `hf upload`."
