@@ -1,13 +1,18 @@
-"""From pairs of text to batches: dev split, tokens, language mix and padding (no models).
+"""From pairs of text to batches: dev split, tokens, language mix and padding.
 
-Shapes: B pairs, S tokens. The order is: `load_bitext` → `split_validation` (or `drop_targets`) → `tokenize_bitext` →
-`LanguageMixSampler` (or `interleave_languages` for streams) → `BitextCollator`. What takes a `Bitext` takes map-style
-and streaming datasets.
+A pair passes these steps in order:
+
+1. `dap.text.load_bitext` reads it, map-style or as a stream.
+2. `split_validation` holds out a dev set, or `drop_targets` removes the targets of a given one.
+3. `tokenize_bitext` turns both sides into token ids.
+4. `LanguageMixSampler` draws it into an epoch, or `mix_streams` into an endless stream.
+5. `BitextCollator` pads it with the other pairs of its batch.
+
+Shapes: B pairs of a batch, S tokens of the longest sentence.
 """
 
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +25,12 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
-from dap.languages import normalise, normalise_all
+from dap.languages import normalise_all
 from dap.tokenizers import plain_backend, require_room
 
 logger = logging.getLogger(__name__)
 
-DEV_DIVISOR = 10  # a dev set is at most a tenth of its language
-ENCODED_AT_ONCE = 1000  # sentences
+DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
 CACHE_VERSION = 2
 MIXES = ("natural", "uniform", "temperature")
 
@@ -39,134 +43,160 @@ Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # by language
 def split_validation(
     datasets: Bitext, dev_pairs: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, Dataset]]:
-    """Split by target sentence over all languages: no target of any dev set is a target of any train set.
+    """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
-    Targets are compared by `normalise`. Each language gives the `dev_pairs` pairs whose normalised target has the
-    smallest seeded hash, each target once. As the order is the same in all languages, languages that translate the
-    same English text hold out the same sentences, and train sets lose as little as can be. A language gives at most
-    a tenth of its pairs; one with fewer than ten gives none and is absent from the dev sets.
+    Targets are compared by `dap.languages.normalise`. Each language holds out the `dev_pairs`
+    targets with the smallest seeded hash, one pair for each target. The hash is the same for all
+    languages. Languages that translate the same English text therefore hold out the same
+    sentences, and the training sets lose as few pairs as possible.
 
-    Map-style datasets get the column `row` (the row before the split), from which `tokenize_bitext` makes its ids.
-    The dev sets of streams, which are map-style, come from the first 10 * `dev_pairs` pairs.
+    A language holds out at most a tenth of its pairs. A language with fewer than ten pairs holds
+    out none. From a stream, only the first 10 * `dev_pairs` pairs can be held out.
+
+    Args:
+        datasets: pairs by language, map-style or streamed.
+        dev_pairs: number of pairs per language to hold out. 0 makes no dev sets.
+        seed: seed of the hash.
+
+    Returns:
+        The training sets and the dev sets by language. Map-style datasets have a new column `row`,
+        the row before the split. Dev sets are always map-style.
 
     Raises:
-        ValueError: `dev_pairs` is negative, or nothing of a language is left to train on.
+        UserError: `dev_pairs` is negative, or a language has nothing left to train on.
     """
     if dev_pairs < 0:
         raise UserError(f"dev_pairs must be 0 (no dev set) or more, not {dev_pairs}")
     if dev_pairs == 0:
         return dict(datasets), {}
+
     rest: dict[str, Any] = {}
-    keys: dict[str, list[str]] = {}
     dev: dict[str, Dataset] = {}
-    held: set[str] = set()
+    keys: dict[str, list[str]] = {}  # normalised targets
+    held_out: set[str] = set()
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
             rest[language] = dataset
-            first = Dataset.from_list(
-                list(dataset.take(DEV_DIVISOR * dev_pairs)), features=dataset.features
-            )
+            beginning = list(dataset.take(DEV_DIVISOR * dev_pairs))
+            candidates = Dataset.from_list(beginning, features=dataset.features)
         else:
-            rest[language] = first = _numbered(dataset)
-        keys[language] = normalise_all(first["target"][:])
-        if rows := _held_out(keys[language], dev_pairs, seed):
-            dev[language] = first.select(rows)
-            held |= {keys[language][row] for row in rows}
+            rest[language] = candidates = _numbered(dataset)
+
+        keys[language] = normalise_all(candidates["target"][:])
+        rows = _rows_to_hold_out(keys[language], dev_pairs, seed)
+        if rows:
+            dev[language] = candidates.select(rows)
+            held_out |= {keys[language][row] for row in rows}
         else:
-            logger.warning("%s: %d pairs are too few for a dev set", language, len(first))
-    return _without(rest, held, keys), dev
+            logger.warning("%s: %d pairs are too few for a dev set", language, len(candidates))
+    return _without(rest, held_out, keys), dev
 
 
 def drop_targets(datasets: Bitext, targets: Iterable[str]) -> dict[str, Any]:
-    """Training sets without the pairs whose target is among `targets`, such as those of a dev set of its own.
+    """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
 
-    Targets are compared by `normalise`. Map-style datasets that lose pairs get the column `row` (the row before).
+    Targets are compared by `dap.languages.normalise`. Map-style datasets that lose pairs get a
+    column `row`, the row before.
 
     Raises:
-        ValueError: nothing of a language is left to train on; of a stream this is known after its first pass.
+        UserError: a language has nothing left to train on.
     """
     return _without(datasets, set(normalise_all(list(targets))), {})
 
 
-def _held_out(keys: list[str], dev_pairs: int, seed: int) -> list[int]:
-    """Rows of the dev set: the first row of each of the keys whose seeded hash is smallest."""
-    first: dict[str, int] = {}
+def _rows_to_hold_out(keys: list[str], dev_pairs: int, seed: int) -> list[int]:
+    """Choose the keys with the smallest seeded hash, and return the first row of each.
+
+    Args:
+        keys: normalised target of each pair.
+        dev_pairs: number of keys to choose.
+        seed: seed of the hash.
+    """
+    first_row: dict[str, int] = {}
     for row, key in enumerate(keys):
-        first.setdefault(key, row)
+        first_row.setdefault(key, row)
+
     salt = seed.to_bytes(8, "little", signed=True)
-    order = sorted(
-        first, key=lambda key: hashlib.blake2b(key.encode(), digest_size=8, salt=salt).digest()
-    )
-    return sorted(first[key] for key in order[: min(dev_pairs, len(keys) // DEV_DIVISOR)])
+
+    def seeded_hash(key: str) -> bytes:
+        return hashlib.blake2b(key.encode(), digest_size=8, salt=salt).digest()
+
+    count = min(dev_pairs, len(keys) // DEV_DIVISOR)
+    chosen = sorted(first_row, key=seeded_hash)[:count]
+    return sorted(first_row[key] for key in chosen)
 
 
-def _without(datasets: Bitext, held: set[str], keys: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The datasets without the pairs whose target is held out; `keys` are normalised targets that are known already.
+def _without(
+    datasets: Bitext, held_out: set[str], known_keys: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    """Remove the pairs whose target is held out.
 
-    The number of pairs that a map-style dataset loses is logged; streams are filtered as they are read.
+    Args:
+        datasets: pairs by language.
+        held_out: normalised targets to remove.
+        known_keys: normalised targets of the datasets, if they are known already.
     """
     left: dict[str, Any] = {}
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
-            columns = [name for name in ("target", "row") if name in dataset.column_names]
-            left[language] = dataset.filter(_Unseen(held, language), input_columns=columns)
+            left[language] = _filtered_stream(dataset, held_out, language)
             continue
-        own = keys[language] if keys else normalise_all(dataset["target"][:])
-        rows = [row for row, key in enumerate(own) if key not in held]
+
+        keys = known_keys.get(language) or normalise_all(dataset["target"][:])
+        rows = [row for row, key in enumerate(keys) if key not in held_out]
         if not rows:
-            raise _nothing_left(f"all {len(own)} pairs", language)
-        if dropped := len(own) - len(rows):
+            raise _nothing_left(language)
+        dropped = len(keys) - len(rows)
+        if dropped:
             dataset = _numbered(dataset).select(rows)
             logger.info(
-                "%s: %d of %d pairs dropped, their targets are dev targets",
+                "%s: %d of %d pairs dropped, because their targets are dev targets",
                 language,
                 dropped,
-                len(own),
+                len(keys),
             )
         left[language] = dataset
     return left
 
 
+def _filtered_stream(
+    dataset: IterableDataset, held_out: set[str], language: str
+) -> IterableDataset:
+    """Remove the pairs of a stream whose target is held out, while it is read."""
+    is_kept = _IsKept(held_out)
+    left = dataset.filter(is_kept, input_columns=["target"], batched=True)
+    # An endless stream of nothing would keep its reader waiting for ever.
+    if not list(left.take(1)):
+        raise _nothing_left(language)
+    return left
+
+
+@dataclass(frozen=True)
+class _IsKept:
+    """Tells for a batch of targets which of them are not held out."""
+
+    held_out: set[str]
+
+    def __call__(self, targets: list[str]) -> list[bool]:
+        return [key not in self.held_out for key in normalise_all(targets)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_IsKept":
+        # It never changes. `datasets` would otherwise copy the set for each language.
+        return self
+
+
 def _numbered(dataset: Dataset) -> Dataset:
-    return (
-        dataset
-        if "row" in dataset.column_names
-        else dataset.add_column("row", np.arange(len(dataset)))
-    )
+    """Add the column `row`, unless there is one."""
+    if "row" in dataset.column_names:
+        return dataset
+    return dataset.add_column("row", np.arange(len(dataset)))
 
 
-def _nothing_left(pairs: str, language: str) -> UserError:
+def _nothing_left(language: str) -> UserError:
     return UserError(
-        f"{language}: {pairs} have a target sentence that a dev set holds out, so nothing is left "
-        f"to train on; hold out fewer pairs (dev_pairs, or the dev data given), or leave {language} out"
+        f"{language}: every target sentence is held out for a dev set, so nothing is left to train "
+        f"on. Hold out fewer pairs (--dev_pairs, --validation_data), or leave {language} out."
     )
-
-
-@dataclass
-class _Unseen:
-    """Whether a target sentence is not held out; raises when a stream comes round and all were.
-
-    An endless stream of which nothing is left would keep its reader waiting for ever.
-    """
-
-    held: set[str]
-    language: str
-    first: str | None = None  # row
-    passed: bool = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Unseen":
-        return _Unseen(
-            self.held, self.language
-        )  # `datasets` would hold a copy of the set for each language
-
-    def __call__(self, target: str, row: str | None = None) -> bool:
-        unseen = normalise(target) not in self.held
-        if not self.passed:
-            if row is not None and row == self.first:
-                raise _nothing_left("all pairs of a stream", self.language)
-            self.first = row if self.first is None else self.first
-            self.passed = unseen
-        return unseen
 
 
 # --------------------------------------------------------------------------------------------- tokens
@@ -176,127 +206,98 @@ def tokenize_bitext(
     datasets: Bitext,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
-    shuffle_buffer: int = 0,
-    seed: int = 0,
     prefix: str = "",
 ) -> dict[str, Any]:
-    """Token ids of both sides, with the tokenizer's special tokens and cut to `max_seq_length` tokens in all.
+    """Turn both sides of all pairs into token ids.
 
-    Columns: `source_input_ids`, `target_input_ids` (ints), `language` (str), `pair_id` (`"de:1234"`: the row in the
-    loaded corpus, from 0; in a stream of several files `"de:name:1234"`). Map-style results are cached beside the
-    text, for the same text, tokenizer and length, and are in the text's order.
+    The result has the columns
 
-    Streams start again after their last pair, without end, so that all processes draw equal numbers of full batches.
-    Blocks of `shuffle_buffer` pairs are shuffled by the seed, in every pass anew, but a pair never comes again before
-    the others of its pass and block. The order depends on the arguments alone, so a stream resumes exactly.
+    - `source_input_ids`, `target_input_ids`: ids with the tokenizer's special tokens,
+    - `language`: the language code of the source,
+    - `pair_id`: the language and the row in the corpus, such as `"de:1234"`. In a stream of
+      several files it also has the file: `"de:name:1234"`.
+
+    Map-style results are cached on disk for the same text, tokenizer and length. The order of the
+    pairs does not change.
 
     Args:
-        shuffle_buffer: pairs of a streamed language that a process, or each of its workers, tokenises ahead and holds
-            in memory, about 2 kB each at 32 tokens; 0 keeps the order of the files.
-        seed: of the shuffle of streams.
-        prefix: text before every sentence of both sides.
+        datasets: pairs by language, map-style or streamed.
+        tokenizer: a fast tokenizer.
+        max_seq_length: number of tokens that a sentence is cut to, with special tokens.
+        prefix: text to put before every sentence.
 
     Raises:
-        ValueError: no fast tokenizer, a length that leaves no token of the text, or a negative `shuffle_buffer`.
+        UserError: the tokenizer is slow, or the length leaves no token of the text.
     """
     if not tokenizer.is_fast:
         raise UserError(
             f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer"
         )
     require_room(tokenizer, max_seq_length, prefix)
-    if shuffle_buffer < 0:
-        raise UserError(
-            f"shuffle_buffer must be 0 (the order of the files) or more pairs, not {shuffle_buffer}"
-        )
     backend = cutting_backend(tokenizer, max_seq_length)
     state = hashlib.sha256(backend.to_str().encode()).hexdigest()
-    ids, text = List(Value("int32")), Value("string")
+    ids = List(Value("int32"))
+    text = Value("string")
     features = Features(
         {"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text}
     )
+
     tokenized: dict[str, Any] = {}
     for language, dataset in datasets.items():
-        settings: dict[str, Any] = {"features": features, "remove_columns": dataset.column_names}
-        shuffled = None
-        if isinstance(dataset, IterableDataset):
-            dataset, shuffled = dataset.repeat(None), seed if shuffle_buffer else None
-            settings["batch_size"] = shuffle_buffer or ENCODED_AT_ONCE
-        else:
-            key = repr(
-                (
-                    CACHE_VERSION,
-                    dataset._fingerprint,
-                    state,
-                    backend.encode_special_tokens,
-                    language,
-                    prefix,
-                )
+        options: dict[str, Any] = {"features": features, "remove_columns": dataset.column_names}
+        if isinstance(dataset, Dataset):
+            # Everything that changes the token ids is in the name of the cached file.
+            key = (
+                CACHE_VERSION,
+                dataset._fingerprint,
+                state,
+                backend.encode_special_tokens,
+                language,
+                prefix,
             )
-            settings["new_fingerprint"] = hashlib.sha256(key.encode()).hexdigest()[:16]
-            settings["desc"] = f"tokenise {language}"
-        encode = _Tokenise(backend, language, shuffled, prefix)
-        tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **settings)
+            options["new_fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+            options["desc"] = f"tokenise {language}"
+        encode = _Tokenise(backend, language, prefix)
+        tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **options)
     return tokenized
 
 
 def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
-    """A copy that does what a call of the tokenizer would, whatever earlier calls left in it, and later ones will."""
+    """Copy a tokenizer's Rust tokenizer, and set the length that it cuts to.
+
+    Calls of the original change its state. The copy is independent of such calls.
+    """
     backend = plain_backend(tokenizer)
     backend.encode_special_tokens = tokenizer.split_special_tokens
     backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
     return backend
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Tokenise:
-    """Tokenises both sides of a batch of pairs, in shuffled order where there is a seed."""
+    """Tokenises both sides of a batch of pairs."""
 
     tokenizer: Tokenizer
     language: str
-    seed: int | None = None
     prefix: str = ""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Tokenise":
-        return (
-            self  # never changes; `datasets` would hold a copy of the vocabulary for each language
-        )
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         rows = batch.get("row", indices)
-        order = range(len(rows)) if self.seed is None else self._shuffled(rows, indices[0])
         return {
-            "source_input_ids": self._encode(batch["source"], order),
-            "target_input_ids": self._encode(batch["target"], order),
+            "source_input_ids": self._encode(batch["source"]),
+            "target_input_ids": self._encode(batch["target"]),
             "language": [self.language] * len(rows),
-            "pair_id": [f"{self.language}:{rows[number]}" for number in order],
+            "pair_id": [f"{self.language}:{row}" for row in rows],
         }
 
-    def _encode(self, texts: list[str], order: Sequence[int]) -> list[np.ndarray]:
-        ids: list[np.ndarray] = []
-        for start in range(0, len(order), ENCODED_AT_ONCE):
-            part = [
-                self.prefix + texts[number] for number in order[start : start + ENCODED_AT_ONCE]
-            ]
-            ids += [
-                np.array(encoding.ids, np.int32)
-                for encoding in self.tokenizer.encode_batch_fast(part)
-            ]
-        return ids
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        texts = [self.prefix + text for text in texts]
+        encodings = self.tokenizer.encode_batch_fast(texts)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
-    def _shuffled(self, rows: Sequence[Any], position: int) -> list[int]:
-        """An order of the block that begins at `position` of the stream, in which each pass is shuffled for itself.
-
-        A pass ends where a row of it comes again, which it does within a block only if the language is small.
-        """
-        rng = np.random.default_rng((self.seed, zlib.crc32(self.language.encode()), position))
-        order: list[int] = []
-        seen: set[Any] = set()
-        for row in rows:
-            if row in seen:
-                order += (rng.permutation(len(seen)) + len(order)).tolist()
-                seen = set()
-            seen.add(row)
-        return order + (rng.permutation(len(seen)) + len(order)).tolist()
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Tokenise":
+        # It never changes. `datasets` would otherwise copy the vocabulary for each language.
+        return self
 
 
 def tokenize_pairs(
@@ -307,9 +308,9 @@ def tokenize_pairs(
     max_seq_length: int,
     prefix: str = "",
 ) -> list[dict[str, Any]]:
-    """A few pairs as rows of `tokenize_bitext`."""
-    encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix=prefix)
-    columns = encode({"source": list(sources), "target": list(targets)}, [*range(len(sources))])
+    """Tokenise a few pairs, and return them as rows like those of `tokenize_bitext`."""
+    encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix)
+    columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
@@ -317,18 +318,21 @@ def tokenize_pairs(
 
 
 def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
-    """Share of each language in the mix: p ∝ n^α with α = 1 (natural), 0 (uniform) or `alpha` (temperature).
+    """Compute the share of each language in the mix.
+
+    The share of a language with n pairs is proportional to n^α, where α is 1 for the natural mix,
+    0 for the uniform mix and `alpha` for the temperature mix.
 
     >>> mix_weights([900, 100], "temperature", 0.5)
     array([0.75, 0.25])
 
     Raises:
-        ValueError: unknown mix, `alpha` outside 0..1, no or empty languages.
+        UserError: the mix is unknown, `alpha` is not between 0 and 1, or a language is empty.
     """
     if mix not in MIXES:
-        raise UserError(f"unknown language mix {mix!r}; it is one of {', '.join(MIXES)}")
+        raise UserError(f"unknown language mix {mix!r}: give one of {', '.join(MIXES)}")
     if not 0.0 <= alpha <= 1.0:
-        raise UserError(f"the mix's alpha must lie in 0 (uniform) to 1 (natural), not {alpha}")
+        raise UserError(f"mix_alpha={alpha}: give 0 (uniform) to 1 (natural)")
     if not len(sizes) or min(sizes) < 1:
         raise UserError(f"every language needs at least one pair; the sizes are {list(sizes)}")
     exponent = {"natural": 1.0, "uniform": 0.0, "temperature": alpha}[mix]
@@ -337,27 +341,36 @@ def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarra
 
 
 class LanguageMixSampler(Sampler[int]):
-    """Draws the rows of the concatenated languages that make up an epoch: as many as there are, shuffled.
+    """Draws the rows of an epoch from the concatenated datasets of all languages.
 
-    Language l gets its share of them to the nearest integer (largest remainder). Its pairs are walked through in
-    shuffled order, without repeating one before all have been seen, and the walk goes on over epochs: what epoch 0
-    leaves out comes first in epoch 1. The order depends on the arguments and on `set_epoch` alone, so a resumed run
-    sees what the uninterrupted one would have seen.
+    An epoch has as many rows as all languages together, in random order. Each language gets its
+    share of them, rounded to a whole number. No pair of a language is repeated before all have
+    been seen, also across epochs: pairs that epoch 0 leaves out come first in epoch 1.
+
+    The order depends only on the arguments and on `set_epoch`, so a resumed run sees the same
+    pairs as a run without a stop.
 
     Args:
-        sizes: pairs of each language.
-        mix, alpha: as in `mix_weights`.
+        sizes: number of pairs of each language.
+        mix: "natural", "uniform" or "temperature", as in `mix_weights`.
+        alpha: exponent of the temperature mix.
+        seed: seed of the order.
     """
 
     def __init__(self, sizes: Sequence[int], mix: str, alpha: float, seed: int) -> None:
+        self.sizes = list(sizes)
+        self.seed = seed
+        self.epoch = 0
+
+        # Pairs per epoch of each language, rounded so that their sum stays the same.
         exact = mix_weights(sizes, mix, alpha) * sum(sizes)
-        self.counts = np.floor(exact).astype(np.int64)  # pairs an epoch of each language
-        self.counts[
-            np.argsort(self.counts - exact, kind="stable")[: sum(sizes) - self.counts.sum()]
-        ] += 1
-        self.sizes, self.seed, self.epoch = list(sizes), seed, 0
+        self.counts = np.floor(exact).astype(np.int64)
+        by_remainder = np.argsort(self.counts - exact, kind="stable")
+        missing = sum(sizes) - self.counts.sum()
+        self.counts[by_remainder[:missing]] += 1
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration draws."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -365,48 +378,64 @@ class LanguageMixSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         starts = np.cumsum([0, *self.sizes[:-1]])
-        walks = [start + self._walk(number) for number, start in enumerate(starts)]
-        order = np.random.default_rng((self.seed, len(self.sizes), self.epoch)).permutation(
-            np.concatenate(walks)
-        )
-        return iter(order.tolist())
+        rows = [start + self._rows_of(number) for number, start in enumerate(starts)]
+        rng = np.random.default_rng((self.seed, len(self.sizes), self.epoch))
+        return iter(rng.permutation(np.concatenate(rows)).tolist())
 
-    def _walk(self, number: int) -> np.ndarray:
-        """The epoch's part of an endless row of shuffles of one language's pairs."""
-        size, count = self.sizes[number], int(self.counts[number])
+    def _rows_of(self, number: int) -> np.ndarray:
+        """Return the rows of one language in this epoch.
+
+        All shuffles of a language's rows form one endless sequence. Each epoch takes the next part
+        of it.
+        """
+        size = self.sizes[number]
+        count = int(self.counts[number])
         begin = self.epoch * count
-        first, last = begin // size, -(-(begin + count) // size)
-        rounds = [
-            np.random.default_rng((self.seed, number, turn)).permutation(size)
-            for turn in range(first, last)
-        ]
-        return np.concatenate([*rounds, np.empty(0, dtype=np.int64)])[begin - first * size :][
-            :count
-        ]
+        first = begin // size
+        last = -(-(begin + count) // size)
+        parts = [np.empty(0, dtype=np.int64)]
+        for turn in range(first, last):
+            rng = np.random.default_rng((self.seed, number, turn))
+            parts.append(rng.permutation(size))
+        offset = begin - first * size
+        return np.concatenate(parts)[offset : offset + count]
 
 
-def interleave_languages(
-    tokenized: Mapping[str, IterableDataset],
-    sizes: Mapping[str, int],
-    mix: str,
-    alpha: float,
+def mix_streams(
+    streams: Mapping[str, IterableDataset],
+    weights: np.ndarray,
+    shuffle_buffer: int,
     seed: int,
 ) -> IterableDataset:
-    """One stream without end of all languages, drawn at random by the seed in the shares of `mix_weights`.
+    """Mix the streams of all languages into one stream without end.
 
-    Every process draws the same number of full batches, whatever files it was dealt, and draws the same from step n
-    on when it skips n batches. A share of the files is dealt to each process (and worker) where every language has as
-    many files; else all processes read all files and train on their share of the pairs.
+    Every language begins again after its last pair, in the same order. All processes therefore
+    draw equal numbers of full batches. The order depends only on the arguments, so a resumed run
+    that skips the same batches continues exactly.
+
+    Files are dealt out to processes and workers if every language has enough of them. Otherwise
+    all processes read all files, and each trains on its share of the pairs.
 
     Args:
-        tokenized: streams by language, each of which starts again after its last pair.
-        sizes: pairs a language, as `dap.text.count_pairs` tells them.
+        streams: tokenised pairs by language.
+        weights: share of each language, see `mix_weights`.
+        shuffle_buffer: pairs per language that are held in memory and shuffled. A pair takes about
+            2 kB at 32 tokens. 0 keeps the order of the files.
+        seed: seed of the shuffles and of the mix.
+
+    Raises:
+        UserError: `shuffle_buffer` is negative.
     """
-    weights = mix_weights([sizes[language] for language in tokenized], mix, alpha)
-    streams = [
-        stream.repeat(None) for stream in tokenized.values()
-    ]  # those of `tokenize_bitext` have no end anyway
-    return interleave_datasets(streams, probabilities=weights.tolist(), seed=seed)
+    if shuffle_buffer < 0:
+        raise UserError(
+            f"shuffle_buffer={shuffle_buffer}: give 0 (the order of the files) or more pairs"
+        )
+    endless = []
+    for stream in streams.values():
+        if shuffle_buffer:
+            stream = stream.shuffle(seed=seed, buffer_size=shuffle_buffer)
+        endless.append(stream.repeat(None))
+    return interleave_datasets(endless, probabilities=weights.tolist(), seed=seed)
 
 
 # -------------------------------------------------------------------------------------------- batches
@@ -414,17 +443,21 @@ def interleave_languages(
 
 @dataclass
 class BitextCollator:
-    """Pads tokenised pairs to the longest of the batch, each side for itself.
+    """Pads tokenised pairs to the longest of the batch, each side by itself.
 
-    Called with a list of B rows of `tokenize_bitext`, it returns LongTensors `source_input_ids`,
-    `source_attention_mask` (B, S_x), `target_input_ids`, `target_attention_mask` (B, S_y), `language_ids` (B,), which
-    index `languages`, and the list of str `pair_ids`. With `negatives` also `negative_input_ids` and
-    `negative_attention_mask` (B, S_n), which is 0 throughout for a pair that has none.
+    Called with a list of B rows of `tokenize_bitext`, it returns a dictionary with
+
+    - `source_input_ids`, `source_attention_mask`: int64 (B, S_x),
+    - `target_input_ids`, `target_attention_mask`: int64 (B, S_y),
+    - `language_ids`: int64 (B,), the position of each source language in `languages`,
+    - `pair_ids`: list of B strings,
+    - with `negatives`, also `negative_input_ids`, `negative_attention_mask`: int64 (B, S_n). The
+      mask of a pair without a negative is all 0.
 
     Attributes:
         pad_token_id: the tokenizer's padding id.
         languages: all languages of the run.
-        negatives: gives the token ids of each row's changed copy of its target, such as `HardNegatives`.
+        negatives: makes the token ids of each row's hard negative, such as `HardNegatives`.
     """
 
     pad_token_id: int
@@ -437,21 +470,36 @@ class BitextCollator:
         self._index = {language: number for number, language in enumerate(self.languages)}
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        if unknown := {row["language"] for row in rows} - self._index.keys():
+        unknown = {row["language"] for row in rows} - self._index.keys()
+        if unknown:
             raise UserError(
                 f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}"
             )
-        batch: dict[str, Any] = {}
-        sides = {side: [row[f"{side}_input_ids"] for row in rows] for side in ("source", "target")}
+        sides = {
+            "source": [row["source_input_ids"] for row in rows],
+            "target": [row["target_input_ids"] for row in rows],
+        }
         if self.negatives is not None:
             sides["negative"] = self.negatives(rows)
+
+        batch: dict[str, Any] = {}
         for side, sequences in sides.items():
-            lengths = np.array([len(sequence) for sequence in sequences])  # (B,)
-            mask = np.arange(max(1, lengths.max())) < lengths[:, None]  # (B, S)
-            ids = np.full(mask.shape, self.pad_token_id, dtype=np.int64)  # (B, S)
-            ids[mask] = np.concatenate(sequences)
+            ids, mask = self._pad(sequences)
             batch[f"{side}_input_ids"] = torch.from_numpy(ids)
             batch[f"{side}_attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         batch["language_ids"] = torch.tensor([self._index[row["language"]] for row in rows])  # (B,)
         batch["pair_ids"] = [row["pair_id"] for row in rows]
         return batch
+
+    def _pad(self, sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Pad sequences of token ids to the longest one.
+
+        Returns:
+            Token ids int64 (B, S), and a mask bool (B, S) that is True for real tokens.
+        """
+        lengths = np.array([len(sequence) for sequence in sequences])  # (B,)
+        longest = max(1, lengths.max())
+        mask = np.arange(longest) < lengths[:, None]  # (B, S)
+        ids = np.full(mask.shape, self.pad_token_id, dtype=np.int64)  # (B, S)
+        ids[mask] = np.concatenate(sequences)
+        return ids, mask
