@@ -52,6 +52,12 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
         raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
 
+def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the token ids that no head predicts: CLS and padding, unless they also end sentences."""
+    ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
+    return ids - {tokenizer.sep_token_id, None}
+
+
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     """Reset a fast tokenizer's padding and truncation, which its last call has left in it and saving would keep."""
     if tokenizer.is_fast:

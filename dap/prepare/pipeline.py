@@ -50,6 +50,7 @@ from dap.prepare.options import PrepareOptions
 from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
 from dap.ray.connection import each_on_cluster
 from dap.text import LineAudit, read_tables
+from dap.tokenizers import never_predicted
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +302,7 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 def write_vocabulary(plan: Plan) -> None:
     """Writes the ids on the English training side, special tokens but SEP left out, into `target_vocabulary.json`.
 
-    These are what `dap.training.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
+    These are what `dap.training.start.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
     the softmax of RTL to.
     """
     name = plan.options.target_vocabulary
@@ -311,7 +312,7 @@ def write_vocabulary(plan: Plan) -> None:
             for batch in shard.iter_batches(columns=["target"]):
                 codes = tokenizer.backend_tokenizer.encode_batch_fast(batch["target"].to_pylist())
                 ids.update(token for code in codes for token in code.ids)
-    ids -= {tokenizer.cls_token_id, tokenizer.pad_token_id} - {tokenizer.sep_token_id}
+    ids -= never_predicted(tokenizer)
     size = max(tokenizer.get_vocab().values()) + 1
     content = {"tokenizer": name, "vocab_size": size, "target_token_ids": sorted(ids)}
     write_json(content, plan.output_dir / VOCABULARY)

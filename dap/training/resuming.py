@@ -1,4 +1,4 @@
-"""Going on with a run that was stopped: which checkpoint to take, and whether it is the same run."""
+"""Resuming a stopped run: which checkpoint to continue from, and whether it is the same run."""
 
 import dataclasses
 import hashlib
@@ -23,8 +23,10 @@ from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
 
-FINISHED = "train_results.json"  # written last, so it marks a finished run
-# What a checkpoint consists of, and the names that Trainer, DeepSpeed and FSDP give it.
+#: Written last, so this file marks a finished run.
+FINISHED = "train_results.json"
+
+#: The parts of a checkpoint, and the file names that Trainer, DeepSpeed and FSDP give them.
 PARTS = {
     "configuration": ["config.json"],
     "weights": ["model*.safetensors", "pytorch_model*", "global_step*"],
@@ -32,93 +34,102 @@ PARTS = {
     "scheduler": ["scheduler.pt"],
     "state of the random numbers": ["rng_state*.pth"],
 }
-# Arguments of Transformers that can change the weights; of our own all can but these.
+
+#: Arguments of Transformers that can change the weights. Our own fields tell it in their metadata.
 OF_TRANSFORMERS = (
-    "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps", "num_train_epochs",
-    "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm",
-    "weight_decay", "optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "neftune_noise_alpha", "label_smoothing_factor", "average_tokens_across_devices", "bf16", "fp16", "tf32",
-    "seed", "data_seed", "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
-    "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config", "fsdp",
-    "fsdp_config", "deepspeed", "ignore_data_skip",
+    "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps",
+    "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
+    "warmup_steps", "max_grad_norm", "weight_decay", "optim", "optim_args", "optim_target_modules",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "label_smoothing_factor",
+    "average_tokens_across_devices", "bf16", "fp16", "tf32", "seed", "data_seed",
+    "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
+    "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config",
+    "fsdp", "fsdp_config", "deepspeed", "ignore_data_skip",
 )  # fmt: skip
-HARMLESS = (
-    "mini_batch_size",
-    "early_stopping_patience",
-    "attn_implementation",
-    "trust_remote_code",
-    "max_bad_lines",
-)
-# Arguments for which the record has what they come to: the pairs a step over all processes, and the text itself.
+
+#: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.
 REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
-OF_STREAMS = (
-    "train_data",
-    "shuffle_buffer",
-    "dataloader_num_workers",
-)  # all that is known of a stream's order
-SAMPLE = 2000  # pairs of a language that its digest is made from
+
+#: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
+OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
+
+#: Number of pairs per language that its digest is made from.
+SAMPLE = 2000
+
+
+# -------------------------------------------------------------------------- finding a checkpoint
 
 
 def find_resumable(args: DAPTrainingArguments) -> str | None:
-    """The checkpoint to go on from: the one asked for, or the last complete one in `output_dir`.
+    """Find the checkpoint to resume from.
+
+    This is the one that `resume_from_checkpoint` names, or else the last complete one in
+    `output_dir`. `resume_from_checkpoint="false"` begins anew.
+
+    Returns:
+        The folder of the checkpoint, or None to begin from the start.
 
     Raises:
-        ValueError: the folder holds a finished run, the checkpoint asked for is not complete, or the run saves only
-            the model.
+        UserError: `output_dir` holds a finished run, or one that saved only models, or the named
+            checkpoint is not complete.
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
         raise UserError(
             f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it."
         )
+
     wanted = str(args.resume_from_checkpoint)
     if wanted.lower() == "false":
         return None
     if wanted.lower() not in ("none", "true"):
-        if lacking := missing_parts(Path(wanted)):
+        lacking = missing_parts(Path(wanted))
+        if lacking:
             raise UserError(
-                f"--resume_from_checkpoint {wanted}: it lacks its {', '.join(lacking)}; name another."
+                f"--resume_from_checkpoint {wanted}: its {', '.join(lacking)} is missing: name "
+                "another."
             )
         return wanted
+
     checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
     if checkpoints and args.save_only_model:
         raise UserError(
-            f"{folder} holds a run with --save_only_model, which cannot be resumed: give another --output_dir, or "
-            "--resume_from_checkpoint false to begin anew."
+            f"{folder} holds a run with --save_only_model, which cannot be resumed: give another "
+            "--output_dir, or --resume_from_checkpoint false to begin anew."
         )
     for checkpoint in reversed(checkpoints):
-        if lacking := missing_parts(Path(checkpoint)):
+        lacking = missing_parts(Path(checkpoint))
+        if lacking:
             logger.warning(
-                "%s is left out, as of a run killed at a save: it lacks %s",
+                "%s is skipped: it was only partly saved, its %s is missing",
                 checkpoint,
                 ", ".join(lacking),
             )
         elif is_of_another_run(folder, Path(checkpoint)):
-            logger.warning(
-                "%s is left out, as of a run before the one that was begun anew in %s",
-                checkpoint,
-                folder,
-            )
+            logger.warning("%s is skipped: it is from an earlier run in %s", checkpoint, folder)
         else:
             return checkpoint
     return None
 
 
 def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
-    """Whether a checkpoint's record is another than that of the run that was last begun in the folder."""
-    records = folder / RECORD, checkpoint / RECORD
-    return all(record.exists() for record in records) and bool(
-        differences(*map(read_json, records))
-    )
+    """Tell whether a checkpoint was made before the run in the folder was begun anew."""
+    of_run = folder / RECORD
+    of_checkpoint = checkpoint / RECORD
+    if not of_run.exists() or not of_checkpoint.exists():
+        return False
+    return bool(differences(read_json(of_run), read_json(of_checkpoint)))
 
 
 def missing_parts(checkpoint: Path) -> list[str]:
-    """What a checkpoint lacks to be resumed from; the Trainer writes its own state after everything else."""
-    lacking = [
-        part
-        for part, names in PARTS.items()
-        if not any(any(checkpoint.glob(name)) for name in names)
-    ]
+    """List the parts of a checkpoint that are missing or not readable.
+
+    The Trainer writes its own state last, so a checkpoint with a readable state is complete.
+    """
+    lacking = []
+    for part, names in PARTS.items():
+        if not any(any(checkpoint.glob(name)) for name in names):
+            lacking.append(part)
     try:
         trainer_state(checkpoint)
     except (FileNotFoundError, NotADirectoryError, UserError):
@@ -127,28 +138,25 @@ def missing_parts(checkpoint: Path) -> list[str]:
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint's `trainer_state.json`."""
+    """Read a checkpoint's `trainer_state.json`."""
     return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
 
 
-def has_ended(checkpoint: str, max_steps: int) -> bool:
-    """Whether the run had taken the last of `max_steps` (of its epochs', if that is not above 0), or stopped early."""
-    state = trainer_state(checkpoint)
-    control = state.get("stateful_callbacks", {}).get("TrainerControl", {})
-    early = (
-        control.get("args", {}).get("should_training_stop", False)
-        and state["global_step"] < state["max_steps"]
-    )
-    return early or state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
+# ---------------------------------------------------------------------- training from a checkpoint
 
 
 def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
-    """Train from a checkpoint on, or from the beginning; gives the training's metrics.
+    """Train from the start, or from a checkpoint to the last step.
 
-    Of a run that was killed after its last step only the model is loaded: the best one, with `load_best_model_at_end`.
+    If the checkpoint is of the last step, only the model is loaded: the best one, with
+    `load_best_model_at_end`. This happens if a run was killed between its last step and its end.
+
+    Returns:
+        The metrics of the training.
 
     Raises:
-        UserError: what a process that reads the batches (`dataloader_num_workers`) refuses, or that one was killed.
+        UserError: a process that reads batches (`dataloader_num_workers`) found bad input, or was
+            killed.
     """
     if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
         try:
@@ -157,60 +165,94 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
             if "DataLoader worker (pid" not in str(error):
                 raise
             raise UserError(
-                "a process that reads the batches was ended from outside, perhaps for want of memory; give the same "
-                "command again to go on, with a smaller --dataloader_num_workers"
+                "a process that reads batches was killed, perhaps because memory ran out: give "
+                "the same command again to resume, with a smaller --dataloader_num_workers"
             ) from error
         except (UserError, OSError) as error:
             if " in DataLoader worker process " not in str(error):
                 raise
-            raise UserError(
-                re.split(r"\n[\w.]+Error: ", str(error))[-1]
-            ) from error  # what stands below its traceback
+            # The message of the worker's own error stands below its traceback.
+            message = re.split(r"\n[\w.]+Error: ", str(error))[-1]
+            raise UserError(message) from error
+
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    GoOn().on_train_begin(trainer.args, trainer.state, trainer.control)
+    ResumedSchedule().on_train_begin(trainer.args, trainer.state, trainer.control)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
-    align_special_tokens(
-        trainer.model, trainer.processing_class
-    )  # as training does, in the configuration
+    # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
+    align_special_tokens(trainer.model, trainer.processing_class)
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
+def has_ended(checkpoint: str, max_steps: int) -> bool:
+    """Tell whether a checkpoint is of the run's last step, or of an early stop.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        max_steps: number of steps of the run. If 0 or less, the epochs decide.
+    """
+    state = trainer_state(checkpoint)
+    control = state.get("stateful_callbacks", {}).get("TrainerControl", {})
+    was_told_to_stop = control.get("args", {}).get("should_training_stop", False)
+    stopped_early = was_told_to_stop and state["global_step"] < state["max_steps"]
+    last = max_steps if max_steps > 0 else state["max_steps"]
+    return stopped_early or state["global_step"] >= last
+
+
+# ---------------------------------------------------------------------------- the record of a run
+
+
 def changes_weights(argument: str) -> bool:
-    """Whether an argument of a training can change the weights; a resumed run may have another value of the others.
+    """Tell whether an argument can change the trained weights.
+
+    A resumed run must have the same values of these arguments, and may change the others.
 
     >>> changes_weights("learning_rate"), changes_weights("logging_steps")
     (True, False)
     """
-    own = {field.name for group in GROUPS for field in dataclasses.fields(group)}
-    own -= TrainingArguments.__dataclass_fields__.keys() | {*HARMLESS}
-    return argument in own or argument in OF_TRANSFORMERS
+    if argument in OF_TRANSFORMERS:
+        return True
+    if argument in TrainingArguments.__dataclass_fields__:
+        return False
+    for group in GROUPS:
+        for field in dataclasses.fields(group):
+            if field.name == argument:
+                return field.metadata.get("changes_weights", True)
+    return False
 
 
 def describe_run(
     config: DAPConfig, arguments: Arguments, train: Mapping[str, Any], dev: Mapping[str, Dataset]
 ) -> dict[str, Any]:
-    """What a run must keep when it is resumed: arguments that change weights, the model's fields, and the text."""
+    """Return the record of a run: everything that must stay the same when it is resumed.
+
+    These are the arguments that can change the weights, the model's fields, and digests of the
+    text.
+    """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
-    without = {*REPLACED} if data.streaming else {*REPLACED, *OF_STREAMS}
-    record = {
-        name: value
-        for name, value in given.items()
-        if changes_weights(name) and name not in without
-    }
-    record |= {name: getattr(config, name) for name in CONFIG_FIELDS}  # with defaults filled in
+    left_out = set(REPLACED) if data.streaming else {*REPLACED, *OF_STREAMS}
+    record: dict[str, Any] = {}
+    for name, value in given.items():
+        if changes_weights(name) and name not in left_out:
+            record[name] = value
+
+    # The configuration has the defaults filled in.
+    for name in CONFIG_FIELDS:
+        record[name] = getattr(config, name)
+    # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     if not data.streaming:
-        record["training text"] = {
-            language: describe_text(part) for language, part in train.items()
-        }
-    record["dev text"] = {language: describe_text(part) for language, part in dev.items()}
-    return json.loads(json.dumps(record, default=str))  # as it is read again: lists for tuples
+        record["training text"] = {code: describe_text(part) for code, part in train.items()}
+    record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
+    # Convert to what a JSON file gives back, such as lists instead of tuples.
+    return json.loads(json.dumps(record, default=str))
 
 
 def describe_text(part: Dataset) -> str:
-    """Number of pairs and a digest of `SAMPLE` of them, evenly spread; the same wherever the text lies.
+    """Return the number of pairs and a digest of `SAMPLE` pairs, evenly spread over the text.
+
+    The result does not depend on where the text is stored.
 
     >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
     '2 pairs, 9b96b64269e1'
@@ -223,50 +265,66 @@ def describe_text(part: Dataset) -> str:
 def keep_record(
     run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None
 ) -> None:
-    """Compare the run with the one that made the checkpoint; write it down where a run begins.
+    """Compare a run with the one that made the checkpoint, or write the record of a new run.
 
     Raises:
-        ValueError: the runs differ; names every difference.
+        UserError: the runs differ. The message names every difference.
     """
     here = Path(training.output_dir) / RECORD
     if checkpoint is not None:
-        places = [folder / RECORD for folder in (Path(checkpoint), Path(checkpoint).parent)]
-        record = next((place for place in places if place.exists()), None)
-        if record is None:
-            logger.warning(
-                "%s is not there: whether the arguments are the same as before is not known",
-                places[0],
-            )
-        elif differing := differences(read_json(record), run):
-            raise UserError(
-                f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or another "
-                f"--output_dir, with --model_name_or_path {checkpoint} to train on from these weights; or "
-                "--resume_from_checkpoint false to begin anew."
-            )
+        require_same_run(run, Path(checkpoint))
     if training.process_index == 0 and (checkpoint is None or not here.exists()):
         write_json(run, here)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs in two records, of mappings only the keys; a name that one of them lacks is of another version.
+def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
+    """Raise `UserError` if a checkpoint was made by a run with another record."""
+    places = [checkpoint / RECORD, checkpoint.parent / RECORD]
+    record = next((place for place in places if place.exists()), None)
+    if record is None:
+        logger.warning(
+            "%s is missing, so nobody can tell whether the arguments are the same as before",
+            places[0],
+        )
+        return
+    differing = differences(read_json(record), run)
+    if differing:
+        raise UserError(
+            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or "
+            f"another --output_dir, with --model_name_or_path {checkpoint} to train on from these "
+            "weights; or --resume_from_checkpoint false to begin anew."
+        )
 
-    >>> differences({"seed": 1, "text": {"de": 5, "fr": 7}}, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List the names that have different values in two records.
+
+    A name that only one record has is skipped, because another version wrote that record. Of two
+    mappings, only the keys that differ are shown.
+
+    >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
+    >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
     ["text={'de': 5}, now {'de': 6}"]
     """
     found = []
-    for name in (name for name in old if name in new and old[name] != new[name]):
-        before, now = old[name], new[name]
+    for name in old:
+        if name not in new or old[name] == new[name]:
+            continue
+        before = old[name]
+        now = new[name]
         if isinstance(before, dict) and isinstance(now, dict):
             keys = [key for key in before | now if before.get(key) != now.get(key)]
-            before, now = (
-                {key: side[key] for key in keys if key in side} for side in (before, now)
-            )
+            before = {key: before[key] for key in keys if key in before}
+            now = {key: now[key] for key in keys if key in now}
         found.append(f"{name}={before!r}, now {now!r}")
     return found
 
 
-class GoOn(TrainerCallback):
-    """Has a resumed run log, evaluate and save as often as it is now told, and find its best checkpoint if moved."""
+class ResumedSchedule(TrainerCallback):
+    """Use the present intervals of logging, evaluation and saving in a resumed run.
+
+    Also finds the best checkpoint again if the output folder was moved.
+    """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -279,14 +337,15 @@ class GoOn(TrainerCallback):
 
 
 class RecordInCheckpoints(TrainerCallback):
-    """Each checkpoint carries the record of its own run, whatever is begun anew in the folder later."""
+    """Copy the record of the run into each checkpoint.
+
+    A checkpoint then tells which run made it, even if another run is begun in the same folder.
+    """
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        record, checkpoint = (
-            Path(args.output_dir) / RECORD,
-            Path(args.output_dir) / f"checkpoint-{state.global_step}",
-        )
+        record = Path(args.output_dir) / RECORD
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
             write_json(read_json(record), checkpoint / RECORD)

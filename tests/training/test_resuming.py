@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from dap.file_io import write_json
 from dap.reports.records import RECORD
-from dap.training.resuming import FINISHED, GoOn, RecordInCheckpoints, find_resumable
+from dap.training.resuming import FINISHED, RecordInCheckpoints, ResumedSchedule, find_resumable
 from dap.training.training_arguments import DAPTrainingArguments
 from train_dap import run
 
@@ -52,12 +52,13 @@ def test_half_saved_and_half_deleted_checkpoints_are_left_out(
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) == str(tmp_path / "checkpoint-20")
     assert (
-        f"checkpoint-100 is left out, as of a run killed at a save: it lacks {named}" in caplog.text
+        f"checkpoint-100 is skipped: it was only partly saved, its {named} is missing"
+        in caplog.text
     )
     args.resume_from_checkpoint = "false"
     assert find_resumable(args) is None
     args.resume_from_checkpoint = str(broken)
-    with pytest.raises(ValueError, match=f"checkpoint-100: it lacks its {named}"):
+    with pytest.raises(ValueError, match=f"checkpoint-100: its {named} is missing"):
         find_resumable(args)
 
 
@@ -244,7 +245,7 @@ def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Pat
     best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
     for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
         remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
-        GoOn().on_train_begin(args, remembering, TrainerControl())
+        ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
         assert remembering.best_model_checkpoint == str(best)
 
 
@@ -257,7 +258,7 @@ def test_checkpoints_from_before_a_run_was_begun_anew_are_left_out(
     assert find_resumable(DAPTrainingArguments(output_dir=str(tmp_path))) == str(
         tmp_path / "checkpoint-4"
     )
-    assert "checkpoint-8 is left out, as of a run before the one that was begun anew" in caplog.text
+    assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
 
 
 def test_a_run_that_goes_on_elsewhere_is_recorded_there(stopped: list[str], tmp_path: Path) -> None:
