@@ -146,8 +146,8 @@ class DAPConfig(PreTrainedConfig):
             raise ValueError(
                 f"DAPConfig has no field for {listed}. Its fields are: {', '.join(FIELDS)}."
             )
-        for name, field in FIELDS.items():
-            setattr(self, name, given.pop(name, field.default))
+        for name, own in FIELDS.items():
+            setattr(self, name, given.pop(name, own.default))
         self.encoder_config = _build_encoder_config(encoder_config)
         if self.tr_temperature is None:
             self.tr_temperature = 1.0 if self.tr_similarity == "dot" else 0.05

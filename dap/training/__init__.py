@@ -1,10 +1,11 @@
-"""Training on parallel text: arguments, text to batches, the model to start from, the trainer, and resuming."""
+"""Training on parallel text: arguments, batches, the model to start from, trainer and resuming."""
 
 from dap.training.batches import (
     BitextCollator,
     LanguageMixSampler,
     drop_targets,
-    interleave_languages,
+    mix_streams,
+    mix_weights,
     split_validation,
     tokenize_bitext,
 )
@@ -19,13 +20,13 @@ from dap.training.resuming import (
     train_to_end,
 )
 from dap.training.source_reading import HARDLY, READERS
-from dap.training.start import load_model, read_start, token_counts
+from dap.training.start import Start, load_model, read_start, token_counts
 from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together, require_batch
 from dap.training.training_arguments import (
     DAPTrainingArguments,
-    DataArguments,
-    ModelArguments,
-    check_values,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+    check_launched,
     follow_metric,
     parse_arguments,
 )

@@ -1,4 +1,13 @@
-"""Pre-training as a `transformers.Trainer`: component losses in the log, retrieval on dev sets, named failures."""
+"""Pre-training as a `transformers.Trainer`.
+
+Beside what `Trainer` does, it
+
+- logs each objective's loss and the pairs per second,
+- evaluates retrieval on dev pairs, and whether the heads use the source (`source_reading`),
+- trains a batch in chunks (GradCache, `mini_batch_size`),
+- freezes parts of the model, and gives heads a learning rate of their own,
+- stops with the pairs' names if a loss or a gradient is not finite.
+"""
 
 import math
 import re
@@ -33,7 +42,7 @@ from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
-from dap.training.resuming import GoOn, RecordInCheckpoints
+from dap.training.resuming import RecordInCheckpoints, ResumedSchedule
 from dap.training.source_reading import source_reading
 from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, world_size
@@ -45,20 +54,26 @@ Bitext = tuple[Sequence[str], Sequence[str]]  # sources and targets of a languag
 class DAPTrainer(Trainer):
     """`Trainer` for `DAPForPreTraining`.
 
+    All other arguments are those of `Trainer`. `args` are `DAPTrainingArguments`,
+    `processing_class` is the tokenizer, and `data_collator` is a `BitextCollator`.
+
     Args:
-        dev_bitext: source and target sentences by language. Evaluation measures retrieval in both directions:
-            `eval_{lang}-en_accuracy`, `eval_en-{lang}_accuracy` and `eval_mean_accuracy`, in percent; with RTL
-            or BOW also how much their heads read the source, as `source_reading` says (`eval_rtl_source_nats`).
-        target_language: code of the targets' language, for the metrics' names.
-        max_seq_length, prefix: tokens a dev sentence is cut to, and text before it.
-        library: what the saved model keeps of a sentence-transformers folder that it began with: length (else 128, or
-            what the model allows), normalisation and prompts.
-        train_sampler: draws the training rows, such as `LanguageMixSampler`; the stock shuffle when absent.
-        args: everything else as in `Trainer`; `args` are `DAPTrainingArguments`, `processing_class` is the tokenizer,
-            `data_collator` a `BitextCollator`.
+        dev_bitext: source and target sentences by language. Evaluation measures retrieval accuracy
+            in percent, in both directions: `eval_de-en_accuracy`, `eval_en-de_accuracy`, ..., and
+            `eval_mean_accuracy`. With RTL or BOW it also measures how much their heads use the
+            source (`eval_rtl_source_nats`, see `source_reading`).
+        target_language: code of the targets' language, for the names of the metrics.
+        max_seq_length: number of tokens that a dev sentence is cut to.
+        prefix: text to put before every dev sentence.
+        library: settings of a sentence-transformers folder that the saved model keeps: length,
+            normalisation and prompts. The default length is 128, or the most that the model
+            allows.
+        train_sampler: draws the training rows, such as `LanguageMixSampler`. Default: the shuffle
+            of `Trainer`.
 
     Raises:
-        ValueError: other training arguments, one of `Trainer`'s that would do nothing, or pairs that fill no batch.
+        UserError: `args` are other training arguments, an argument of `Trainer` would have no
+            effect here, or the pairs do not fill one batch.
     """
 
     args: DAPTrainingArguments
@@ -75,61 +90,61 @@ class DAPTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         self.dev_bitext = dict(dev_bitext or {})
-        self.target_language, self.max_seq_length = target_language, max_seq_length
-        self.train_sampler, self.prefix, self.library = (
-            train_sampler,
-            prefix,
-            library or LibrarySettings(),
-        )
+        self.target_language = target_language
+        self.max_seq_length = max_seq_length
+        self.prefix = prefix
+        self.library = library or LibrarySettings()
+        self.train_sampler = train_sampler
         self.meter = StepMeter()
         self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
+        self.head_rate = 0.0  # learning rate of the heads, for the log
         if self.dev_bitext:
-            kwargs.setdefault(
-                "eval_dataset", list(self.dev_bitext)
-            )  # Trainer asks for one before it evaluates
+            # `Trainer` does not evaluate without a dataset.
+            kwargs.setdefault("eval_dataset", list(self.dev_bitext))
         super().__init__(*args, **kwargs)
         self._require_arguments()
         prepare_sharding(self)
-        if self.args.freeze_word_embeddings:  # the prediction head's output embeddings, too
+
+        if self.args.freeze_word_embeddings:
+            # The prediction head shares this matrix, so its output embeddings are frozen as well.
             self.model.get_input_embeddings().weight.requires_grad_(False)
-        if self.args.freeze_encoder:  # nothing is differentiated in it then
+        if self.args.freeze_encoder:
             require_heads(self.model, "--freeze_encoder")
             self.model.dap.requires_grad_(False)
         self._add_callbacks()
 
     def _require_arguments(self) -> None:
-        """Raise `ValueError` for arguments of `Trainer` that do nothing here, and for text without a tokenizer."""
+        """Refuse arguments of `Trainer` that have no effect here, and dev text without tokenizer."""
         args = self.args
         if not isinstance(args, DAPTrainingArguments):
             raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
-        freezes, tokenizer = (
-            args.freeze_encoder or args.freeze_word_embeddings,
-            self.processing_class,
-        )
-        own, rate = self.optimizer is not None, args.head_learning_rate
+
+        freezes = args.freeze_encoder or args.freeze_word_embeddings
+        groups_heads = args.head_learning_rate is not None
+        dev_languages = list(self.dev_bitext)
         allowed = {
             "model_init": (
                 self.model_init is None or not freezes,
-                "model, of which a part is to be frozen",
+                "model, because a part of it is to be frozen",
             ),
             "optimizer": (
-                not own or rate is None,
+                self.optimizer is None or not groups_heads,
                 "none, or no head_learning_rate, which groups its parameters anew",
             ),
             "compute_metrics": (
                 self.compute_metrics is None,
-                "none: evaluation is of retrieval, see dev_bitext",
+                "none: evaluation measures retrieval, see dev_bitext",
             ),
             "compute_loss_func": (
                 self.compute_loss_func is None,
-                "none: the loss is that of the objectives",
+                "none: the objectives compute the loss",
             ),
             "eval_dataset": (
-                self.eval_dataset in (None, list(self.dev_bitext)),
+                self.eval_dataset is None or self.eval_dataset == dev_languages,
                 "none, but dev_bitext",
             ),
             "processing_class": (
-                not self.dev_bitext or tokenizer is not None,
+                not self.dev_bitext or self.processing_class is not None,
                 "the tokenizer of dev_bitext's text",
             ),
         }
@@ -138,13 +153,14 @@ class DAPTrainer(Trainer):
             require_batch(len(self.train_dataset), args)
 
     def predict(self, *_: Any, **__: Any) -> None:
+        """Raise `UserError`, because there is nothing to predict."""
         raise UserError(
             "DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)"
         )
 
     def _add_callbacks(self) -> None:
-        """Those that every run has, and those of its arguments; and bars and lines that are brief."""
-        own: list[TrainerCallback] = [GoOn(), RecordInCheckpoints()]
+        """Add our callbacks, and replace the progress bar and the printer by shorter ones."""
+        own: list[TrainerCallback] = [ResumedSchedule(), RecordInCheckpoints()]
         if hasattr(self.train_sampler, "set_epoch"):
             own.append(EpochOfSampler(self.train_sampler))
         if self.args.early_stopping_patience is not None:
@@ -156,7 +172,11 @@ class DAPTrainer(Trainer):
                 self.add_callback(callback)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Make the repository of `push_to_hub`, before any step; raises `ValueError` where the Hub refuses."""
+        """Create the repository of `push_to_hub` before the first step.
+
+        Raises:
+            UserError: the Hub refuses it.
+        """
         with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name):
             super().init_hf_repo(*args, **kwargs)
 
@@ -164,35 +184,36 @@ class DAPTrainer(Trainer):
         return self.train_sampler or super()._get_train_sampler(train_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """The stock optimizer; with `head_learning_rate`, the heads have groups of their own at the end.
+        """Create the optimizer of `Trainer`, and give the heads their own learning rate.
+
+        With `head_learning_rate`, the parameter groups of the heads are the last ones.
 
         Raises:
-            ValueError: a learning rate for heads that the model does not have.
+            UserError: there is a learning rate for heads, but the model has none.
         """
-        optimizer, rate = super().create_optimizer(model), self.args.head_learning_rate
+        optimizer = super().create_optimizer(model)
+        rate = self.args.head_learning_rate
         if rate is None:
             return optimizer
-        whole = self.accelerator.unwrap_model(
-            self.model if model is None else model, keep_torch_compile=False
-        )
+
+        wrapped = self.model if model is None else model
+        whole = self.accelerator.unwrap_model(wrapped, keep_torch_compile=False)
         require_heads(whole, f"--head_learning_rate {rate}")
         encoder = {id(parameter) for parameter in whole.dap.parameters()}
-        groups: dict[bool, list[dict]] = {True: [], False: []}
+        of_encoder = []
+        of_heads = []
         for group in optimizer.param_groups:
-            for is_encoder, found in groups.items():
-                own = [
-                    parameter
-                    for parameter in group["params"]
-                    if (id(parameter) in encoder) is is_encoder
-                ]
-                found.append({**group, "params": own, "lr": group["lr"] if is_encoder else rate})
-        optimizer.param_groups[:] = [
-            group for group in groups[True] + groups[False] if group["params"]
-        ]
+            inside = [each for each in group["params"] if id(each) in encoder]
+            outside = [each for each in group["params"] if id(each) not in encoder]
+            if inside:
+                of_encoder.append({**group, "params": inside})
+            if outside:
+                of_heads.append({**group, "params": outside, "lr": rate})
+        optimizer.param_groups[:] = of_encoder + of_heads
         return optimizer
 
     def _get_learning_rate(self) -> float:
-        """The encoder's, before the step; that of the heads is remembered for the log."""
+        """Return the encoder's learning rate, and remember that of the heads for the log."""
         self.head_rate = self.optimizer.param_groups[-1]["lr"]
         return super()._get_learning_rate()
 
@@ -203,11 +224,11 @@ class DAPTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
-        """The objective's loss of one batch.
+        """Compute the loss of one batch.
 
         Raises:
-            FloatingPointError: the loss is not finite; names the step, the losses, the languages and the pairs since
-                the last step. The same happens for a gradient, before it is used.
+            FloatingPointError: the loss is not finite. The message names the step, the losses, and
+                the languages and pairs since the last step.
         """
         inputs = self._begin(inputs)
         out = model(**inputs)
@@ -220,12 +241,14 @@ class DAPTrainer(Trainer):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """The stock step, or with `mini_batch_size` one with the same gradients in the memory of so many pairs."""
+        """Compute the gradients of one batch, in chunks if `mini_batch_size` is smaller than it."""
         size = self.args.mini_batch_size
         if size is None or size >= len(inputs["source_input_ids"]):
             return super().training_step(model, inputs, num_items_in_batch)
+
         model.train()
-        if callable(getattr(self.optimizer, "train", None)):  # that of a schedule-free optimizer
+        if callable(getattr(self.optimizer, "train", None)):
+            # Schedule-free optimizers have a training mode, too.
             self.optimizer.train()
         inputs = self._begin(self._prepare_inputs(inputs))
 
@@ -233,19 +256,20 @@ class DAPTrainer(Trainer):
             with self.compute_loss_context_manager():
                 return model(**arguments)
 
-        batch = CachedBatch(
-            self.accelerator.unwrap_model(model, keep_torch_compile=False), forward, inputs, size
-        )
-        each = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
-        waits = (
-            self.accelerator.sync_gradients and not each
-        )  # for the last part; else the stock loop has seen to it
+        unwrapped = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+        batch = CachedBatch(unwrapped, forward, inputs, size)
+
+        # Processes exchange gradients only at the last chunk of a step. In a step of gradient
+        # accumulation that does not exchange them, `Trainer` has switched it off already.
+        syncs_each_batch = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+        syncs_last_chunk = self.accelerator.sync_gradients and not syncs_each_batch
         for part in batch.parts:
-            alone = waits and part is not batch.parts[-1]
-            with self.accelerator.no_sync(model) if alone else nullcontext():
-                self.accelerator.backward(
-                    batch.run(part) / self.current_gradient_accumulation_steps
-                )
+            is_last = part is batch.parts[-1]
+            no_sync = syncs_last_chunk and not is_last
+            with self.accelerator.no_sync(model) if no_sync else nullcontext():
+                loss = batch.run(part) / self.current_gradient_accumulation_steps
+                self.accelerator.backward(loss)
+
         out = batch.output()
         self._observe(out, len(inputs["source_input_ids"]))
         return out.loss / self.current_gradient_accumulation_steps
@@ -253,20 +277,30 @@ class DAPTrainer(Trainer):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> AbstractContextManager:
-        """accelerate puts autocast into the model's forward, but not under FSDP2, where it would round the losses."""
+        """Use autocast around the model only under FSDP2.
+
+        Otherwise accelerate has put autocast into the model's `forward` already.
+        """
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The model's arguments of a batch; its pairs are remembered, and the time runs."""
+        """Start the clock, remember the batch's pairs, and return the arguments of the model."""
         self.meter.start()
         if self.args.freeze_encoder:
-            self.model.dap.eval()  # without dropout: `Trainer` puts the whole model into training mode at each step
+            # `Trainer` puts the whole model into training mode at each step. A frozen encoder runs
+            # without dropout.
+            self.model.dap.eval()
         inputs = dict(inputs)
         self.step_pairs += inputs.pop("pair_ids", [])
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Raise `FloatingPointError` for a loss that is not finite; count a step of so many pairs, if any."""
+        """Add the losses of a batch to the log, and refuse a loss that is not finite.
+
+        Args:
+            out: the output of the model.
+            pairs: number of pairs that were trained on, 0 in evaluation.
+        """
         if not torch.isfinite(out.loss):
             losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
             listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items())
@@ -277,36 +311,42 @@ class DAPTrainer(Trainer):
     def _get_grad_norm(
         self, model: nn.Module, grad_norm: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """The stock norm, before the optimizer's step; raises `FloatingPointError` when it is not finite.
+        """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
 
-        Under float16 the scaler sees to that: it skips the step.
+        Raises:
+            FloatingPointError: the norm is not finite. With float16 this is no error, because the
+                gradient scaler skips such a step.
         """
         norm = super()._get_grad_norm(model, grad_norm)
-        scaled = getattr(self.accelerator, "scaler", None) is not None
-        if norm is not None and not scaled and not math.isfinite(norm):
+        is_scaled = getattr(self.accelerator, "scaler", None) is not None
+        if norm is not None and not is_scaled and not math.isfinite(norm):
             raise FloatingPointError(self._describe_failure("gradient", f"norm={float(norm)}"))
         self.step_pairs = []
         return norm
 
     def _describe_failure(self, what: str, values: str) -> str:
+        """Describe a loss or gradient that is not finite.
+
+        Args:
+            what: "loss" or "gradient".
+            values: its values.
+        """
         pairs = self.step_pairs
         languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
         kept = self.state.best_model_checkpoint or f"the last checkpoint in {self.args.output_dir}"
         return (
-            f"the {what} is not finite at step {self.state.global_step + 1} ({values}); languages: {languages}; "
-            f"pairs: {' '.join(pairs)}. Nothing was saved after it: resume from {kept} with a lower learning rate, "
-            "or look at these pairs."
+            f"the {what} is not finite at step {self.state.global_step + 1} ({values}); "
+            f"languages: {languages}; pairs: {' '.join(pairs)}. Nothing was saved after it: resume "
+            f"from {kept} with a lower learning rate, or look at these pairs."
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the means since the last log to a line that has the training loss."""
+        """Log a line. A line with the training loss also gets the means since the last one."""
         if "loss" in logs:
-            rate = (
-                {}
-                if self.args.head_learning_rate is None
-                else {"head_learning_rate": self.head_rate}
-            )
-            logs = {**logs, **rate, **self.meter.read(world_size())}
+            logs = dict(logs)
+            if self.args.head_learning_rate is not None:
+                logs["head_learning_rate"] = self.head_rate
+            logs |= self.meter.read(world_size())
         super().log(logs, start_time)
 
     def evaluate(
@@ -315,16 +355,51 @@ class DAPTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Retrieval accuracy on every language's dev pairs, shared among the processes; and `source_reading`.
+        """Measure retrieval accuracy on the dev pairs of every language, and `source_reading`.
 
         Args:
-            eval_dataset: sources and targets by language; the dev pairs when absent.
+            eval_dataset: sources and targets by language. Default: the dev pairs.
+            ignore_keys: not used.
+            metric_key_prefix: first part of the metrics' names.
+
+        Returns:
+            Metrics by name: accuracies in percent, losses in nats, and the seconds that it took.
 
         Raises:
-            ValueError: it is anything else, or there are no dev pairs.
+            UserError: `eval_dataset` is anything else, or there are no dev pairs.
         """
         started = time.perf_counter()
         model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
+        bitext = self.dev_bitext if eval_dataset is None else eval_dataset
+        if not isinstance(bitext, Mapping) or not bitext:
+            raise UserError(
+                "nothing to evaluate on: pass sources and targets by language, "
+                "{'de': (sources, targets)}"
+            )
+
+        metrics = self._retrieval(model, bitext)
+        metrics["mean_accuracy"] = float(np.mean(list(metrics.values())))
+        with self.accelerator.autocast():
+            metrics |= source_reading(
+                model, self.processing_class, bitext, self.max_seq_length, self.prefix
+            )
+        metrics["seconds"] = round(time.perf_counter() - started, 2)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        self.meter.leave_out(time.perf_counter() - started)
+        return metrics
+
+    def _retrieval(
+        self, model: DAPForPreTraining, bitext: Mapping[str, Bitext]
+    ) -> dict[str, float]:
+        """Measure the retrieval accuracy of every language, in both directions.
+
+        All processes encode together. Each language is searched by one process.
+        """
         encoder = SentenceEncoder(
             model.dap,
             self.processing_class,
@@ -333,46 +408,26 @@ class DAPTrainer(Trainer):
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
         )
-        bitext = self.dev_bitext if eval_dataset is None else eval_dataset
-        if not isinstance(bitext, Mapping) or not bitext:
-            raise UserError(
-                "nothing to evaluate on: pass sources and targets by language, {'de': (sources, targets)}"
-            )
-        found = torch.zeros(
-            len(bitext), 2, dtype=torch.float64
-        )  # each language is searched by one process
+        found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # (languages, directions)
         for number, (sources, targets) in enumerate(bitext.values()):
             vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
             if number % self.args.world_size == self.args.process_index:
-                found[number] = torch.tensor(
-                    retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :])
-                )
+                accuracies = retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :])
+                found[number] = torch.tensor(accuracies)
         if self.args.world_size > 1:
             found = sum_over_processes(found.to(self.args.device))
+
         metrics = {}
         for language, (forward, backward) in zip(bitext, found.tolist(), strict=True):
-            metrics[f"{metric_key_prefix}_{language}-{self.target_language}_accuracy"] = forward
-            metrics[f"{metric_key_prefix}_{self.target_language}-{language}_accuracy"] = backward
-        metrics[f"{metric_key_prefix}_mean_accuracy"] = float(np.mean(list(metrics.values())))
-        with self.accelerator.autocast():
-            reading = source_reading(
-                model, self.processing_class, bitext, self.max_seq_length, self.prefix
-            )
-        metrics |= {f"{metric_key_prefix}_{name}": value for name, value in reading.items()}
-        metrics[f"{metric_key_prefix}_seconds"] = round(time.perf_counter() - started, 2)
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
-        self.meter.leave_out(time.perf_counter() - started)
+            metrics[f"{language}-{self.target_language}_accuracy"] = forward
+            metrics[f"{self.target_language}-{language}_accuracy"] = backward
         return metrics
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         started = time.perf_counter()
-        for callback in (
-            self.callback_handler.callbacks
-        ):  # the stock save misses one that the resumed run is new to
+        for callback in self.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
+                # `Trainer` expects an entry here, which a resumed run lacks for a new callback.
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
@@ -380,30 +435,35 @@ class DAPTrainer(Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """The stock save, of a folder that sentence-transformers pools as the model does."""
+        """Save the model, and the files that sentence-transformers needs to pool it correctly."""
         with own_class(self.model):
             super()._save(output_dir, state_dict)
-        if self.args.should_save:  # under FSDP all processes come here
+        # Under FSDP all processes come here.
+        if self.args.should_save:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
-            kept, folder = self.library, Path(output_dir or self.args.output_dir)
-            encoder = SentenceEncoder(
-                model, self.processing_class, None, self.prefix, kept.max_seq_length
-            )
-            write_modules(encoder, folder, kept.normalize, None, kept.prompts)
+            folder = Path(output_dir or self.args.output_dir)
+            length = self.library.max_seq_length
+            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, length)
+            write_modules(encoder, folder, self.library.normalize, None, self.library.prompts)
 
 
 def require_heads(model: DAPForPreTraining, argument: str) -> None:
-    """Raise `ValueError` for an argument about heads where the model has none."""
+    """Raise `UserError` for an argument about heads if the model has none.
+
+    Args:
+        model: the model to train.
+        argument: the argument, for the message.
+    """
     encoder = {id(parameter) for parameter in model.dap.parameters()}
     if all(id(parameter) in encoder for parameter in model.parameters()):
-        objective = model.config.objective
         raise UserError(
-            f"{argument} is for heads, but objective {objective!r} has none: leave it out."
+            f"{argument} is for heads, but objective {model.config.objective!r} has none: leave it "
+            "out."
         )
 
 
 def require_batch(pairs: int, args: TrainingArguments) -> None:
-    """Raise `ValueError` for fewer pairs than one step takes: there would be none."""
+    """Raise `UserError` if there are fewer training pairs than one step needs."""
     batch = args.per_device_train_batch_size * args.world_size
     if pairs < batch:
         raise UserError(
@@ -412,58 +472,78 @@ def require_batch(pairs: int, args: TrainingArguments) -> None:
 
 
 def leave_together() -> None:
-    """The end of a command: a process that leaves while another still talks to it may be aborted."""
+    """Wait for all processes, and end their connection.
+
+    A process that leaves while another one still talks to it may be aborted.
+    """
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()
 
 
-# ---------------------------------------------------------------------- what it says while it runs, and its epochs
+# ------------------------------------------------------------------------------ log and callbacks
 
 
 class StepMeter:
-    """Means of the model's outputs and the pace since the last reading; the first one counts from `start` on."""
+    """Averages the model's losses and measures the pairs per second between two lines of the log.
+
+    The clock starts with the first batch.
+    """
 
     def __init__(self) -> None:
         self.started: float | None = None
         self.sums: dict[str, Tensor] = {}
-        self.steps = self.pairs = 0
+        self.steps = 0
+        self.pairs = 0
 
     def start(self) -> None:
-        """Begin to count time, unless that was done."""
+        """Start the clock, unless it runs."""
         if self.started is None:
             self.started = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Take time that was not spent on training out of the pace."""
+        """Subtract time that was not spent on training, such as an evaluation."""
         if self.started is not None:
             self.started += seconds
 
     def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
+        """Count a step, its losses and its pairs."""
         for name, value in out.measures.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
         self.steps += 1
         self.pairs += pairs
 
     def read(self, processes: int) -> dict[str, float]:
-        """Means over steps and processes, and pairs a second of all processes; starts anew."""
+        """Return the means over steps and processes, and begin anew.
+
+        All processes call this together.
+
+        Args:
+            processes: number of processes.
+
+        Returns:
+            Means by name, and `pairs_per_second` of all processes. Nothing if there was no step.
+        """
         if not self.steps:
             return {}
-        names = list(self.sums)
-        totals = sum_over_processes(torch.stack([self.sums[name] for name in names])) / (
-            self.steps * processes
-        )
-        values = {name: round(value, 4) for name, value in zip(names, totals.tolist())}
+        sums = sum_over_processes(torch.stack(list(self.sums.values())))
+        means = sums / (self.steps * processes)
+        values = {name: round(mean, 4) for name, mean in zip(self.sums, means.tolist())}
+
         now = time.perf_counter()
         values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
-        self.started, self.sums, self.steps, self.pairs = now, {}, 0, 0
+        self.started = now
+        self.sums = {}
+        self.steps = 0
+        self.pairs = 0
         return values
 
 
 def brief(logs: dict[str, Any]) -> dict[str, Any]:
-    """A line of the log to print: of an evaluation's directions only the three with the lowest accuracy.
+    """Shorten a line of the log: of many accuracies, keep only the three lowest.
 
-    >>> brief({"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7, "eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
+    >>> logs = {"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7}
+    >>> brief(logs | {"eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
     {'eval_en-de_accuracy': 7, 'eval_fr-en_accuracy': 8, 'eval_en-fr_accuracy': 6}
     """
     directions = [name for name in logs if re.fullmatch(r".+_\w+-\w+_accuracy", name)]
@@ -472,21 +552,24 @@ def brief(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 class BriefPrinter(PrinterCallback):
-    """Prints an evaluation in brief."""
+    """Prints short lines (`brief`)."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)
 
 
 class BriefProgress(ProgressCallback):
-    """Prints an evaluation in brief, above the progress bar."""
+    """Prints short lines (`brief`) above the progress bar."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)
 
 
 class EpochOfSampler(TrainerCallback):
-    """Tells the sampler its epoch: accelerate does not where several processes skip batches, as a resumed run does."""
+    """Tells the sampler its epoch.
+
+    accelerate does not do so if a resumed run of several processes skips batches.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler

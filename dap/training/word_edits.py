@@ -1,7 +1,10 @@
-"""Hard negatives to train with: a target with one word put in, left out or replaced, no translation of its source.
+"""Hard negatives for training: copies of a target with one word inserted, deleted or replaced.
 
-There are no word lists and no rules, unlike in the evaluation (`dap/search/xsim.py`): a new word is any of
-another target's, so that targets may be of any language; where spaces part no words, some tokens stand for a word.
+Such a copy is no translation of its source any more, but looks almost like one.
+
+There are no word lists and no language rules, unlike in the evaluation (`dap/search/xsim.py`). A
+new word comes from another target of the batch, so targets may be in any language. In languages
+that write no spaces, up to `LONGEST` tokens count as a word.
 """
 
 import random
@@ -10,45 +13,58 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-#: How the pieces of a vocabulary begin that begin a word, and in one with none of these, those that go on with one.
-BEGINS, GOES_ON = ("\u2581", "\u0120"), "##"
+#: Most vocabularies mark tokens that begin a word (SentencePiece and byte-level BPE).
+BEGINS = ("\u2581", "\u0120")
+
+#: The others (WordPiece) mark tokens that continue a word.
+CONTINUES = "##"
 
 #: Tokens of the longest word.
 LONGEST = 4
 
-Word = list[int]
+Word = list[int]  # token ids
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The ids of tokens that begin a word."""
+    """Return the ids of the tokens that begin a word."""
     vocabulary = tokenizer.get_vocab()
     marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
-    return marked or {
-        number for piece, number in vocabulary.items() if not piece.startswith(GOES_ON)
-    }
+    if marked:
+        return marked
+    return {number for piece, number in vocabulary.items() if not piece.startswith(CONTINUES)}
 
 
 def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
-    """The words with one put in, left out or replaced, given others to take it from.
+    """Insert, delete or replace one word.
+
+    Args:
+        words: the words of a sentence.
+        others: words to take the new word from.
+        rng: draws the edit, its place and the new word.
 
     >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
     [[[5], [8, 9], [6, 7]], [[6, 7]], [[8, 9], [5], [6, 7]]]
     """
-    place, new = rng.randrange(len(words)), [rng.choice(others)]
-    new, end = rng.choice([(new, place), ([], place + 1), (new, place + 1)])
-    return [*words[:place], *new, *words[end:]]
+    place = rng.randrange(len(words))
+    new = [rng.choice(others)]
+    insertion = (new, place)
+    deletion = ([], place + 1)
+    replacement = (new, place + 1)
+    middle, end = rng.choice([insertion, deletion, replacement])
+    return [*words[:place], *middle, *words[end:]]
 
 
 class HardNegatives:
-    """Copies of a batch's targets, as token ids, in which a word is changed.
+    """Makes copies of a batch's targets, as token ids, in which one word is changed.
 
-    They depend on the seed and the batch alone, so that a resumed run has the same; and no two epochs have the same,
-    as their batches differ.
+    The copies depend only on the seed and the batch, so a resumed run has the same ones. Two
+    epochs have different copies, because their batches differ.
 
     Args:
-        tokenizer, max_seq_length: what the ids of the targets were made with.
-        share: of the pairs, drawn one by one, that are to bring a copy.
-        seed: of what is drawn.
+        tokenizer: tokenizer of the targets.
+        max_seq_length: number of tokens that the targets were cut to.
+        share: share of the pairs that get a copy. Each pair is drawn independently.
+        seed: seed of everything that is drawn.
         prefix: text before every target, which copies keep.
     """
 
@@ -60,25 +76,37 @@ class HardNegatives:
         seed: int,
         prefix: str = "",
     ) -> None:
-        self.starts, self.max_seq_length, self.share, self.seed = (
-            word_starts(tokenizer),
-            max_seq_length,
-            share,
-            seed,
-        )
+        self.starts = word_starts(tokenizer)
+        self.max_seq_length = max_seq_length
+        self.share = share
+        self.seed = seed
+        # The first token after CLS and the prefix.
         self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """The ids of each row's copy; none for a pair that is not drawn, or whose target has no word to change."""
-        rng = random.Random(f"{self.seed} {' '.join(row['pair_id'] for row in rows)}")
+        """Make the copies of one batch.
+
+        Args:
+            rows: tokenised pairs.
+
+        Returns:
+            For each row the token ids of its copy. They are empty if the pair was not drawn, or if
+            its target has no word to change.
+        """
+        ids_of_pairs = " ".join(row["pair_id"] for row in rows)
+        rng = random.Random(f"{self.seed} {ids_of_pairs}")
         targets = [list(row["target_input_ids"]) for row in rows]
-        return [
-            self._copy(ids, rng.choice(targets), rng) if rng.random() < self.share else []
-            for ids in targets
-        ]
+        copies = []
+        for ids in targets:
+            if rng.random() < self.share:
+                copies.append(self._copy(ids, rng.choice(targets), rng))
+            else:
+                copies.append([])
+        return copies
 
     def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
-        words, others = self._words(ids), self._words(other)
+        words = self._words(ids)
+        others = self._words(other)
         if not words or not others:
             return []
         changed = [token for word in edited(words, others, rng) for token in word]
@@ -86,7 +114,7 @@ class HardNegatives:
         return copy if changed and copy != ids else []
 
     def _words(self, ids: list[int]) -> list[Word]:
-        """The tokens between the prefix and the last, by word."""
+        """Group the tokens between the prefix and the last token into words."""
         words: list[Word] = []
         for token in ids[self.first : -1]:
             if token in self.starts or not words or len(words[-1]) == LONGEST:
