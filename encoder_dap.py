@@ -40,7 +40,7 @@ TESTED = ("bert", "deberta-v2", "distilbert", "modernbert", "roberta", "xlm-robe
 
 
 def require_encoder(config: PreTrainedConfig, name: str) -> None:
-    """Raise `ValueError` unless `config` is that of a bidirectional encoder with a masked-LM class.
+    """Raise `ValueError` unless `config` describes a bidirectional encoder with a masked-LM class.
 
     Args:
         config: configuration of the encoder.

@@ -202,7 +202,7 @@ class PredictionTransform(nn.Module):
 
 
 def _activation_of(encoder_config: Any) -> nn.Module:
-    """Return the activation of an encoder's masked-LM head; encoders call its field differently."""
+    """Return the activation of an encoder's masked-LM head, whose field has several names."""
     for name in ("classifier_activation", "hidden_act", "activation"):  # the first is ModernBERT's
         activation = getattr(encoder_config, name, None)
         if activation:
@@ -291,7 +291,7 @@ class PredictionHead(PredictionTransform):
         return self.token_ids[self._rows(ids)] == ids
 
     def _rows(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids in the target vocabulary; any row for an id that is not in it."""
+        """Return each id's row in the target vocabulary, and any row for an unknown id."""
         if self.token_ids is None:
             return ids
         rows = torch.searchsorted(self.token_ids, ids.contiguous())
@@ -308,7 +308,7 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
-        """Copy dense, norm and bias of a masked-LM model, whatever their names are there.
+        """Copy dense, norm and bias of a masked-LM model, which may have other names there.
 
         Returns:
             False if the model has no such layers, or if its output matrix is not tied to its word
@@ -374,7 +374,7 @@ class PredictionHead(PredictionTransform):
 
 
 def _layers_before_output(model: PreTrainedModel) -> tuple[nn.Linear | None, nn.LayerNorm | None]:
-    """Return the dense layer and the norm of a masked-LM model's head; None for a missing one."""
+    """Return the dense layer and the norm of a masked-LM model's head, or None if it lacks one."""
     body = {id(module) for module in model.base_model.modules()}
     output = model.get_output_embeddings()
     dense = norm = None

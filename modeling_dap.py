@@ -622,7 +622,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "DAPForPreTraining":
-        """Start pre-training from random weights; arguments as in `from_encoder`."""
+        """Start pre-training from random weights. The arguments are those of `from_encoder`."""
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
         attention = attn_implementation or encoder_config._attn_implementation
@@ -782,7 +782,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return table
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
-        """Set the token ids that RTL and BOW predict; as many as `config.target_vocab_size`.
+        """Set the token ids that RTL and BOW predict, `config.target_vocab_size` of them.
 
         Raises:
             ValueError: another number of ids, or ids outside of the vocabulary.

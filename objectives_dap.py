@@ -264,7 +264,7 @@ class RepresentationTranslation(Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Token states of the context; of the answer only if some of its tokens stay visible."""
+        """Token states of the context, and of the answer if some of its tokens stay visible."""
         needs = {"mask_token", "target_vocabulary"}
         if self.config.rtl_direction != "target-to-source":
             needs.add("source_states")

@@ -1,4 +1,4 @@
-"""The objectives as a loss for sentence-transformers' own trainer."""
+"""The objectives of DAP as a loss for the trainer of sentence-transformers."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -19,24 +19,33 @@ from states_dap import use_packing
 class DAPLoss(nn.Module):
     """The loss of `DAPForPreTraining` for `SentenceTransformerTrainer`.
 
-    The encoder is the SentenceTransformer's own, so that it learns; the heads are the loss's. Loss and gradients are
-    those of `DAPForPreTraining` on the same token ids, with the encoder's dropout and the trainer's autocast. The
-    columns of the data are source, translation and, where they are wanted as hard negatives, changed copies of the
-    translations; a label is a `language_id`. With `model_init` the trainer is to be given a function that makes it.
+    Use it to train a `SentenceTransformer` with RTL, TLM or BOW in code that already uses that
+    library. The encoder is the SentenceTransformer's own. The heads belong to the loss. Loss and
+    gradients equal those of `DAPForPreTraining` on the same token ids.
 
-    Other than in `train_dap.py`:
+    The columns of the data are source, translation and, optionally, a changed copy of the
+    translation as a hard negative. A label is a `language_id`.
 
-    - The cut is the SentenceTransformer's (`max_seq_length`), prompts are those of the trainer's arguments.
-    - A Normalize module changes nothing by cosine, and is left out under `tr_similarity="dot"`.
-    - `max_grad_norm` is a limit for the encoder's gradient alone; the heads' is not clipped.
-    - Checkpoints hold no heads: a resumed run has those again that it began with. `loss.dap.save_pretrained(folder)`
-      saves encoder and heads as `train_dap.py` does.
-    - There is one process, no GradCache, and no loss around it, such as `MatryoshkaLoss`.
+    Relations to other losses: with objective `"tr"` it is
+    `MultipleNegativesRankingLoss(scale=20)`, except that duplicates of a pair's own translation
+    are not its negatives.
+
+    Differences from `train_dap.py`:
+
+    - `max_seq_length` is the SentenceTransformer's. Prompts are those of the trainer's arguments.
+    - A Normalize module changes nothing with cosine, and is left out with `tr_similarity="dot"`.
+    - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
+    - Checkpoints hold no heads, so a resumed run starts with the heads it began with.
+      `loss.dap.save_pretrained(folder)` saves encoder and heads as `train_dap.py` does.
+    - It runs in one process, without GradCache, and not inside other losses such as
+      `MatryoshkaLoss`.
 
     Args:
-        model: Transformer, Pooling by cls or mean, and perhaps Normalize.
-        dap: the objectives and heads, made by `from_encoder` or loaded by `from_pretrained`. Its encoder gives way to
-            that of `model`, which has to have the same shape, its pooling to that of `model`.
+        model: Transformer, Pooling by cls or mean, and optionally Normalize. If the trainer is
+            given a `model_init`, it also needs a function that builds this loss.
+        dap: objectives and heads, built by `from_encoder` or loaded by `from_pretrained`. Its
+            encoder is replaced by that of `model`, which must have the same shape, and so is its
+            pooling.
 
     Raises:
         ValueError: other modules, another pooling, or an encoder of another shape.
@@ -47,46 +56,74 @@ class DAPLoss(nn.Module):
         kinds = [type(module).__name__ for module in model]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             raise UserError(
-                f"the model consists of {', '.join(kinds)}: give Transformer, Pooling (and Normalize) alone."
+                f"the model consists of {', '.join(kinds)}: give Transformer, Pooling and, if you "
+                "like, Normalize."
             )
-        encoder, pooling = model[0].auto_model, model[1].get_config_dict()
+        encoder = model[0].auto_model
         shape = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
-        theirs, own = (
-            [getattr(each.config, name) for name in shape] for each in (encoder, dap.dap.encoder)
-        )
-        if theirs != own:
+        theirs = [getattr(encoder.config, name) for name in shape]
+        ours = [getattr(dap.dap.encoder.config, name) for name in shape]
+        if theirs != ours:
             raise UserError(
-                f"the heads are for an encoder of {own} ({', '.join(shape)}), the model's has {theirs}."
+                f"the heads are for an encoder with {', '.join(shape)} = {ours}, but the model's "
+                f"encoder has {theirs}: give heads for this encoder."
             )
-        dap.config.pooling = pooling_mode(pooling) + " without its prompt" * (
-            not pooling.get("include_prompt", True)
-        )
+
+        pooling = model[1].get_config_dict()
+        dap.config.pooling = pooling_mode(pooling)
+        if not pooling.get("include_prompt", True):
+            dap.config.pooling += " without its prompt"  # which `check` refuses by this name
         dap.config.check()
-        dap.dap.encoder, dap.config.encoder_config = encoder, encoder.config
+        dap.dap.encoder = encoder
+        dap.config.encoder_config = encoder.config
         use_packing(encoder)
         self.dap = dap.to(encoder.device, encoder.dtype)
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
     ) -> dict[str, Tensor]:
-        """Each objective's loss with its weight, by name; the trainer logs them and adds them up.
+        """Return each objective's loss times its weight, by name.
+
+        The trainer adds them up and logs them.
 
         Args:
             sentence_features: `input_ids` and `attention_mask` (B, S) of each column.
-            labels: (B,), or None.
+            labels: (B,) language ids, or None.
 
         Raises:
-            ValueError: several processes, more columns than three, text that is packed already, or labels that are no
-                `language_id`.
+            ValueError: several processes, more than three columns, text that is packed already, or
+                labels that are not language ids.
         """
         texts = list(sentence_features)
+        self._check(texts, labels)
+        self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
+
+        tokens = {}
+        for side, text in zip(("source", "target", "negative"), texts):
+            for key in ("input_ids", "attention_mask"):
+                tokens[f"{side}_{key}"] = text[key]
+
+        # accelerate puts the trainer's autocast into the SentenceTransformer's forward, which is
+        # not called here.
+        mixed = AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no"
+        with get_mixed_precision_context_manager(True) if mixed else nullcontext():
+            out = self.dap(**tokens, language_ids=labels)
+
+        losses = {}
+        for objective in self.dap.objectives:
+            name = f"{objective.name}_loss"
+            losses[name] = objective.weight * getattr(out, name)
+        return losses
+
+    def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
+        """Raise `ValueError` for input that this loss cannot take."""
         if any("attention_mask" not in text for text in texts):
             raise UserError(
                 "sentence-transformers has packed the text: set model[0].unpad_inputs = False."
             )
         if world_size() > 1:
             raise UserError(
-                f"DAPLoss is for one process, not {world_size()}: train with train_dap.py."
+                f"DAPLoss runs in one process, not {world_size()}: train with train_dap.py."
             )
         if len(texts) not in (2, 3):
             raise UserError(
@@ -94,26 +131,11 @@ class DAPLoss(nn.Module):
             )
         names = self.dap.config.rtl_languages
         if labels is not None and names and not 0 <= labels.min() <= labels.max() < len(names):
-            wrong = f"labels from {labels.min()} to {labels.max()}"
             raise UserError(
-                f"{wrong}: a label is a language_id, 0 to {len(names) - 1} (rtl_languages={names})."
+                f"labels from {labels.min()} to {labels.max()}: a label is a language_id, from 0 to "
+                f"{len(names) - 1} (rtl_languages={names})."
             )
-        self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
-        sides = zip(("source", "target", "negative"), texts)
-        tokens = {
-            f"{side}_{key}": text[key]
-            for side, text in sides
-            for key in ("input_ids", "attention_mask")
-        }
-        # accelerate has put the trainer's autocast into the SentenceTransformer's forward, which is not called here
-        mixed = AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no"
-        with get_mixed_precision_context_manager(True) if mixed else nullcontext():
-            out = self.dap(**tokens, language_ids=labels)
-        return {
-            f"{own.name}_loss": own.weight * getattr(out, f"{own.name}_loss")
-            for own in self.dap.objectives
-        }
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about the loss."""
+        """Return the settings that the model card of the trainer lists."""
         return {"objective": self.dap.config.objective}

@@ -95,31 +95,23 @@ def test_gradients_are_those_of_the_model_by_itself(
 
 def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
-    model, features = library_model(tiny_bert_dir), {"input_ids": torch.ones(2, 3).long()}
-    dense, last = (
-        library_model(tiny_bert_dir, "mean", Dense(32, 8)),
-        library_model(tiny_bert_dir, "lasttoken"),
-    )
-    with pytest.raises(ValueError, match="the model consists of Transformer, Pooling, Dense: give"):
-        DAPLoss(dense, heads)
-    with pytest.raises(
-        ValueError, match="pooling='lasttoken' is not allowed; give one of 'cls', 'mean'"
-    ):
-        DAPLoss(last, heads)
+    with pytest.raises(ValueError, match="Dense"):
+        DAPLoss(library_model(tiny_bert_dir, "mean", Dense(32, 8)), heads)
+    with pytest.raises(ValueError, match="pooling='lasttoken'"):
+        DAPLoss(library_model(tiny_bert_dir, "lasttoken"), heads)
     smaller = DAPForPreTraining.from_scratch(tiny_config("bert", 99), objective="tr")
-    with pytest.raises(
-        ValueError, match=r"are for an encoder of \['bert', 3, 32, 99\] \(model_type, .*247\]"
-    ):
-        DAPLoss(model, smaller)
-    with pytest.raises(ValueError, match="sentence-transformers has packed the text: set model"):
-        DAPLoss(model, heads)([features, features], None)
-    with pytest.raises(
-        ValueError, match="1 columns of text: give source, target and at most one hard negative"
-    ):
-        DAPLoss(model, heads)([features | {"attention_mask": features["input_ids"]}], None)
+    with pytest.raises(ValueError, match=r"\['bert', 3, 32, 99\]"):
+        DAPLoss(library_model(tiny_bert_dir), smaller)
+
+    packed = {"input_ids": torch.ones(2, 3).long()}
+    features = packed | {"attention_mask": packed["input_ids"]}
+    model = library_model(tiny_bert_dir)
+    loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"))
+    with pytest.raises(ValueError, match="unpad_inputs"):
+        loss([packed, packed], None)
+    with pytest.raises(ValueError, match="1 columns"):
+        loss([features], None)
     fields = {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr"]}
     loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), **fields))
-    with pytest.raises(
-        ValueError, match=r"from 0 to 2: a label is a language_id, 0 to 1 \(rtl_languages=\['de'"
-    ):
-        loss([features | {"attention_mask": features["input_ids"]}] * 2, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="labels from 0 to 2"):
+        loss([features] * 2, torch.tensor([0, 2]))

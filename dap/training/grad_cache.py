@@ -180,7 +180,7 @@ def split(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random numbers of a device and the CPU; afterwards they continue as before."""
+    """Seed the random numbers of a device and the CPU until the block ends."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.manual_seed(seed)

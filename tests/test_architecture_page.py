@@ -1,0 +1,48 @@
+"""The code of docs/architecture.md runs as it is written. Its objective is in test_objectives_dap.py."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+from dap.text import find_bitext, read_pairs
+from dap.text.formats import FORMATS
+
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def run_section(title: str) -> dict[str, object]:
+    """Run the code of a section and return its names."""
+    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
+    names: dict[str, object] = {}
+    exec(re.search(r"```py\n(.*?)```", section, re.DOTALL)[1], names)
+    return names
+
+
+@pytest.fixture
+def csv_format() -> Iterator[None]:
+    """Register the page's format, and remove it afterwards."""
+    run_section("A format of parallel text")
+    yield
+    del FORMATS["csv"]
+
+
+def test_the_format_is_found_and_read(csv_format: None, tmp_path: Path) -> None:
+    (tmp_path / "de-en.csv").write_text("Guten Tag;Good day\nDanke;Thank you\n", encoding="utf-8")
+    (file,) = find_bitext(tmp_path)["de"]
+    assert list(read_pairs(file)) == [("Guten Tag", "Good day"), ("Danke", "Thank you")]
+
+
+def test_the_metric_is_the_mean_reciprocal_rank() -> None:
+    metric = run_section("A metric")["mean_reciprocal_rank"]
+    source = np.eye(3, dtype=np.float32)
+    target = source[[0, 2, 1]]  # the first pair ranks first, the others second or third
+    similarity = source @ target.T
+    expected = []
+    for row in range(3):
+        rank = sum(similarity[row, other] >= similarity[row, row] for other in range(3))
+        expected.append(1 / rank)
+    assert metric(source, target) == pytest.approx(sum(expected) / 3)
