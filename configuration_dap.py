@@ -75,7 +75,8 @@ class DAPConfig(PreTrainedConfig):
         tr_temperature: divisor of the similarities. Default: 0.05 for cosine and 1.0 for dot.
         tr_margin: margin that is subtracted from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target. The loss is the mean of both.
-        tr_mask_duplicates: a target with the same text as a pair's own target is not its negative.
+        tr_mask_duplicates: pairs with the same target or the same source are not negatives of each
+            other.
         tr_hard_negatives: share of the pairs that bring a hard negative: a copy of their target
             with one word changed, which is a negative of every source.
         tr_weight: factor of the TR loss.

@@ -124,24 +124,26 @@ def ranking_loss_over_processes(
         queries: (B, D).
         candidates: one or two tensors (B, D). The first holds the candidates that belong to the
             queries, the second (hard negatives) candidates that belong to none.
-        hashes: for each tensor of candidates the hashes (B,) of its texts. A candidate whose hash
-            equals that of a query's own candidate is not a negative of the query. A candidate with
-            hash 0 is not a negative of any query.
+        hashes: for each tensor of candidates, hashes (B, H) of H texts that belong to each
+            candidate, such as a target and its source. A candidate that shares a text with a
+            query's own candidate is not a negative of the query. A candidate whose first hash is
+            0 is not a negative of any query.
         similarity, temperature, margin: as in `translation_ranking_loss`.
     """
     if similarity == "cosine":  # once here, not once per block
         queries = F.normalize(at_least_float32(queries), dim=-1)
         candidates = [F.normalize(at_least_float32(part), dim=-1) for part in candidates]
 
-    own_hashes = hashes[0]  # (B,)
+    own_hashes = hashes[0]  # (B, H)
     everyone = torch.cat([gather_rows(part) for part in candidates])  # (N, D)
-    all_hashes = torch.cat([gather_rows(part) for part in hashes])  # (N,)
+    all_hashes = torch.cat([gather_rows(part) for part in hashes])  # (N, H)
+    is_empty = all_hashes[:, 0] == 0  # (N,)
     first = first_row(len(queries))
     size = max(1, SIMILARITIES_PER_BLOCK // len(everyone))  # queries per block
 
     def rank(start: int, block: Tensor, everyone: Tensor) -> RankingResult:
-        same_text = own_hashes[start : start + size, None] == all_hashes  # (b, N)
-        excluded = same_text | (all_hashes == 0)
+        same_text = own_hashes[start : start + size, None] == all_hashes  # (b, N, H)
+        excluded = same_text.any(-1) | is_empty  # (b, N)
         return translation_ranking_loss(
             block, everyone, "dot", temperature, margin, first + start, excluded
         )

@@ -209,9 +209,8 @@ class Comparison(Objective):
 class TranslationRanking(Comparison):
     """TR (section 3.2, eq. L_TR): a source's own translation ranks before all other targets.
 
-    Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except
-    that a target with the same text as a source's own translation is not a negative of that
-    source.
+    Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except that
+    pairs with the same source or the same target are not negatives of each other.
     """
 
     name = "tr"
@@ -234,12 +233,7 @@ class TranslationRanking(Comparison):
         source, *candidates = vectors  # (B, D) each: targets, and perhaps negatives
         similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
 
-        # Equal hashes are equal texts, which are not negatives of each other's translations.
-        hashes = [text_hash(side.ids, side.mask) for side in pairs.sides[1:]]  # (B,) each
-        if not config.tr_mask_duplicates:
-            numbers = torch.arange(len(source), device=source.device)
-            hashes[0] = numbers + first_row(len(source)) + 1  # all targets differ, none is 0
-
+        hashes = self.hashes(pairs)
         results = [ranking_loss_over_processes(source, candidates, hashes, *similarity)]
         if config.tr_bidirectional:  # each target ranks the sources
             targets = candidates[0]
@@ -250,6 +244,25 @@ class TranslationRanking(Comparison):
         accuracy = sum(result.accuracy for result in results) / count
         negatives = sum(result.negatives for result in results) / count
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
+
+    def hashes(self, pairs: Pairs) -> list[Tensor]:
+        """Return hashes of the texts that tell which pairs are not negatives of each other.
+
+        These are pairs with the same target or the same source. A hard negative has a target only.
+
+        Returns:
+            (B, 2) for targets and, where there are any, for negatives. Equal hashes are equal texts.
+        """
+        target = text_hash(pairs.target.ids, pairs.target.mask)
+        source = text_hash(pairs.source.ids, pairs.source.mask)
+        if not self.config.tr_mask_duplicates:  # as if all texts were different
+            numbers = torch.arange(len(target), device=target.device)
+            target = source = numbers + first_row(len(target)) + 1
+        hashes = [torch.stack([target, source], 1)]
+        if pairs.negatives is not None:
+            negative = text_hash(pairs.negatives.ids, pairs.negatives.mask)
+            hashes.append(torch.stack([negative, torch.zeros_like(negative)], 1))
+        return hashes
 
 
 class RepresentationTranslation(Objective):

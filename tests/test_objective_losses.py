@@ -161,41 +161,54 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
     [*zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}]))],
     ids=str,
 )
-def test_a_source_is_ranked_over_all_targets_and_all_changed_copies_of_them(
+def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
     model_type: str, options: dict
 ) -> None:
-    """Sentence by sentence; a copy that is the very target of a source is no negative of that source."""
+    """Compare TR with a loop over sentences.
+
+    Pairs 4 and 5 have the same target, pairs 2 and 3 the same source. The hard negative of pair 1 is the
+    target of pair 0.
+    """
     settings = {"tr_bidirectional": True, "tr_similarity": "dot", "tr_temperature": 3.0, **options}
-    model, batch = (
-        tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double(),
-        make_batch(),
-    )
-    for name in ("target_input_ids", "target_attention_mask"):
-        batch[name][4] = batch[name][5]
+    model = tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double()
+    batch = make_batch()
+    for side, row, other in (("target", 4, 5), ("source", 2, 3)):
+        for name in (f"{side}_input_ids", f"{side}_attention_mask"):
+            batch[name][row] = batch[name][other]
     batch = with_negatives(batch)
 
-    def read(side: str, row: int) -> Tensor:
+    def vector_of(side: str, row: int) -> Tensor:
         vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
         return vector if model.projection is None else model.projection(vector)
 
-    x, y = ([read(side, row) for row in range(6)] for side in ("source", "target"))
-    copies = {row: read("negative", row) for row in (0, 1, 3, 4)}
-    masks, negatives, forward, backward = model.config.tr_mask_duplicates, [], [], []
+    x = [vector_of("source", row) for row in range(6)]
+    y = [vector_of("target", row) for row in range(6)]
+    copies = {row: vector_of("negative", row) for row in (0, 1, 3, 4)}
+    masks_duplicates = model.config.tr_mask_duplicates
+    duplicates = {4: [5], 5: [4], 2: [3], 3: [2]} if masks_duplicates else {}
+
+    negatives, forward, backward = [], [], []
     for i in range(6):
-        equal = {4: [5], 5: [4]}.get(i, []) if masks else []
-        others = [y[j] for j in range(6) if j != i and j not in equal]
-        others += [copies[j] for j in copies if not (masks and (i, j) == (0, 1))]
-        scores = torch.stack([x[i] @ candidate for candidate in (y[i], *others)]) / 3
+        others = [j for j in range(6) if j != i and j not in duplicates.get(i, [])]
+        candidates = [y[j] for j in others]
+        for j, copy in copies.items():
+            is_own_target = (i, j) == (0, 1)
+            if not (masks_duplicates and is_own_target):
+                candidates.append(copy)
+        scores = torch.stack([x[i] @ candidate for candidate in (y[i], *candidates)]) / 3
         forward.append(scores.exp().sum().log() - scores[0])
-        reverse = torch.stack([y[i] @ x[j] for j in range(6) if j not in equal]) / 3
-        backward.append(reverse.exp().sum().log() - y[i] @ x[i] / 3)
-        negatives.append((len(others) + len(reverse) - 1) / 2)
+
+        reverse = torch.stack([y[i] @ x[j] for j in (i, *others)]) / 3
+        backward.append(reverse.exp().sum().log() - reverse[0])
+        negatives.append((len(candidates) + len(others)) / 2)
+
     expected = (torch.stack(forward).mean() + torch.stack(backward).mean()) / 2
     out = model(**batch)
     assert out.tr_loss.item() == pytest.approx(expected.item(), rel=1e-9)
     assert out.negatives.item() == pytest.approx(sum(negatives) / 6)
-    (found,) = torch.autograd.grad(out.loss, model.get_input_embeddings().weight)
-    (gradient,) = torch.autograd.grad(expected, model.get_input_embeddings().weight)
+    table = model.get_input_embeddings().weight
+    (found,) = torch.autograd.grad(out.loss, table)
+    (gradient,) = torch.autograd.grad(expected, table)
     torch.testing.assert_close(found, gradient)
 
 
