@@ -1,4 +1,5 @@
-"""Language codes of the 36 languages of XTREME's Tatoeba benchmark, the paper's groups of them, and letters."""
+"""Language codes and names, the paper's groups of languages, and the letters that identify a
+text."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -50,73 +51,63 @@ _LANGUAGES: dict[str, tuple[str, str]] = {
 
 #: The 36 languages of XTREME's Tatoeba benchmark (the paper's section 4.3 and appendix).
 TATOEBA_36: tuple[str, ...] = tuple(_LANGUAGES)
-#: The languages that have the full 1,000 sentence pairs.
+_FEWER_THAN_1000_PAIRS = {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
+#: The languages of Tatoeba with all 1,000 sentence pairs.
 TATOEBA_28: tuple[str, ...] = tuple(
-    c for c in TATOEBA_36 if c not in {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
-)
-#: The languages of XNLI but English; the appendix's rows reproduce the paper's 14-language averages with them.
-TATOEBA_14: tuple[str, ...] = (
-    "ar",
-    "bg",
-    "de",
-    "el",
-    "es",
-    "fr",
-    "hi",
-    "ru",
-    "sw",
-    "th",
-    "tr",
-    "ur",
-    "vi",
-    "zh",
+    code for code in TATOEBA_36 if code not in _FEWER_THAN_1000_PAIRS
 )
 #: The languages of XNLI, in the order of the paper's table.
 XNLI_LANGUAGES = (
-    "en",
-    "fr",
-    "es",
-    "de",
-    "el",
-    "bg",
-    "ru",
-    "tr",
-    "ar",
-    "vi",
-    "th",
-    "zh",
-    "hi",
-    "sw",
-    "ur",
-)
+    "en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur",
+)  # fmt: skip
+#: The languages of XNLI without English. The paper's 14-language averages follow from these rows.
+TATOEBA_14: tuple[str, ...] = tuple(code for code in TATOEBA_36 if code in XNLI_LANGUAGES)
 
-#: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names; English, the pivot, is included.
+#: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names, with English.
 ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGUAGES.items()}
-#: ISO 639-1 -> English name; English, the pivot, is included.
+#: ISO 639-1 -> English name, with English.
 NAMES: dict[str, str] = {"en": "English"} | {code: name for code, (_, name) in _LANGUAGES.items()}
 
-_DEVANAGARI, _ARABIC, _LATIN = ("Devanagari",), ("Arabic",), ("Latin",)
-#: ISO 639-1 -> the Unicode scripts that the language is written in, as Unicode's `Script` property names them.
-SCRIPTS: dict[str, tuple[str, ...]] = dict.fromkeys(NAMES, _LATIN) | {
-    "ar": _ARABIC, "bg": ("Cyrillic",), "bn": ("Bengali",), "el": ("Greek",), "fa": _ARABIC, "he": ("Hebrew",),
-    "hi": _DEVANAGARI, "ja": ("Han", "Hiragana", "Katakana"), "jv": ("Latin", "Javanese"), "ka": ("Georgian",),
-    "kk": ("Cyrillic",), "ko": ("Hangul", "Han"), "ml": ("Malayalam",), "mr": _DEVANAGARI, "ru": ("Cyrillic",),
-    "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",), "ur": _ARABIC, "zh": ("Han",),
-}  # fmt: skip
-#: Characters that make one English word in the scripts without spaces between words, rounded from parallel text.
+#: ISO 639-1 -> the Unicode scripts of the language, by the names of Unicode's `Script` property.
+SCRIPTS: dict[str, tuple[str, ...]] = dict.fromkeys(NAMES, ("Latin",)) | {
+    "ar": ("Arabic",),
+    "bg": ("Cyrillic",),
+    "bn": ("Bengali",),
+    "el": ("Greek",),
+    "fa": ("Arabic",),
+    "he": ("Hebrew",),
+    "hi": ("Devanagari",),
+    "ja": ("Han", "Hiragana", "Katakana"),
+    "jv": ("Latin", "Javanese"),
+    "ka": ("Georgian",),
+    "kk": ("Cyrillic",),
+    "ko": ("Hangul", "Han"),
+    "ml": ("Malayalam",),
+    "mr": ("Devanagari",),
+    "ru": ("Cyrillic",),
+    "ta": ("Tamil",),
+    "te": ("Telugu",),
+    "th": ("Thai",),
+    "ur": ("Arabic",),
+    "zh": ("Han",),
+}
+#: Script without spaces between words -> characters per English word, rounded from parallel text.
 CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
 
+#: Other codes of these languages: ISO 639-3 of single varieties, ISO 639-2/B, and outdated ones.
 _OTHER_CODES = {
     "arb": "ar", "ekk": "et", "fas": "fa", "per": "fa", "fil": "tl", "iw": "he", "in": "id",
     "jw": "jv", "swa": "sw", "zho": "zh", "chi": "zh", "ger": "de", "fre": "fr", "baq": "eu",
 }  # fmt: skip
-_TO_ISO1 = (
-    {iso3: code for code, iso3 in ISO3.items()} | _OTHER_CODES | {code: code for code in ISO3}
-)
+_TO_ISO1 = _OTHER_CODES | {code: code for code in ISO3}
+_TO_ISO1 |= {iso3: code for code, iso3 in ISO3.items()}
 
 
 def to_iso1(code: str) -> str:
-    """The ISO 639-1 code of a language given by its two- or three-letter code, in any case, with or without a region.
+    """Return the ISO 639-1 code of a language.
+
+    Args:
+        code: two- or three-letter code in any case, with or without region and script.
 
     >>> to_iso1("deu"), to_iso1("ZH-Hans"), to_iso1("arb_Arab"), to_iso1("eng")
     ('de', 'zh', 'ar', 'en')
@@ -128,35 +119,40 @@ def to_iso1(code: str) -> str:
     if base not in NAMES:
         known = " ".join(TATOEBA_36)
         raise UserError(
-            f"unknown language code {code!r}; known are en and {known} (or their ISO 639-3)"
+            f"unknown language code {code!r}: give en or one of {known} (or their ISO 639-3 codes)"
         )
     return base
 
 
 def base_language(code: str) -> str:
-    """The language of a code without region and script: ISO 639-1 for English and the 36, else its first part.
+    """Return a language code without region and script.
 
-    >>> base_language("EN-us"), base_language("deu_Latn"), base_language("cmn"), base_language("xh-ZA")
-    ('en', 'de', 'zh', 'xh')
+    English and the 36 languages become ISO 639-1. Other codes keep their first part.
+
+    >>> base_language("EN-us"), base_language("deu_Latn"), base_language("xh-ZA")
+    ('en', 'de', 'xh')
     """
     base = code.strip().lower().replace("_", "-").split("-")[0]
     return _TO_ISO1.get(base, base)
 
 
 def is_letter(character: str) -> bool:
-    """Whether a character tells words apart: a letter, a digit or a vowel sign of Indic and other scripts.
+    """Return whether a character can tell words apart.
 
-    Accents that stand alone and the points of Arabic and Hebrew, which many texts leave out, do not.
+    Letters, digits and vowel signs (of Indic and other scripts) can. Combining accents and the
+    points of Arabic and Hebrew do not count, because many texts leave them out.
 
     >>> [is_letter(character) for character in ("ß", "7", "ी", "ื", "-", "\u0301", "\u064b")]
     [True, True, True, True, False, False, False]
     """
     if character.isalnum():
         return True
-    kind = unicodedata.combining(
-        character
-    )  # 10 to 36: points of Hebrew, Arabic and Syriac; from 200 on: accents
-    return unicodedata.category(character) in ("Mc", "Mn") and (kind < 10 or 36 < kind < 200)
+    if unicodedata.category(character) not in ("Mc", "Mn"):
+        return False
+    combining_class = unicodedata.combining(character)
+    is_point = 10 <= combining_class <= 36  # of Hebrew, Arabic and Syriac
+    is_accent = combining_class >= 200
+    return not (is_point or is_accent)
 
 
 def normalise(text: str) -> str:

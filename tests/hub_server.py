@@ -1,7 +1,7 @@
 """A small Hugging Face Hub on loopback, which fails where a test wants it to.
 
-It knows create, preupload, LFS, commit, tree and resolve. Repositories live in memory. A fault belongs
-to a repository's id, so that one client process can meet several faults.
+It knows create, preupload, LFS, commit, tree and resolve. Repositories live in memory. A fault
+belongs to a repository's id, so that one client process can meet several faults.
 """
 
 import base64

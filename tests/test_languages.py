@@ -1,4 +1,4 @@
-"""The language groups and codes against the paper's tables and the names of Tatoeba's files."""
+"""Language groups and codes, compared with the paper's tables and with Tatoeba's files."""
 
 from pathlib import Path
 
@@ -22,20 +22,11 @@ from dap.languages import (
 TATOEBA_DIR = Path(__file__).parents[1] / ".." / "shared" / "data" / "tatoeba"
 
 
-def test_groups_have_their_sizes_and_are_subsets() -> None:
+def test_groups_have_the_languages_of_the_paper() -> None:
     assert (len(TATOEBA_14), len(TATOEBA_28), len(TATOEBA_36)) == (14, 28, 36)
-    assert set(TATOEBA_14) < set(TATOEBA_36)
-    assert set(TATOEBA_36) - set(TATOEBA_28) == {
-        "jv",
-        "ka",
-        "kk",
-        "ml",
-        "sw",
-        "ta",
-        "te",
-        "th",
-    }  # of fewer than 1000
-    assert set(TATOEBA_28) < set(TATOEBA_36)
+    assert " ".join(TATOEBA_14) == "ar bg de el es fr hi ru sw th tr ur vi zh"
+    fewer_than_1000 = {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
+    assert set(TATOEBA_36) - set(TATOEBA_28) == fewer_than_1000
     assert list(TATOEBA_36) == sorted(TATOEBA_36)
 
 
@@ -49,24 +40,22 @@ def test_both_codes_lead_to_the_same_language(code: str) -> None:
     ("code", "expected"),
     [("zho", "zh"), ("fas", "fa"), ("pt_BR", "pt"), ("en", "en"), ("iw", "he")],
 )
-def test_other_spellings(code: str, expected: str) -> None:
+def test_other_codes_of_a_language_are_known(code: str, expected: str) -> None:
     assert to_iso1(code) == base_language(code) == expected
 
 
 @pytest.mark.parametrize(("code", "expected"), [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("", "")])
-def test_a_language_beyond_the_36_keeps_its_code_without_region_and_script(
-    code: str, expected: str
-) -> None:
+def test_another_language_keeps_the_first_part_of_its_code(code: str, expected: str) -> None:
     assert base_language(code) == expected
 
 
 @pytest.mark.parametrize("code", ["xx", "", "english", "tlh"])
-def test_unknown_code_is_named_with_the_known_ones(code: str) -> None:
-    with pytest.raises(ValueError, match=f"{code!r}.*af ar bg"):
+def test_an_unknown_code_is_refused(code: str) -> None:
+    with pytest.raises(ValueError, match=f"{code!r}"):
         to_iso1(code)
 
 
-def test_every_language_has_scripts_that_unicode_knows() -> None:
+def test_every_language_has_scripts_that_polars_knows() -> None:
     assert SCRIPTS.keys() == NAMES.keys()
     letters = pl.Series(["a"])
     for script in {script for scripts in SCRIPTS.values() for script in scripts}:

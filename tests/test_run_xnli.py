@@ -1,4 +1,4 @@
-"""Fine-tuning on English inference and zero-shot tests, from files to JSON, with tiny real models."""
+"""Fine-tuning on English NLI and zero-shot tests, from files to JSON, with tiny real models."""
 
 import json
 import random
@@ -104,7 +104,7 @@ SEARCH = (
 def searched(
     dap_dir: Path, nli_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[str], Path, dict]:
-    """A search and two seeds on a DAP checkpoint: command line, output folder, report."""
+    """Search and fine-tune two seeds. Gives the command line, the output folder and the report."""
     output = tmp_path_factory.mktemp("searched") / "new"
     argv = arguments(dap_dir, nli_dir, output, *SEARCH)
     return argv, output, run(argv)
@@ -132,7 +132,7 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(
     assert splits == {("en", "validation"), *((code, None) for code in ("mean", "en", "de", "sw"))}
 
 
-def test_seeds_are_reported_apart_and_as_mean_and_deviation(
+def test_reports_of_the_seeds_give_the_mean_and_deviation(
     searched: tuple[list[str], Path, dict],
 ) -> None:
     _, output, made = searched
@@ -172,7 +172,7 @@ def test_the_saved_model_has_the_reported_accuracy_one_pair_at_a_time(
     assert not list(output.glob("*/checkpoint-*"))
 
 
-def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
+def test_finished_runs_are_used_again_and_only_new_text_is_measured(
     searched: tuple[list[str], Path, dict],
     nli_dir: Path,
     tmp_path: Path,
@@ -201,7 +201,7 @@ def test_what_has_finished_is_used_again_and_only_new_text_is_measured(
     printed = capsys.readouterr().out
     for expected in ("dev accuracy", "mean of 3 of 15 languages", "paper: mBERT+DAP"):
         assert expected in printed
-    assert "not tested, as there is no test set or it was not asked for: fr es" in printed
+    assert "not tested (no test set, or not asked for): fr es" in printed
 
 
 def test_all_languages_can_choose_the_learning_rate(
@@ -229,7 +229,7 @@ def test_another_run_in_the_same_folder_is_refused(
         run([*searched[0], *more])
 
 
-def test_a_stopped_run_goes_on_and_ends_the_same(
+def test_a_stopped_run_continues_to_the_same_weights(
     tiny_bert_dir: Path, nli_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = (
@@ -274,9 +274,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
         for folder in folders
     )
     assert one.keys() == other.keys() > {"model.safetensors", "tokenizer.json", "config.json"}
-    assert [name for name in one if one[name] != other[name]] == [
-        "result.json"
-    ]  # which has the times
+    assert [name for name in one if one[name] != other[name]] == ["result.json"]  # it holds times
 
 
 def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
@@ -318,7 +316,7 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
     torch.testing.assert_close(*logits)
 
 
-def test_token_types_go_to_the_encoders_that_have_them(
+def test_only_encoders_with_token_type_embeddings_have_token_types(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
@@ -327,45 +325,34 @@ def test_token_types_go_to_the_encoders_that_have_them(
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "value"),
     [
-        (["--total_train_batch_size", "20"], "total_train_batch_size=20 is not 12 pairs"),
-        (["--total_train_batch_size", "6"], "total_train_batch_size=6 is not 12 pairs"),
-        (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps=2: change one"),
-        (["--seeds", "1", "1"], r"seeds=\[1, 1\]: give one or more, each once"),
+        (["--total_train_batch_size", "20"], "total_train_batch_size=20"),
+        (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps=2"),
+        (["--seeds", "1", "1"], r"seeds=\[1, 1\]"),
+        (["--seeds", "0", str(2**32)], r"seeds=\[0, 4294967296\]"),
         (["--learning_rates", "1e-5", "1e-5"], r"learning_rates=\[1e-05, 1e-05\]"),
         (["--push_to_hub", "true"], "push_to_hub"),
-        (["--seeds", "0", str(2**32)], r"seeds=\[0, 4294967296\]: give seeds below 2"),
-        (["--seeds", "1" * 30], "--seeds 1+: give a finite number"),
-        (["--warmup_steps", "nan"], "--warmup_steps nan: give a finite number"),
-        (
-            ["--metric_for_best_model", "nope"],
-            "metric_for_best_model='nope': give accuracy or loss",
-        ),
+        (["--metric_for_best_model", "nope"], "metric_for_best_model='nope'"),
         (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x"),
-        (["--languages", "fr"], "--languages fr: .* has test sets only of en de sw"),
-        (["--languages", "fi"], "--languages fi: XNLI has en fr es"),
-        (["--search", "--selection", "all"], "--search --selection all needs the dev sets of sw"),
+        (["--languages", "fr"], "--languages fr"),
+        (["--search", "--selection", "all"], "--selection all needs the dev sets of sw"),
         (["--train_data", "no.tsv"], "no.tsv: no such file"),
-        (["--max_train_pairs", "0"], "--max_train_pairs 0: at least 1"),
-        (["--max_test_pairs", "-1"], "--max_test_pairs -1: at least 1"),
-        (["--max_seq_length", "500"], "max_seq_length=500 is above the model's 80 positions"),
-        (
-            ["--model_name_or_path", "no-such-model"],
-            "the configuration of no-such-model cannot be loaded ",
-        ),
+        (["--max_train_pairs", "0"], "--max_train_pairs 0"),
+        (["--max_seq_length", "500"], "max_seq_length=500"),
+        (["--model_name_or_path", "no-such-model"], "no-such-model"),
     ],
 )
-def test_expected_errors_end_the_command_with_one_message(
+def test_arguments_that_do_not_fit_end_the_command_with_one_line(
     more: list[str],
-    message: str,
+    value: str,
     dap_dir: Path,
     nli_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run_xnli.py", *arguments(dap_dir, nli_dir, tmp_path, *more)])
-    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+    with pytest.raises(SystemExit, match=f"^error: .*{value}"):
         main()
     assert not list(tmp_path.glob("lr-*"))
 

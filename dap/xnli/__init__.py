@@ -1,4 +1,5 @@
-"""Cross-lingual natural language inference: its text, fine-tuning, and accuracy by language."""
+"""XNLI, cross-lingual natural language inference: its text, fine-tuning, and accuracy by
+language."""
 
 from dap.xnli.finetuning import (
     RESULT,

@@ -1,4 +1,5 @@
-"""Fine-tuning an encoder on pairs of texts with a label: arguments, classifier, trainer, and runs that go on."""
+"""Fine-tune an encoder to classify pairs of texts: arguments, classifier, trainer, resumable
+runs."""
 
 import copy
 import logging
@@ -40,33 +41,37 @@ from modeling_dap import DAPForSequenceClassification, DAPModel
 
 logger = logging.getLogger(__name__)
 
-RESULT, WEIGHTS = "result.json", "model*.safetensors*"  # of a finished run, in its folder
+RESULT = "result.json"  # in the folder of a finished run
+WEIGHTS = "model*.safetensors*"
+METRICS = ("loss", "accuracy", "eval_loss", "eval_accuracy")
 
 
 @dataclass
 class XNLITrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's values as defaults (appendix "XNLI Fine-tuning")."""
+    """`TrainingArguments` with the paper's defaults (appendix "XNLI Fine-tuning")."""
 
     total_train_batch_size: int = arg(
-        256, "Pairs a step, over all processes and accumulated batches; sets the latter."
+        256,
+        "Pairs per step, over all processes and accumulated batches. Sets the number of these.",
     )
-    seeds: list[int] | None = arg(None, "Fine-tune with each; --seed when absent.")
-    search: bool = arg(False, "Choose among learning_rates by dev accuracy, with the first seed.")
-    learning_rates: list[float] = arg([1e-5, 3e-5, 5e-5, 7e-5], "What --search chooses from.")
+    seeds: list[int] | None = arg(None, "Fine-tune once with each seed. Default: --seed.")
+    search: bool = arg(False, "Choose among learning_rates by dev accuracy of the first seed.")
+    learning_rates: list[float] = arg([1e-5, 3e-5, 5e-5, 7e-5], "Learning rates for --search.")
     selection: str = arg(
-        "english", "Dev sets that choose: English alone (zero-shot), or the mean over all languages.",
-        choices=("english", "all")
-    )  # fmt: skip
-    keep_models: bool = arg(False, "Keep the models that --search did not choose, too.")
+        "english",
+        "Dev sets for --search: English only (zero-shot), or the mean over all languages.",
+        choices=("english", "all"),
+    )
+    keep_models: bool = arg(False, "Keep the models that --search did not choose.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = arg(2.0, "Passes over the training pairs.")
     weight_decay: float = arg(0.0, "Weight decay of AdamW.")
-    per_device_train_batch_size: int = arg(32, "Pairs a process has in memory at once.")
-    per_device_eval_batch_size: int = arg(64, "Accuracy does not depend on it.")
-    save_steps: float = arg(0.2, "Steps, or share of a run, between checkpoints.")
+    per_device_train_batch_size: int = arg(32, "Pairs in memory at once, per process.")
+    per_device_eval_batch_size: int = arg(64, "Pairs per batch of the evaluation.")
+    save_steps: float = arg(0.2, "Steps between checkpoints, or share of a run.")
     save_total_limit: int | None = arg(1, "Checkpoints that a run keeps.")
-    logging_steps: float = arg(0.05, "Steps, or share of a run, between logs.")
-    logging_nan_inf_filter: bool = arg(False, "A loss that is not finite is an error.")
+    logging_steps: float = arg(0.05, "Steps between logs, or share of a run.")
+    logging_nan_inf_filter: bool = arg(False, "Hide losses that are NaN or infinite.")
     report_to: None | str | list[str] = arg("none", "Trackers, such as tensorboard.")
 
     def __post_init__(self) -> None:
@@ -75,43 +80,44 @@ class XNLITrainingArguments(TrainingArguments):
         check_launched(self.world_size)
         if self.push_to_hub:
             raise UserError(
-                "push_to_hub=True: several models are made here; push the folder of one with `hf upload`."
+                "push_to_hub=True: this command makes several models. Push the folder of one with "
+                "`hf upload`"
             )
         for name in ("seeds", "learning_rates"):
             values = getattr(self, name)
-            if values is not None and (
-                not values or len(set(values)) < len(values) or min(values) < 0
-            ):
-                raise UserError(f"{name}={values}: give one or more, each once, and none below 0.")
+            if values is None:
+                continue
+            if not values or len(set(values)) < len(values) or min(values) < 0:
+                raise UserError(f"{name}={values}: give one or more, each once, and none below 0")
         if max(self.all_seeds) >= 2**32:
-            raise UserError(f"seeds={self.seeds}: give seeds below 2**32.")
-        if self.metric_for_best_model not in (
-            None,
-            "loss",
-            "accuracy",
-            "eval_loss",
-            "eval_accuracy",
-        ):
+            raise UserError(f"seeds={self.seeds}: give seeds below 2**32")
+        if self.metric_for_best_model not in (None, *METRICS):
             raise UserError(
-                f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss."
+                f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss"
             )
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
             raise UserError(
-                f"resume_from_checkpoint={self.resume_from_checkpoint}: each run goes on from its own checkpoint; "
-                "leave it out, or give false to begin unfinished runs anew."
+                f"resume_from_checkpoint={self.resume_from_checkpoint}: each run continues from "
+                "its own checkpoint. Leave it out, or give false to restart unfinished runs"
             )
         self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
-        self.gradient_accumulation_steps = self._accumulation()
+        self.gradient_accumulation_steps = self._accumulated_batches()
 
-    def _accumulation(self) -> int:
-        """Batches that make a step; raises `ValueError` where they cannot come to `total_train_batch_size`."""
+    def _accumulated_batches(self) -> int:
+        """Return the number of batches per step that gives `total_train_batch_size`.
+
+        Raises:
+            ValueError: there is no such number.
+        """
         at_once = self.train_batch_size * self.world_size
-        given, steps = self.gradient_accumulation_steps, self.total_train_batch_size // at_once
+        steps = self.total_train_batch_size // at_once
+        given = self.gradient_accumulation_steps
         if steps * at_once != self.total_train_batch_size or steps < 1 or given not in (1, steps):
             raise UserError(
-                f"total_train_batch_size={self.total_train_batch_size} is not {at_once} pairs (per_device_train_"
-                f"batch_size={self.per_device_train_batch_size}, {self.world_size} processes) times "
-                f"gradient_accumulation_steps={given if given > 1 else 'any'}: change one of them."
+                f"total_train_batch_size={self.total_train_batch_size} is not {at_once} pairs "
+                f"(per_device_train_batch_size={self.per_device_train_batch_size}, "
+                f"{self.world_size} processes) times "
+                f"gradient_accumulation_steps={given if given > 1 else 'any'}: change one of them"
             )
         return steps
 
@@ -121,32 +127,39 @@ class XNLITrainingArguments(TrainingArguments):
 
 
 def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
-    """The encoder's weights under a new classifier, of the same shape whatever the encoder is."""
-    body, config = encoder.model, copy.deepcopy(encoder.model.config)
-    if not isinstance(body, DAPModel):
+    """Put a new classifier on an encoder. It has the same shape for DAP models and plain
+    encoders."""
+    body = encoder.model
+    is_dap = isinstance(body, DAPModel)
+    config = copy.deepcopy(body.config)
+    if not is_dap:
         config = DAPConfig(config, objective="tr")
     config.pooling = encoder.pooling
     config.id2label = dict(enumerate(LABEL.names))
     config.label2id = {name: number for number, name in enumerate(LABEL.names)}
+
     model = DAPForSequenceClassification(config)
-    target, state = model.dap, body.state_dict()
-    if not isinstance(body, DAPModel):  # a pooler would not be used
-        target, state = (
-            model.dap.encoder,
-            {key: state[key] for key in model.dap.encoder.state_dict()},
-        )
-    target.load_state_dict(state)
+    state = body.state_dict()
+    if is_dap:
+        model.dap.load_state_dict(state)
+    else:
+        names = model.dap.encoder.state_dict()  # without a pooler, which is not used
+        model.dap.encoder.load_state_dict({name: state[name] for name in names})
     return model
 
 
 def has_token_types(encoder: SentenceEncoder) -> bool:
-    """Whether the encoder tells the two texts of a pair apart by embeddings."""
+    """Return whether the encoder has embeddings that tell the two texts of a pair apart."""
     config = encoder.model.config
-    return (getattr(getattr(config, "encoder_config", config), "type_vocab_size", None) or 0) > 1
+    config = getattr(config, "encoder_config", config)
+    return (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
 class XNLITrainer(Trainer):
-    """`Trainer` whose batches are of like lengths within each optimizer step; without `train` it measures alone."""
+    """A `Trainer` whose batches hold pairs of similar length within each optimizer step.
+
+    Without training data it only evaluates.
+    """
 
     def __init__(
         self,
@@ -156,10 +169,12 @@ class XNLITrainer(Trainer):
         train: Dataset | None = None,
         dev: Dataset | None = None,
     ) -> None:
-        step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-        self.train_sampler = (
-            None if train is None else StepLengthSampler(train["length"][:], step, args.seed)
-        )
+        self.train_sampler = None
+        callbacks = []
+        if train is not None:
+            step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+            self.train_sampler = StepLengthSampler(train["length"][:], step, args.seed)
+            callbacks = [EpochOfSampler(self.train_sampler)]
         super().__init__(
             model=model,
             args=args,
@@ -169,7 +184,7 @@ class XNLITrainer(Trainer):
             data_collator=DataCollatorWithPadding(tokenizer),
             compute_loss_func=mean_over_step,
             compute_metrics=compute_accuracy,
-            callbacks=[] if self.train_sampler is None else [EpochOfSampler(self.train_sampler)],
+            callbacks=callbacks,
         )
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
@@ -181,20 +196,26 @@ def mean_over_step(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Cross entropy summed over this batch, divided by the pairs of the whole step, however it is accumulated."""
+    """Return the cross entropy of this batch's share of a step: its sum over the step's pairs.
+
+    Args:
+        outputs: logits (B, C).
+        labels: class numbers (B,).
+        num_items_in_batch: pairs of the whole step. None takes B.
+    """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
 
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """`compute_metrics` of a `Trainer`: accuracy, 0 to 1, of logits (N, C) against labels (N,).
+    """Compute the accuracy, 0 to 1, of logits (N, C) against labels (N,).
 
     The metric is `evaluate.load("accuracy")` without the download.
 
     >>> compute_accuracy(EvalPrediction(np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 1, 2])))
     {'accuracy': 0.75}
     """
-    import evaluate  # takes a second, which `--help` need not wait
+    import evaluate  # takes a second, which `--help` does not need
 
     class Accuracy(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
@@ -208,14 +229,13 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
             return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
 
     classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
-    return Accuracy(keep_in_memory=True).compute(
-        predictions=classes, references=prediction.label_ids
-    )
+    metric = Accuracy(keep_in_memory=True)
+    return metric.compute(predictions=classes, references=prediction.label_ids)
 
 
 @dataclass
 class Task:
-    """What all runs share."""
+    """What all runs share: the encoder, the tokenised text and the arguments."""
 
     encoder: SentenceEncoder
     data: NLIData
@@ -225,16 +245,26 @@ class Task:
         return Path(self.training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
 
     def dev_accuracies(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Language -> accuracy on its dev set, in percent."""
+        """Return language code -> accuracy on its dev set, in percent."""
         return {code: result["dev"][code]["accuracy"] for code in self.data.dev}
 
 
 def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
-    """The learning rate with the best dev accuracy of the first seed (the first of equals), and all that it tried."""
+    """Choose the learning rate with the best dev accuracy of the first seed.
+
+    Returns:
+        The learning rate (the first of equally good ones), and all that were tried.
+
+    Raises:
+        FloatingPointError: the loss became NaN or infinite with every learning rate.
+    """
     training = task.training
     if not training.search:
         return training.learning_rate, []
-    seed, tried, best = training.all_seeds[0], [], None
+
+    seed = training.all_seeds[0]
+    tried: list[dict[str, Any]] = []
+    best: dict[str, Any] | None = None
     for rate in training.learning_rates:
         try:
             dev = task.dev_accuracies(measured(task, rate, seed, "dev"))
@@ -242,12 +272,20 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
             logger.warning("left out of the search: %s", error)
             tried.append({"learning_rate": rate, "dev_accuracy": None})
             continue
-        tried.append({"learning_rate": rate, "dev_accuracy": sum(dev.values()) / len(dev)})
-        better = best is None or tried[-1]["dev_accuracy"] > best["dev_accuracy"]
-        loser, best = (best, tried[-1]) if better else (tried[-1], best)
-        if loser is not None and not training.keep_models and training.process_index == 0:
+        trial = {"learning_rate": rate, "dev_accuracy": sum(dev.values()) / len(dev)}
+        tried.append(trial)
+
+        if best is None:
+            best = trial
+            continue
+        loser = trial
+        if trial["dev_accuracy"] > best["dev_accuracy"]:
+            loser = best
+            best = trial
+        if not training.keep_models and training.process_index == 0:
             for path in task.run_folder(loser["learning_rate"], seed).glob(WEIGHTS):
                 path.unlink()
+
     if best is None:
         raise FloatingPointError(
             f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
@@ -256,28 +294,47 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
 
 
 def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[str, Any]:
-    """The result of a run with its accuracy on every "dev" or "test" set; what is known already stays as it is."""
-    folder, datasets = task.run_folder(learning_rate, seed), getattr(task.data, split)
+    """Fine-tune unless that is done, and measure accuracy on every set of a split.
+
+    Accuracies that are known from an earlier command are kept, if their text is the same.
+
+    Args:
+        task: encoder, text and arguments.
+        learning_rate: learning rate of the run.
+        seed: seed of the run.
+        split: "dev" or "test".
+
+    Returns:
+        The run's result (see `fine_tune`) with these accuracies.
+    """
+    datasets = getattr(task.data, split)
     digests = {code: task.data.digests[f"{split} {code}"] for code in datasets}
+
+    def is_known(code: str) -> bool:
+        return result[split].get(code, {}).get("text") == digests[code]
+
     result = fine_tune(task, learning_rate, seed)
-    if all(result[split].get(code, {}).get("text") == digests[code] for code in datasets):
+    if all(map(is_known, datasets)):
         return result
+
     result = fine_tune(task, learning_rate, seed, needs_weights=True)
+    folder = task.run_folder(learning_rate, seed)
     args = copy.copy(task.training)
-    args.output_dir, args.eval_strategy, args.load_best_model_at_end = (
-        str(folder),
-        IntervalStrategy.NO,
-        False,
-    )
+    args.output_dir = str(folder)
+    args.eval_strategy = IntervalStrategy.NO
+    args.load_best_model_at_end = False
     model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     trainer = XNLITrainer(model, task.encoder.tokenizer, args)
     for code, dataset in datasets.items():
-        if result[split].get(code, {}).get("text") == digests[code]:
+        if is_known(code):
             continue
         started = time.perf_counter()
         accuracy = 100 * trainer.predict(dataset).metrics["test_accuracy"]
-        seconds = round(time.perf_counter() - started, 1)
-        result[split][code] = {"accuracy": accuracy, "text": digests[code], "seconds": seconds}
+        result[split][code] = {
+            "accuracy": accuracy,
+            "text": digests[code],
+            "seconds": round(time.perf_counter() - started, 1),
+        }
         write_result(trainer, result, folder)
     return result
 
@@ -285,57 +342,67 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
 def fine_tune(
     task: Task, learning_rate: float, seed: int, needs_weights: bool = False
 ) -> dict[str, Any]:
-    """One run: its result, from its folder where it has finished (and its weights are there, if they are needed).
+    """Do one run, or read its result if it has finished.
+
+    Args:
+        task: encoder, text and arguments.
+        learning_rate: learning rate of the run.
+        seed: seed of the run.
+        needs_weights: repeat a finished run whose weights were deleted.
+
+    Returns:
+        Learning rate, seed, steps, last loss, seconds, and accuracies by split and language.
 
     Raises:
-        FloatingPointError: the loss is not finite.
+        FloatingPointError: the loss became NaN or infinite.
     """
-    folder, args = task.run_folder(learning_rate, seed), copy.copy(task.training)
-    done = (folder / RESULT).exists()
-    if done and (any(folder.glob(WEIGHTS)) or not needs_weights):
-        return read_json(folder / RESULT)
-    if done and args.process_index == 0:
-        (
-            folder / RESULT
-        ).unlink()  # weights that are being written again are not yet those of a finished run
-    args.learning_rate, args.seed, args.output_dir = learning_rate, seed, str(folder)
+    folder = task.run_folder(learning_rate, seed)
+    args = copy.copy(task.training)
+    if (folder / RESULT).exists():
+        if any(folder.glob(WEIGHTS)) or not needs_weights:
+            return read_json(folder / RESULT)
+        if args.process_index == 0:
+            (folder / RESULT).unlink()  # until the weights are written again, the run is unfinished
+
+    args.learning_rate = learning_rate
+    args.seed = seed
+    args.output_dir = str(folder)
     set_seed(seed)
     model = build_classifier(task.encoder)
-    trainer = XNLITrainer(
-        model, task.encoder.tokenizer, args, task.data.train, task.data.dev.get("en")
-    )
-    started, checkpoint = time.perf_counter(), find_resumable(args)
+    dev = task.data.dev.get("en")
+    trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train, dev)
+    started = time.perf_counter()
+    checkpoint = find_resumable(args)
     train_to_end(trainer, checkpoint)
     seconds = round(time.perf_counter() - started, 1)
-    loss = next(
-        (line["loss"] for line in reversed(trainer.state.log_history) if "loss" in line), None
-    )
+
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    loss = losses[-1] if losses else None
     if loss is not None and not math.isfinite(loss):
         raise FloatingPointError(
-            f"the loss is {loss} with learning_rate={learning_rate:g}, seed={seed}: give a lower learning rate"
+            f"the loss is {loss} with learning_rate={learning_rate:g}, seed={seed}: give a lower "
+            "learning rate"
         )
     result = {
         "learning_rate": learning_rate,
         "seed": seed,
         "steps": trainer.state.global_step,
         "loss": loss,
-    }
-    result |= {
         "train_seconds": seconds,
         "resumed_from": checkpoint and Path(checkpoint).name,
         "dev": {},
         "test": {},
     }
-    forget_calls(task.encoder.tokenizer)  # padding, where there was a step to train
+    forget_calls(task.encoder.tokenizer)  # training leaves its padding there
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, which nobody needs
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that nobody needs
     write_result(trainer, result, folder)
     return result
 
 
 def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
-    """Write a run's result, and remove the checkpoints that only resuming needs."""
+    """Write a run's result, and remove its checkpoints, which only an unfinished run needs."""
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         write_json(result, folder / RESULT)

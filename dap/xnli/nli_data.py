@@ -305,7 +305,8 @@ def _read_tsv(path: str) -> Dataset:
     for row, cell in enumerate(table["too many"][:], 1):
         if cell:
             raise UserError(
-                f"{path}, row {row}: more than 4 columns, expected premise, hypothesis, label, genre"
+                f"{path}, row {row}: more than 4 columns, expected premise, hypothesis, label "
+                "and, optionally, genre"
             )
     if table[0]["label"] in LABEL_HEADERS:
         table = table.select(range(1, len(table)))

@@ -1,4 +1,4 @@
-"""ONNX files of a tiny real encoder: the encoder's vectors, for every batch size, length and padding."""
+"""ONNX files give the encoder's vectors for every batch size, length and padding."""
 
 import json
 import shutil

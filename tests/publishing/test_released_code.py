@@ -1,4 +1,4 @@
-"""Checkpoints of the paper's released code can be used and published, without their training heads."""
+"""Checkpoints of the paper's released code can be used and published."""
 
 from pathlib import Path
 
