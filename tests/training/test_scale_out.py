@@ -278,5 +278,5 @@ def test_chunks_under_deepspeed_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ValueError, match="mini_batch_size=4 does not go with DeepSpeed"):
+    with pytest.raises(ValueError, match="mini_batch_size=4 does not work with DeepSpeed"):
         DAPTrainingArguments(output_dir=str(tmp_path), mini_batch_size=4)
