@@ -1,45 +1,24 @@
-"""Which texts are the same and which pairs to keep: normalised text, its 64-bit keys, a seeded sample.
+"""Which pairs are the same and which to keep, by the keys of their texts (`dap.text_keys`).
 
-A key is xxh3 of a normalised text; that two different texts have the same one by chance is expected 0.0003 times in
-100 million pairs. Keys lie in Parquet files and are gone through in ranges of their value of about `PART` rows, so
+Keys lie in Parquet files and are gone through in ranges of their value of about `PART` rows, so
 that a few hundred MB are enough however many there are.
 
 Shapes: N texts or pairs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
-import xxhash
+
+from dap.text_keys import scramble
 
 PART = 4_000_000  # rows whose keys are sorted at a time
 
 
-def text_keys(letters: Sequence[str]) -> np.ndarray:
-    """A key for each normalised text: uint64 (N,)."""
-    digest = xxhash.xxh3_64_intdigest
-    return np.fromiter(
-        (digest(text.encode("utf-32-le")) for text in letters), np.uint64, len(letters)
-    )
-
-
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """One key for each pair of keys, which the order of the sides changes: uint64 (N,)."""
-    return mix(mix(source ^ np.uint64(0x9E3779B97F4A7C15)) ^ target)
-
-
-def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Places of keys in the random order of this seed, which depends on neither files nor processes: uint64 (N,)."""
-    salt = mix(np.array([seed % 2**64], np.uint64) ^ np.uint64(0xD1B54A32D192ED03))
-    return mix(keys ^ salt)
-
-
-def mix(keys: np.ndarray) -> np.ndarray:
-    """A bijection of uint64 whose bits all depend on all (SplitMix64's finaliser)."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))
+    return scramble(scramble(source ^ np.uint64(0x9E3779B97F4A7C15)) ^ target)
 
 
 class Admission:

@@ -26,7 +26,7 @@ import polars as pl
 
 from dap.file_io import read_object
 from dap.languages import code_points, normalise_all
-from dap.prepare.deduplication import text_keys
+from dap.text_keys import text_keys
 
 
 class Band(NamedTuple):

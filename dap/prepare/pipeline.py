@@ -39,10 +39,8 @@ from dap.prepare.deduplication import (
     Admission,
     count_distinct,
     pair_keys,
-    ranks,
     repeated,
     sample,
-    text_keys,
 )
 from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
@@ -50,6 +48,7 @@ from dap.prepare.options import PrepareOptions
 from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
 from dap.ray.connection import each_on_cluster
 from dap.text import LineAudit, read_tables
+from dap.text_keys import ranks, text_keys
 from dap.tokenizers import never_predicted
 
 logger = logging.getLogger(__name__)

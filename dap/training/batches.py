@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
 from dap.languages import normalise_all
+from dap.text_keys import ranks, text_keys
 from dap.tokenizers import plain_backend, require_room
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ MIXES = ("natural", "uniform", "temperature")
 Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # by language
 
 
-# ---------------------------------------------------------------------------------------------- split
+# -------------------------------------------------------------------------------------------- split
 
 
 def split_validation(
@@ -46,9 +47,10 @@ def split_validation(
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
     Targets are compared by `dap.languages.normalise`. Each language holds out the `dev_pairs`
-    targets with the smallest seeded hash, one pair for each target. The hash is the same for all
-    languages. Languages that translate the same English text therefore hold out the same
-    sentences, and the training sets lose as few pairs as possible.
+    targets with the smallest ranks in a random order (`dap.text_keys.ranks`), one pair for each
+    target. The order is the same for all languages. Languages that translate the same English text
+    therefore hold out the same sentences, and the training sets lose as few pairs as possible.
+    `prepare_data.py` chooses its dev sets by the same order.
 
     A language holds out at most a tenth of its pairs. A language with fewer than ten pairs holds
     out none. From a stream, only the first 10 * `dev_pairs` pairs can be held out.
@@ -56,7 +58,7 @@ def split_validation(
     Args:
         datasets: pairs by language, map-style or streamed.
         dev_pairs: number of pairs per language to hold out. 0 makes no dev sets.
-        seed: seed of the hash.
+        seed: seed of the order.
 
     Returns:
         The training sets and the dev sets by language. Map-style datasets have a new column `row`,
@@ -72,8 +74,7 @@ def split_validation(
 
     rest: dict[str, Any] = {}
     dev: dict[str, Dataset] = {}
-    keys: dict[str, list[str]] = {}  # normalised targets
-    held_out: set[str] = set()
+    held_out: set[int] = set()
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
             rest[language] = dataset
@@ -82,14 +83,14 @@ def split_validation(
         else:
             rest[language] = candidates = _numbered(dataset)
 
-        keys[language] = normalise_all(candidates["target"][:])
-        rows = _rows_to_hold_out(keys[language], dev_pairs, seed)
+        keys = _target_keys(candidates)
+        rows = _rows_to_hold_out(keys, dev_pairs, seed)
         if rows:
             dev[language] = candidates.select(rows)
-            held_out |= {keys[language][row] for row in rows}
+            held_out.update(keys[rows].tolist())
         else:
             logger.warning("%s: %d pairs are too few for a dev set", language, len(candidates))
-    return _without(rest, held_out, keys), dev
+    return _without(rest, held_out), dev
 
 
 def drop_targets(datasets: Bitext, targets: Iterable[str]) -> dict[str, Any]:
@@ -101,40 +102,34 @@ def drop_targets(datasets: Bitext, targets: Iterable[str]) -> dict[str, Any]:
     Raises:
         UserError: a language has nothing left to train on.
     """
-    return _without(datasets, set(normalise_all(list(targets))), {})
+    keys = text_keys(normalise_all(list(targets)))
+    return _without(datasets, set(keys.tolist()))
 
 
-def _rows_to_hold_out(keys: list[str], dev_pairs: int, seed: int) -> list[int]:
-    """Choose the keys with the smallest seeded hash, and return the first row of each.
+def _target_keys(dataset: Dataset) -> np.ndarray:
+    """Compute the key of each normalised target: uint64 (number of pairs,)."""
+    return text_keys(normalise_all(dataset["target"][:]))
+
+
+def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
+    """Choose the targets with the smallest ranks, and return the first row of each.
 
     Args:
-        keys: normalised target of each pair.
-        dev_pairs: number of keys to choose.
-        seed: seed of the hash.
+        keys: key of each pair's target.
+        dev_pairs: number of targets to choose.
+        seed: seed of the ranks.
     """
-    first_row: dict[str, int] = {}
-    for row, key in enumerate(keys):
-        first_row.setdefault(key, row)
-
-    salt = seed.to_bytes(8, "little", signed=True)
-
-    def seeded_hash(key: str) -> bytes:
-        return hashlib.blake2b(key.encode(), digest_size=8, salt=salt).digest()
-
     count = min(dev_pairs, len(keys) // DEV_DIVISOR)
-    chosen = sorted(first_row, key=seeded_hash)[:count]
-    return sorted(first_row[key] for key in chosen)
+    _, first_rows = np.unique(ranks(keys, seed), return_index=True)  # sorted by rank
+    return sorted(first_rows[:count].tolist())
 
 
-def _without(
-    datasets: Bitext, held_out: set[str], known_keys: Mapping[str, list[str]]
-) -> dict[str, Any]:
+def _without(datasets: Bitext, held_out: set[int]) -> dict[str, Any]:
     """Remove the pairs whose target is held out.
 
     Args:
         datasets: pairs by language.
-        held_out: normalised targets to remove.
-        known_keys: normalised targets of the datasets, if they are known already.
+        held_out: keys of the targets to remove.
     """
     left: dict[str, Any] = {}
     for language, dataset in datasets.items():
@@ -142,7 +137,7 @@ def _without(
             left[language] = _filtered_stream(dataset, held_out, language)
             continue
 
-        keys = known_keys.get(language) or normalise_all(dataset["target"][:])
+        keys = _target_keys(dataset).tolist()
         rows = [row for row, key in enumerate(keys) if key not in held_out]
         if not rows:
             raise _nothing_left(language)
@@ -160,11 +155,10 @@ def _without(
 
 
 def _filtered_stream(
-    dataset: IterableDataset, held_out: set[str], language: str
+    dataset: IterableDataset, held_out: set[int], language: str
 ) -> IterableDataset:
     """Remove the pairs of a stream whose target is held out, while it is read."""
-    is_kept = _IsKept(held_out)
-    left = dataset.filter(is_kept, input_columns=["target"], batched=True)
+    left = dataset.filter(_IsKept(held_out), input_columns=["target"], batched=True)
     # An endless stream of nothing would keep its reader waiting for ever.
     if not list(left.take(1)):
         raise _nothing_left(language)
@@ -175,10 +169,11 @@ def _filtered_stream(
 class _IsKept:
     """Tells for a batch of targets which of them are not held out."""
 
-    held_out: set[str]
+    held_out: set[int]
 
     def __call__(self, targets: list[str]) -> list[bool]:
-        return [key not in self.held_out for key in normalise_all(targets)]
+        keys = text_keys(normalise_all(targets)).tolist()
+        return [key not in self.held_out for key in keys]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_IsKept":
         # It never changes. `datasets` would otherwise copy the set for each language.
@@ -199,7 +194,7 @@ def _nothing_left(language: str) -> UserError:
     )
 
 
-# --------------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------- tokens
 
 
 def tokenize_bitext(
@@ -308,13 +303,13 @@ def tokenize_pairs(
     max_seq_length: int,
     prefix: str = "",
 ) -> list[dict[str, Any]]:
-    """Tokenise a few pairs, and return them as rows like those of `tokenize_bitext`."""
+    """Tokenise a few pairs, and return them as rows of `tokenize_bitext`."""
     encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
-# ------------------------------------------------------------------------------------------------ mix
+# ---------------------------------------------------------------------------------------------- mix
 
 
 def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
@@ -438,7 +433,7 @@ def mix_streams(
     return interleave_datasets(endless, probabilities=weights.tolist(), seed=seed)
 
 
-# -------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 
 @dataclass

@@ -57,7 +57,7 @@ OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
 SAMPLE = 2000
 
 
-# -------------------------------------------------------------------------- finding a checkpoint
+# ----------------------------------------------------------------------------- finding a checkpoint
 
 
 def find_resumable(args: DAPTrainingArguments) -> str | None:
@@ -142,7 +142,7 @@ def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
     return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
 
 
-# ---------------------------------------------------------------------- training from a checkpoint
+# ----------------------------------------------------------------------- training from a checkpoint
 
 
 def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
@@ -199,7 +199,7 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
     return stopped_early or state["global_step"] >= last
 
 
-# ---------------------------------------------------------------------------- the record of a run
+# ------------------------------------------------------------------------------ the record of a run
 
 
 def changes_weights(argument: str) -> bool:

@@ -73,11 +73,11 @@ class Start:
 
     @property
     def predicts(self) -> set[str]:
-        """The objectives that predict tokens, which are all but "tr"."""
+        """Return the objectives that predict tokens, which are all except "tr"."""
         return set(self.settings["objective"].split("+")) - {"tr"}
 
 
-# ------------------------------------------------------------------ tokenizer and configuration
+# ---------------------------------------------------------------------- tokenizer and configuration
 
 
 def read_start(args: PretrainingModelArguments) -> Start:
@@ -188,7 +188,7 @@ def check_tokenizer(start: Start) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 
 
 @refusals()
@@ -275,7 +275,7 @@ def check_languages(name: str, config: DAPConfig, train: Mapping[str, Any]) -> N
         )
 
 
-# -------------------------------------------------------------------- heads of another training
+# ------------------------------------------------------------------------ heads of another training
 
 
 def read_heads(name: str) -> DAPForPreTraining:
@@ -388,7 +388,7 @@ def describe_vocabulary(model: DAPForPreTraining) -> str:
     return f"target_vocab_size={size}" if size else "the whole vocabulary"
 
 
-# -------------------------------------------------------------------------- read from the text
+# ------------------------------------------------------------------------------- read from the text
 
 
 def vocabulary_of_text(

@@ -114,7 +114,7 @@ class DAPTrainer(Trainer):
         self._add_callbacks()
 
     def _require_arguments(self) -> None:
-        """Refuse arguments of `Trainer` that have no effect here, and dev text without tokenizer."""
+        """Refuse arguments of `Trainer` without effect here, and dev text without a tokenizer."""
         args = self.args
         if not isinstance(args, DAPTrainingArguments):
             raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
@@ -213,7 +213,7 @@ class DAPTrainer(Trainer):
         return optimizer
 
     def _get_learning_rate(self) -> float:
-        """Return the encoder's learning rate, and remember that of the heads for the log."""
+        """Return the encoder's learning rate, and remember the heads' rate for the log."""
         self.head_rate = self.optimizer.param_groups[-1]["lr"]
         return super()._get_learning_rate()
 
@@ -481,7 +481,7 @@ def leave_together() -> None:
     state.destroy_process_group()
 
 
-# ------------------------------------------------------------------------------ log and callbacks
+# -------------------------------------------------------------------------------- log and callbacks
 
 
 class StepMeter:

@@ -253,12 +253,12 @@ class DAPTrainingArguments(TrainingArguments):
 
     @property
     def seed_of_text(self) -> int:
-        """The seed of everything that chooses or orders text."""
+        """Return the seed of everything that chooses or orders text."""
         return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def chooses(self) -> bool:
-        """Whether the run uses a metric of its evaluations, for example to choose a checkpoint."""
+        """Tell whether the run uses a metric of its evaluations, for example to stop early."""
         follows = (
             self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
             or self.save_strategy == "best"

@@ -12,11 +12,10 @@ from dap.prepare.deduplication import (
     Admission,
     count_distinct,
     pair_keys,
-    ranks,
     repeated,
     sample,
-    text_keys,
 )
+from dap.text_keys import ranks, text_keys
 
 
 def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:

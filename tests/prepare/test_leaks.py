@@ -14,10 +14,10 @@ from written import zip_of
 
 from dap.file_io import write_json
 from dap.languages import normalise, normalise_all
-from dap.prepare.deduplication import text_keys
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.filters import repair
 from dap.prepare.leaks import BANDS, LeakIndex, load_index
+from dap.text_keys import text_keys
 
 LATIN = [
     "the",

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from conftest import REPOSITORY, synthetic_pairs
+from datasets import Dataset
 from written import text_of
 
 from dap.file_io import write_json
@@ -260,6 +261,18 @@ def test_dev_sets_are_a_tenth_at_most(raw: Path, tmp_path: Path) -> None:
     parts = load_bitext(tmp_path / "train", cache_dir=tmp_path / "cache")
     _, again = split_validation(parts, 5, 0)  # the trainer may split once more
     assert [len(part) for part in again.values()] == [5] * 3
+
+
+def test_dev_sets_are_those_of_the_trainer(raw: Path, tmp_path: Path) -> None:
+    prepare(plan_of(tmp_path, dev_pairs=10, seed=3), files_of(raw), 1)
+    whole = {}
+    for language in LANGUAGES:
+        pairs = rows(tmp_path, "train", language) + rows(tmp_path, "dev", language)
+        whole[language] = Dataset.from_list([{"target": pair["target"]} for pair in pairs])
+    _, dev = split_validation(whole, 10, seed=3)
+    for language in LANGUAGES:
+        prepared = {normalise(pair["target"]) for pair in rows(tmp_path, "dev", language)}
+        assert {normalise(target) for target in dev[language]["target"]} == prepared
 
 
 def test_leaks_are_left_out_and_listed_in_the_order_of_the_file(
