@@ -1,9 +1,10 @@
-"""The translations of a sentence in two texts, and which token goes with which: a Gradio app.
+"""Search two texts for the translations of a sentence, and show which words belong together.
 
     pip install --constraint constraints.txt '.[app]'
     python examples/app.py --model out
 
-Then open http://127.0.0.1:7860/. Every text has a sentence a line, pasted or in a file (`.gz` and `.xz` too).
+Then open http://127.0.0.1:7860/. A text has one sentence per line, pasted or in a file. The file
+may be `.gz` or `.xz`.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ from dap.errors import UserError
 from dap.search import unit_rows
 from dap.text import read_sentences
 
-MATCHES = 5  # shown of each text
-MOST = 20_000  # sentences of a text that are encoded while a reader waits
+MATCHES = 5  # sentences shown per text
+MOST = 20_000  # sentences per text, because a reader waits while they are encoded
 EXAMPLE = (
-    "Guten Morgen!\nWo ist der Bahnhof?\nDie Suppe ist zu heiß.\nIch habe meinen Schlüssel verloren.",
+    "Guten Morgen!\nWo ist der Bahnhof?\nDie Suppe ist zu heiß.\n"
+    "Ich habe meinen Schlüssel verloren.",
     "The soup is too hot.\nI have lost my keys.\nGood morning!\nWhere is the station?",
 )
 
@@ -38,10 +40,16 @@ class Text(NamedTuple):
 
 
 def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None) -> Text:
-    """The lines of a file, or else the pasted ones, without repetitions.
+    """Encode the lines of a file, or the pasted lines, without repetitions.
+
+    Args:
+        encoder: makes the vectors.
+        name: name of the text, for error messages.
+        pasted: sentences, one per line.
+        file: path of a file. It takes precedence.
 
     Raises:
-        ValueError: no sentences, or more than `MOST`; or a file that is no text.
+        ValueError: no sentences, more than `MOST`, or a file that is not text.
     """
     lines = list(read_sentences(file)) if file else pasted.splitlines()
     sentences = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
@@ -51,13 +59,16 @@ def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None
 
 
 def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[list[Any]]:
-    """The nearest sentences of each text by cosine, best first: rows of cosine, text number from 1, sentence.
+    """Find the nearest sentences of each text by cosine.
+
+    Returns:
+        Rows of cosine, number of the text (from 1) and sentence, best first.
 
     Raises:
         ValueError: an empty query, or no texts.
     """
     if not query.strip() or not texts:
-        raise UserError("there is nothing to search: read two texts, and type a sentence")
+        raise UserError("there is nothing to search: give two texts, and type a sentence")
     vector = unit_rows(encoder.encode([query.strip()]), "query").numpy()[0]  # (D,)
     rows = []
     for number, text in enumerate(texts, 1):
@@ -68,30 +79,37 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
 
 
 def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
-    """The cosines of the tokens as a heat map, with a dot on those that are each other's nearest."""
+    """Draw the cosines of two sentences' tokens as a heat map.
+
+    A dot marks two tokens that are each other's nearest.
+    """
     from matplotlib.figure import Figure
 
-    sides = [query.strip(), match]
-    spans = zip(sides, encoder.token_spans(sides), strict=True)
-    source, target = ([side[start:end].strip() for start, end in own] for side, own in spans)
-    figure = Figure(
-        figsize=(2 + 0.45 * len(target), 1.5 + 0.35 * len(source)), layout="constrained"
-    )
+    sentences = [query.strip(), match]
+    tokens = []
+    for sentence, spans in zip(sentences, encoder.token_spans(sentences), strict=True):
+        tokens.append([sentence[start:end].strip() for start, end in spans])
+    source, target = tokens
+
+    size = (2 + 0.45 * len(target), 1.5 + 0.35 * len(source))  # inches
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.set_title("Dots join tokens that are each other's nearest")
-    draw_alignment(axes, encoder.encode_tokens(sides), source, target)
+    draw_alignment(axes, encoder.encode_tokens(sentences), source, target)
     return figure
 
 
 def build(encoder: SentenceEncoder, name: str) -> Any:
-    """The app, a `gradio.Blocks`."""
+    """Build the app, a `gradio.Blocks`."""
     import gradio
 
-    read = lru_cache(8)(partial(read_text, encoder))  # a text is encoded once
+    read = lru_cache(8)(partial(read_text, encoder))  # encodes each text once
 
-    def find(query: str, *given: Any) -> tuple[Any, Any]:
+    def find(
+        query: str, pasted_1: str, pasted_2: str, file_1: str | None, file_2: str | None
+    ) -> tuple[Any, Any]:
         try:
-            texts = [read(f"text {i + 1}", given[i], given[i + 2]) for i in range(2)]
+            texts = [read("text 1", pasted_1, file_1), read("text 2", pasted_2, file_2)]
             rows = search(encoder, texts, query)
         except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
@@ -102,27 +120,27 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
 
     with gradio.Blocks(title="Translations") as app:
         gradio.Markdown(
-            f"# Translations of a sentence in two texts\nEncoder: `{name}`. A sentence a line."
+            f"# Translations of a sentence in two texts\nEncoder: `{name}`. One sentence per line."
         )
+        pasted = []
         with gradio.Row():
-            pasted = [
-                gradio.Textbox(EXAMPLE[i], label=f"Text {i + 1}", lines=6, max_lines=12)
-                for i in range(2)
-            ]
+            for number, example in enumerate(EXAMPLE, 1):
+                box = gradio.Textbox(example, label=f"Text {number}", lines=6, max_lines=12)
+                pasted.append(box)
+        files = []
         with gradio.Row():
-            files = [gradio.File(label=f"or a file as text {i + 1}", height=120) for i in range(2)]
+            for number in (1, 2):
+                files.append(gradio.File(label=f"or a file as text {number}", height=120))
         with gradio.Row():
             query = gradio.Textbox(
                 "Keitto on liian kuumaa.", label="Sentence, in any language", scale=4
             )
             button = gradio.Button("Search", variant="primary")
-        headers = ["cosine", "text", "sentence"]
-        label = "Choose one to align its tokens"
         matches = gradio.Dataframe(
-            headers=headers,
+            headers=["cosine", "text", "sentence"],
             type="array",
             interactive=False,
-            label=label,
+            label="Choose one to align its tokens",
             column_widths=["12%", "8%", "80%"],
         )
         plot = gradio.Plot(show_label=False)
@@ -134,14 +152,14 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
 
 @dataclass
 class AppArguments:
-    """Where the app is."""
+    """How to reach the app."""
 
     port: int = field(default=7860, metadata={"help": "Port on 127.0.0.1."})
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Start the app as the command line says."""
     parser = ArgumentParser((EncoderArguments, AppArguments), description=__doc__.splitlines()[0])
     model, args = parser.parse_args_into_dataclasses(args=argv)
     build(model.load(), Path(model.model_name_or_path).name).launch(server_port=args.port)

@@ -41,8 +41,8 @@ FAULTS = {
 }
 PUBLIC = "already exists and is public"
 FAULT_OF_RUN = Fault("commit", 503, "Service Unavailable")
-# Runs scripts, each in its own process and folder and with an empty cache. They run in a new Python,
-# because the Hub's client reads its settings when it is imported.
+# Runs scripts, each in its own process and folder and with an empty cache. They run in a new
+# Python, because the Hub's client reads its settings when it is imported.
 PLAYER = """
 import gc, json, multiprocessing, os, sys
 import sentence_transformers, transformers.trainer
@@ -95,7 +95,8 @@ done["snippets"] = []
 for snippet in re.findall(r"```python\\n(.*?)```", str(card), re.DOTALL):
     names = {}
     exec(snippet, names)
-    found = np.asarray(names["vectors"]).tolist() if "vectors" in names else str(type(names["model"]))
+    has_vectors = "vectors" in names
+    found = np.asarray(names["vectors"]).tolist() if has_vectors else str(type(names["model"]))
     done["snippets"].append(found)
 done["local code"] = []
 for auto in (AutoModelForPreTraining, AutoModel):
@@ -175,7 +176,7 @@ assert not any(map(is_ours, sys.modules))
 
 @dataclass
 class Played:
-    """What the processes did: results by repository, printed text, folders and the server's state."""
+    """What the processes did: results by repository, printed text, folders, state of the server."""
 
     folder: Path
     checkpoint: Path

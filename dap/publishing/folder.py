@@ -232,8 +232,8 @@ def _require_publishable(checkpoint: Path, config: Mapping[str, Any], options: O
         return
     if options.with_heads or options.layout == "dap":
         raise UserError(
-            f"{checkpoint} is a plain {config.get('model_type')!r} encoder without DAP heads: leave "
-            "--with_heads and --layout dap out"
+            f"{checkpoint} is a plain {config.get('model_type')!r} encoder without DAP heads: "
+            "leave --with_heads and --layout dap out"
         )
     if options.pooling is None and not (checkpoint / "modules.json").exists():
         raise UserError(
@@ -265,7 +265,7 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
 
 
 def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
-    """Raise `ValueError` if a report's vectors were made in another way than the published ones."""
+    """Raise `ValueError` if a report is about vectors that differ from the published ones."""
     settings = report.get("settings", {})
     names = ["pooling", "prefix"]
     if "prefix" in settings:  # else max_seq_length is about pairs of texts, as in run_xnli.py
