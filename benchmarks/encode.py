@@ -1,11 +1,15 @@
-"""Sentences a second of our encoder and of sentence-transformers, with the same weights and the same vectors.
+"""Compare the speed of our encoder with that of sentence-transformers.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.encode --model out --data_dir tatoeba/ --sentences 1000 --json encode.json
-    python -m benchmarks.encode --size xlmr --device cuda --bf16 --sentences 50000 --token_budget 32768
+    OMP_NUM_THREADS=1 python -m benchmarks.encode --model out --data_dir tatoeba/ --json encode.json
+    python -m benchmarks.encode --size xlmr --device cuda --bf16 --sentences 50000
 
-Sentences are drawn from both sides of all languages, each text once; vectors are means of states. With
-`--size` the weights are random, and the sentences random words. Ours makes batches by tokens, sentence-transformers
-by sentences: it gets several sizes, and ratios are with the best. Contenders take turns.
+Both run the same weights, and the vectors must be the same. Both use mean pooling.
+
+- Sentences are drawn from both sides of all languages, without repetition. With `--size` the
+  weights are random, and the sentences are random words.
+- We make batches by tokens, sentence-transformers by sentences. It gets several batch sizes, and
+  the fastest one counts.
+- The contenders take turns, so that a slow minute of the machine does not hit one of them only.
 """
 
 import argparse
@@ -28,42 +32,52 @@ from dap.encoding import OnnxEncoder, SentenceEncoder
 from dap.reports import text_table
 from eval_retrieval import read_languages
 
-OURS, LIBRARY = "ours", "sentence-transformers"
-#: Of ours and theirs; in bfloat16 ours is at 0.99998 of float32, theirs, whose residuals are rounded too, at 0.9985.
+OURS = "ours"
+LIBRARY = "sentence-transformers"
+#: Lowest cosine between our vectors and the library's. In bfloat16 ours are at 0.99998 of float32;
+#: the library's are at 0.9985, because it also rounds the residual stream.
 LEAST_COSINE = {"float32": 0.9999, "bf16": 0.995}
 
+#: Encodes all sentences.
 Encode = Callable[[], np.ndarray]
 
 
 def read_sentences(args: argparse.Namespace) -> list[str]:
-    """Texts of both sides of all languages in random order, each once; for `--size` 4 to 30 random words each."""
+    """Draw distinct sentences or, for `--size`, make sentences of 4 to 30 random words."""
     rng = random.Random(0)
     if args.size:
         return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(args.sentences)]
-    texts = sorted(
-        {text for rows in read_languages(args.data_dir).values() for pair in rows for text in pair}
-    )
+    distinct = set()
+    for pairs in read_languages(args.data_dir).values():
+        for pair in pairs:
+            distinct.update(pair)
+    texts = sorted(distinct)
     return rng.sample(texts, min(args.sentences, len(texts)))
 
 
 def write_model(size: str, folder: str) -> None:
-    """Random weights of a size, for the random words."""
+    """Write a model of a size with random weights, and the tokenizer of the random words."""
     tokenizer = word_tokenizer()
     config, _ = encoder_config(size)
     config.pad_token_id = tokenizer.pad_token_id
-    for part in (AutoModel.from_config(config), tokenizer):
-        part.save_pretrained(folder)
+    AutoModel.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> dict[str, Encode]:
-    """Name -> vectors of all sentences."""
+    """Make the contenders: our encoder, the library at each batch size, and the ONNX files.
+
+    Returns:
+        Name of each contender -> a function that encodes all sentences.
+    """
     ours = SentenceEncoder.from_pretrained(model, "mean", "", device=args.device, bf16=args.bf16)
     transformer = Transformer(model)
     transformer.max_seq_length = ours.max_seq_length
-    modules = [transformer, Pooling(ours.hidden_size, pooling_mode="mean")]
-    library = SentenceTransformer(modules=modules, device=args.device)
+    pooling = Pooling(ours.hidden_size, pooling_mode="mean")
+    library = SentenceTransformer(modules=[transformer, pooling], device=args.device)
     if args.bf16:
         library.bfloat16()
+
     found: dict[str, Encode] = {OURS: partial(ours.encode, sentences, args.token_budget)}
     for size in args.batch_sizes:
         found[f"{LIBRARY}, {size} a batch"] = partial(
@@ -76,19 +90,21 @@ def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> di
 
 
 def least_cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """The lowest cosine of two vectors of the same sentence."""
-    return (
-        torch.cosine_similarity(*(torch.tensor(side, dtype=torch.float64) for side in (a, b)))
-        .min()
-        .item()
-    )
+    """Return the lowest cosine between the vectors (N, D) of the same sentences."""
+    left = torch.tensor(a, dtype=torch.float64)
+    right = torch.tensor(b, dtype=torch.float64)
+    return torch.cosine_similarity(left, right).min().item()
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Contender -> medians of its seconds, and the lowest cosine with ours.
+    """Time all contenders.
+
+    Returns:
+        The number of sentences, and of each contender the median times and the lowest cosine with
+        our vectors.
 
     Raises:
-        ValueError: a contender's vectors are not ours.
+        ValueError: the library's vectors are not ours.
     """
     sentences = read_sentences(args)
     with tempfile.TemporaryDirectory(prefix="dap-encode-") as folder:
@@ -96,14 +112,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             write_model(args.size, folder)
         found = contenders(args.model or folder, sentences, args)
         vectors = {name: encode() for name, encode in found.items()}
-        cosines = {name: least_cosine(vectors[OURS], part) for name, part in vectors.items()}
+        cosines = {name: least_cosine(vectors[OURS], own) for name, own in vectors.items()}
+        least = LEAST_COSINE["bf16" if args.bf16 else "float32"]
         for name, cosine in cosines.items():
-            if (
-                name.startswith(LIBRARY)
-                and cosine < LEAST_COSINE["bf16" if args.bf16 else "float32"]
-            ):
+            if name.startswith(LIBRARY) and cosine < least:
                 raise ValueError(
-                    f"{name} and ours give a sentence vectors of cosine {cosine:.5f}: not the same work"
+                    f"{name} and ours give a sentence vectors of cosine "
+                    f"{cosine:.5f}: not the same work"
                 )
         timed = alternate(found, args.repeats, args.device, warm_up=0)
     parts = {name: part | {"least_cosine": cosines[name]} for name, part in timed.items()}
@@ -111,50 +126,46 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
-    """Clock -> time of the fastest sentence-transformers over ours."""
+    """Return the time of the fastest sentence-transformers divided by ours, for each clock."""
     parts = found["contenders"]
-    return {
-        clock: min(part[clock] for name, part in parts.items() if name.startswith(LIBRARY))
-        / parts[OURS][clock]
-        for clock in (WALL, CPU)
-    }
+    library = [part for name, part in parts.items() if name.startswith(LIBRARY)]
+    faster = {}
+    for clock in (WALL, CPU):
+        fastest = min(part[clock] for part in library)
+        faster[clock] = fastest / parts[OURS][clock]
+    return faster
 
 
 def table(found: dict[str, Any]) -> str:
-    """Medians as text."""
+    """Return the rates of all contenders as text."""
     count = found["sentences"]
-    lines = [
-        [
-            name,
-            f"{count / part[WALL]:.1f}",
-            f"{count / part[CPU]:.1f}",
-            f"{part['least_cosine']:.6f}",
-        ]
-        for name, part in found["contenders"].items()
-    ]
-    faster = ratios(found)
+    lines = []
+    for name, part in found["contenders"].items():
+        wall = f"{count / part[WALL]:.1f}"
+        cpu = f"{count / part[CPU]:.1f}"
+        lines.append([name, wall, cpu, f"{part['least_cosine']:.6f}"])
     header = [f"{count} sentences", "sentences / s", "sentences / CPU s", "lowest cosine"]
-    return f"{text_table(header, lines)}\nours is faster: wall {faster[WALL]:.2f}, CPU {faster[CPU]:.2f}"
+    faster = ratios(found)
+    verdict = f"ours is faster: wall {faster[WALL]:.2f}, CPU {faster[CPU]:.2f}"
+    return f"{text_table(header, lines)}\n{verdict}"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints a table; `--json` keeps everything."""
+    """Print a table, and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=3)
     weights = parser.add_mutually_exclusive_group(required=True)
     weights.add_argument("--model", help="checkpoint of an encoder; needs --data_dir")
     weights.add_argument("--size", choices=list(SIZES), help="random weights of this size")
     parser.add_argument("--data_dir", nargs="+", help="parallel text with English")
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--token_budget", type=int, default=4096, help="of ours")
+    parser.add_argument("--token_budget", type=int, default=4096, help="tokens of our batches")
     parser.add_argument(
-        "--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"of {LIBRARY}"
+        "--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"sentences, of {LIBRARY}"
     )
     parser.add_argument(
-        "--bf16", action="store_true", help="ours under autocast, theirs in bfloat16"
+        "--bf16", action="store_true", help="ours under autocast, the library in bfloat16"
     )
-    parser.add_argument(
-        "--onnx", nargs="+", default=[], help="files exported from the model, to time beside"
-    )
+    parser.add_argument("--onnx", nargs="+", default=[], help="exported files to time as well")
     args = parser.parse_args(argv)
     if bool(args.model) != bool(args.data_dir):
         parser.error("--model and --data_dir need each other")

@@ -136,7 +136,9 @@ def timed_table(args: argparse.Namespace) -> str:
         make_text(Path(args.folder, "few"), 1600)
 
     # Places take turns, so that a slow minute of the machine does not hit one of them only.
-    runs: dict[tuple[str, int], Runs] = {job: {place: [] for place in PLACES} for job in jobs}
+    runs: dict[tuple[str, int], Runs] = {}
+    for job in jobs:
+        runs[job] = {place: [] for place in PLACES}
     for _ in range(args.repeats):
         for job in jobs:
             for place, (nodes, threads) in PLACES.items():

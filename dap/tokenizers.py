@@ -1,4 +1,4 @@
-"""A tokenizer as a checkpoint holds it: loaded or refused, and without what each call leaves in a fast one."""
+"""Load a checkpoint's tokenizer, check that it fits, and undo what calls leave behind in it."""
 
 import copy
 from pathlib import Path
@@ -11,13 +11,21 @@ from dap.errors import UserError, loading
 
 
 def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub id; raises `UserError` where there is none, or one that cannot be read."""
+    """Load the tokenizer of a folder or Hub id.
+
+    Args:
+        hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
+
+    Raises:
+        UserError: there is no tokenizer, or it cannot be read.
+    """
     with loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
-        int(tokenizer.model_max_length), tokenizer("a, b")  # some damage shows in use alone
-    if (
-        len(tokenizer) - len(tokenizer.all_special_ids) < 3
-    ):  # Transformers makes up one of special tokens and blanks
+        # Some damage only shows in use.
+        int(tokenizer.model_max_length)
+        tokenizer("a, b")
+    # Without any files Transformers makes up a tokenizer of special tokens and blanks.
+    if len(tokenizer) - len(tokenizer.all_special_ids) < 3:
         raise UserError(
             f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name"
         )
@@ -25,29 +33,33 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
-    """Raise `UserError` for a length that leaves no token of the text between CLS, a prefix and SEP."""
-    needed = 3 + len(tokenizer(prefix, add_special_tokens=False).input_ids if prefix else "")
+    """Raise `UserError` if CLS, the prefix and SEP leave no token for the text."""
+    needed = 3
+    if prefix:
+        needed += len(tokenizer(prefix, add_special_tokens=False).input_ids)
     if max_seq_length < needed:
         behind = f" behind prefix={prefix!r}" if prefix else ""
         raise UserError(
-            f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} or more"
+            f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} "
+            "or more"
         )
 
 
 def require_embeddings(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
 ) -> None:
-    """Raise `UserError` for token ids that a model has no embedding for."""
-    highest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
+    """Raise `UserError` if the tokenizer has ids for which the model has no embedding."""
+    highest = max(tokenizer.get_vocab().values())
+    size = getattr(config, "vocab_size", None)
     if size is not None and highest >= size:
         raise UserError(
-            f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a configuration with as many "
-            "ids or more, or another tokenizer"
+            f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a "
+            "configuration with as many ids or more, or another tokenizer"
         )
 
 
 def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-    """Raise `UserError` for a tokenizer that cannot make a batch of sentences."""
+    """Raise `UserError` if the tokenizer cannot pad sentences to a batch."""
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
@@ -59,14 +71,17 @@ def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Reset a fast tokenizer's padding and truncation, which its last call has left in it and saving would keep."""
+    """Reset the padding and truncation of a fast tokenizer.
+
+    The last call leaves them in the tokenizer, and saving would keep them.
+    """
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """A copy of a fast tokenizer's Rust tokenizer, which neither cuts nor pads."""
+    """Copy the Rust tokenizer of a fast tokenizer, without truncation and padding."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
@@ -74,7 +89,8 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Text that is the same for tokenizers that give the same tokens."""
+    """Return a text that is equal for tokenizers that give equal tokens."""
     if not getattr(tokenizer, "is_fast", False):
         return repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
-    return f"{plain_backend(tokenizer).to_str()} {tokenizer.truncation_side} {tokenizer.model_input_names}"
+    backend = plain_backend(tokenizer).to_str()
+    return f"{backend} {tokenizer.truncation_side} {tokenizer.model_input_names}"

@@ -148,7 +148,7 @@ def embed_to_disk(
 
     Args:
         sentences: read once, in order. The progress bar shows an end if they have a length.
-        folder: of the shards. Several shards are also joined in an unnamed file there, which takes
+        folder: of the shards. Several shards are also joined in a temporary file there, which takes
             their size once more until the result is deleted.
         token_budget: most tokens of a batch. The vectors do not depend on it.
         where: names a sentence in errors, given its number from 0.
@@ -337,7 +337,7 @@ def _write_shard(vectors: np.ndarray, shard: Path) -> None:
 def _join(shards: list[Path], folder: Path) -> np.ndarray:
     """Return the vectors of all shards as one read-only memory map (N, D).
 
-    A single shard is mapped itself. Several are copied into an unnamed file of the folder.
+    A single shard is mapped itself. Several are copied into a temporary file of the folder.
     """
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:

@@ -85,7 +85,7 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
 
 
 def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
-    """Return the commit of a model that was loaded from the Hub; None for a local folder.
+    """Return the commit of a model that was loaded from the Hub, or None for a local folder.
 
     The folder in the Hub's cache is named after the commit.
     """
@@ -96,7 +96,7 @@ def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """Return how many tokens the model's table of absolute positions holds; None without a table.
+    """Return how many tokens the table of absolute positions holds, or None without a table.
 
     RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
     """
@@ -138,7 +138,7 @@ class LibrarySettings:
 
 
 def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings | None:
-    """Read modules.json and the files it names; return None if there is no modules.json.
+    """Read modules.json and the files it names. Return None if there is no modules.json.
 
     Raises:
         NeedsSentenceTransformers: only the library can run these modules.
@@ -185,7 +185,7 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
 
 
 def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
-    """Parse a file of a local folder or a Hub repository; return None if there is no such file."""
+    """Parse a JSON file of a folder or a Hub repository. Return None if there is no such file."""
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / filename
         return read_json(path) if path.is_file() else None

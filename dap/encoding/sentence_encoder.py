@@ -199,12 +199,12 @@ class SentenceEncoder:
 
     @property
     def backbone(self) -> PreTrainedModel:
-        """The plain encoder. A DAP model contains one; other models are one."""
+        """Return the plain encoder: the one in a DAP model, or any other model itself."""
         return self.model.encoder if isinstance(self.model, DAPModel) else self.model
 
     @property
     def hidden_size(self) -> int:
-        """The length D of a vector."""
+        """Return the length D of a vector."""
         return self.backbone.config.hidden_size
 
     # ---------------------------------------------------------------------------- sentence vectors
@@ -370,7 +370,7 @@ class SentenceEncoder:
 
     @property
     def _packs(self) -> bool:
-        """Whether rows are packed: put one behind another, so that no padding is computed."""
+        """Tell whether rows are packed: put one behind another, so that no padding is computed."""
         is_on_cpu = self.model.device.type == "cpu"
         return self._can_pack and self.layer is None and is_on_cpu and takes_packed(self.backbone)
 
@@ -388,7 +388,7 @@ class SentenceEncoder:
 
 
 def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
-    """Return the sentence length to use; raise `UserError` if the model has too few positions."""
+    """Return the sentence length to use. Raise `UserError` if the model has too few positions."""
     positions = longest_input(model)
     if max_seq_length is None:
         return min(DEFAULT_MAX_SEQ_LENGTH, positions or DEFAULT_MAX_SEQ_LENGTH)

@@ -335,7 +335,7 @@ def _search_tile(
     count: int,
     *pieces: Found,
 ) -> tuple[Found, Found]:
-    """Search one tile, and merge its neighbours with those that other tiles have found.
+    """Search one tile, and merge its neighbours with the neighbours that other tiles found.
 
     Args:
         starts: number of the first key and of the first query in their whole sides.
