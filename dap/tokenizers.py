@@ -65,7 +65,7 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
 
 
 def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the token ids that no head predicts: CLS and padding, unless they also end sentences."""
+    """Return the ids that no head predicts: CLS and padding, unless they also end sentences."""
     ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
     return ids - {tokenizer.sep_token_id, None}
 

@@ -37,9 +37,15 @@ from dap.encoding.loading import (
 from dap.encoding.onednn import fast_linear
 from dap.errors import UserError, loading
 from dap.tokenizers import load_tokenizer, require_embeddings, require_room
-from encoder_dap import first_tokens, pool
+from encoder_dap import pool
 from modeling_dap import DAPModel
-from states_dap import can_skip_tokens, packed_states, takes_packed, use_packing
+from states_dap import (
+    can_skip_tokens,
+    packed_states,
+    sentence_vectors,
+    takes_packed,
+    use_packing,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -253,8 +259,9 @@ class SentenceEncoder:
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return the sentence vectors (B, D) of a batch."""
-        read = first_tokens(mask) if self.pooling == "cls" else None
-        return pool(self._states(ids, mask, read), mask, self.pooling)
+        if self._packs:
+            return sentence_vectors(self.backbone, mask, self.pooling, input_ids=ids).float()
+        return pool(self._states(ids, mask), mask, self.pooling)
 
     # ------------------------------------------------------------------------------- token states
 
@@ -374,13 +381,10 @@ class SentenceEncoder:
         is_on_cpu = self.model.device.type == "cpu"
         return self._can_pack and self.layer is None and is_on_cpu and takes_packed(self.backbone)
 
-    def _states(self, ids: Tensor, mask: Tensor, read: Tensor | None = None) -> Tensor:
-        """Return the token states (B, S, D) of the layer.
-
-        If `read` (B, S) is given, the states of other tokens may be zeros.
-        """
+    def _states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the token states (B, S, D) of the layer."""
         if self._packs:
-            return packed_states(self.backbone, mask, {"input_ids": ids}, read).float()
+            return packed_states(self.backbone, mask, {"input_ids": ids}).float()
         if self.layer is None:
             return self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         outputs = self.backbone(input_ids=ids, attention_mask=mask, output_hidden_states=True)
