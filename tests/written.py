@@ -28,22 +28,30 @@ PAIRS = [
     ("日本語 \U0001f600", " \u00a0padded\u3000"),
     ("null NA None", "nan"),
 ]
-FORMATS = [
-    "de-en.tsv", "de-en.tsv.gz", "deu-eng.tsv.xz", "wiki.v1.de-en.tsv", "de-en.jsonl", "de-en.jsonl.gz",
-    "de-en.jsonl.xz", "de-en.parquet", "news.XX", "a.de-en.XX.gz", "tatoeba.deu-eng.XX.xz", "de-en.txt.zip",
+#: A file name of each format. `XX` stands for the language of a Moses side.
+NAMES = [
+    "de-en.tsv", "de-en.tsv.gz", "deu-eng.tsv.xz", "wiki.v1.de-en.tsv", "de-en.jsonl",
+    "de-en.jsonl.gz", "de-en.jsonl.xz", "de-en.parquet", "news.XX", "a.de-en.XX.gz",
+    "tatoeba.deu-eng.XX.xz", "de-en.txt.zip",
 ]  # fmt: skip
 
 
 def write(path: Path, data: bytes | str) -> Path:
-    data = data.encode() if isinstance(data, str) else data
+    """Write a file, packed if its name says so, and create its folder."""
+    if isinstance(data, str):
+        data = data.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    elif path.suffix == ".xz":
+        data = lzma.compress(data)
+    path.write_bytes(data)
     return path
 
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """No file can have more bytes than `size` meanwhile, as on a disk that is nearly full."""
+    """Let no file grow beyond `size` bytes, as on a disk that is nearly full."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -54,7 +62,7 @@ def full_disk(size: int) -> Iterator[None]:
 
 @contextmanager
 def serve_folder(folder: Path) -> Iterator[str]:
-    """The address of a web server on loopback that has the files of a folder."""
+    """Serve the files of a folder on this machine, and yield the address."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -74,21 +82,18 @@ def text_of(pairs: list[tuple[str, ...]], end: str = "\n") -> bytes:
 
 
 def json_of(pairs: Pairs) -> bytes:
-    """One object a line, every other one with escapes."""
-    records = [
-        {"origin": [1, {"a": None}], "target": target, "source": source} for source, target in pairs
-    ]
-    lines = [
-        json.dumps(record, ensure_ascii=number % 2 == 0) + "\n"
-        for number, record in enumerate(records)
-    ]
-    return "".join(lines).encode()
+    """Return one JSON object per line, every other one with escapes."""
+    lines = []
+    for number, (source, target) in enumerate(pairs):
+        record = {"origin": [1, {"a": None}], "target": target, "source": source}
+        lines.append(json.dumps(record, ensure_ascii=number % 2 == 0))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def write_format(
     folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")
 ) -> BitextFile:
-    """The pairs in the format that the name tells; `XX` stands for either side of Moses pairs."""
+    """Write pairs in the format that the name tells. `XX` stands for the language of a Moses side."""
     texts = ["".join(f"{text}\n" for text in side).encode() for side in zip(*pairs)]
     path = folder / name
     if "zip" in name:
@@ -106,12 +111,12 @@ def write_format(
         pq.write_table(pa.table({"origin": range(len(pairs)), **columns}), path)
     else:
         write(path, json_of(pairs) if "json" in name else text_of(pairs))
-    (file,) = (file for files in find_bitext(path).values() for file in files)
+    ((file,),) = find_bitext(path).values()
     return file
 
 
 def read(file: BitextFile | Path, max_bad_lines: float = 0.001) -> Pairs:
-    """The pairs of a file of one language."""
+    """Read the pairs of a file that has only one language."""
     if isinstance(file, Path):
         ((file,),) = find_bitext(file).values()
     return [(pair["source"], pair["target"]) for pair in read_pairs(file, max_bad_lines)]

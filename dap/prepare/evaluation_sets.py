@@ -1,4 +1,4 @@
-"""Read the sentences of evaluation sets in whatever form they come, for the leak check (no models)."""
+"""Read the sentences of evaluation sets, in any form, for the leak check."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,31 +9,36 @@ import polars as pl
 
 from dap.errors import UserError
 from dap.prepare.filters import repair_texts
-from dap.text import disk_path, find_bitext, list_folder, read_pairs, read_sentences
+from dap.text import FORMATS, disk_path, find_bitext, list_folder, read_pairs, read_sentences
 
-#: What is no text by lines; taken for it, its sentences would never be found.
-_NO_LINES = (".csv", ".json", ".xml")
+#: Files that are not lines of text. Read as lines, their sentences would never be found.
+NOT_LINES = (".csv", ".json", ".xml")
+#: Formats of parallel text whose lines are read here, so that also Moses sides of different length and
+#: JSONL without pairs can be checked.
+READ_AS_LINES = ("tsv", "jsonl", "moses")
 
 
 def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
-    """Sentences of evaluation sets, repaired as training text is (`filters.repair`), in no particular order.
+    """Read the different sentences of evaluation sets, repaired as training text is (`repair`).
+
+    - JSONL: every string in the records is a sentence.
+    - Parquet, PO, TMX, archives and Hub datasets: both sides of the pairs that `find_bitext` finds.
+    - Any other file is plain text: one sentence per line, or several between tabs, such as XNLI's
+      premise and hypothesis.
 
     Args:
-        paths: files, folders and Hub datasets. Of JSONL every string in the records is taken; of Parquet, PO, TMX,
-            archives and the Hub the parallel text that `find_bitext` finds; all else is plain text, one sentence a
-            line, or several between tabs (such as XNLI's premise and hypothesis). So the sides of Moses pairs may be
-            of different length, as BUCC's are.
+        paths: files, folders and ids of Hub datasets.
 
     Raises:
-        ValueError, FileNotFoundError: as `find_bitext`, `read_pairs` and `read_sentences`; a file that is neither
-            parallel text nor lines; broken JSON; no sentence at all.
+        UserError: as `find_bitext`, `read_pairs` and `read_sentences`, a file is neither parallel text
+            nor lines, its JSON is broken, or there is no sentence at all.
+        FileNotFoundError: a path does not exist.
     """
-    files = [
-        file
-        for path in map(Path, paths)
-        for file in (list_folder(path) if path.is_dir() else [path])
-    ]
-    texts = [text for file in files for text in _sentences(file)]
+    texts: list[str] = []
+    for path in map(Path, paths):
+        for file in list_folder(path) if path.is_dir() else [path]:
+            texts += _sentences(file)
+
     repaired = repair_texts(pl.Series(texts, dtype=pl.String))
     sentences = repaired.filter(repaired != "").unique(maintain_order=True).to_list()
     if paths and not sentences:
@@ -42,36 +47,53 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    """The sentences of a file or of a Hub dataset, blank ones included."""
-    kind = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix.lower()
-    if kind in _NO_LINES:
+    """Yield the sentences of a file or Hub dataset, including blank ones."""
+    plain_name = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
+    kind = plain_name.suffix.lower().removeprefix(".")
+    is_parallel = kind in FORMATS and kind not in READ_AS_LINES
+    if is_parallel or kind == "zip" or not disk_path(path).is_file():
+        yield from _sentences_of_pairs(path)
+    elif f".{kind}" in NOT_LINES:
         raise UserError(
-            f"{path}: {kind} is not read for evaluation sentences; give lines of text, JSONL, or parallel text under "
-            "a name that tells its language (de-en.parquet)"
+            f"{path}: .{kind} is not read for evaluation sentences; give lines of text, JSONL, or "
+            "parallel text under a name that tells its language (de-en.parquet)"
         )
-    if kind in (".parquet", ".po", ".tmx", ".zip") or not disk_path(path).is_file():
-        for file in (file for files in find_bitext(path).values() for file in files):
-            if file.format in ("tsv", "jsonl", "moses"):  # of an archive
-                yield from (text for side in file.paths for text in _sentences(Path(side)))
+    else:
+        yield from _sentences_of_lines(path, is_json=kind == "jsonl")
+
+
+def _sentences_of_pairs(path: Path) -> Iterator[str]:
+    for files in find_bitext(path).values():
+        for file in files:
+            if file.format in READ_AS_LINES:  # a member of an archive
+                for side in file.paths:
+                    yield from _sentences(Path(side))
             else:
-                yield from (side for pair in read_pairs(file) for side in pair.values())
-        return
+                for pair in read_pairs(file):
+                    yield from pair.values()
+
+
+def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
     for number, line in enumerate(read_sentences(path), 1):
-        if kind != ".jsonl":
+        if not is_json:
             yield from line.split("\t")
-        elif line.strip():
-            try:
-                yield from _strings(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                raise UserError(
-                    f"{path}, line {number}: no JSON ({error}); repair the line"
-                ) from error
+            continue
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            yield from _strings(record)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: no JSON ({error}); repair the line") from error
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in a record, names of its fields left out."""
+    """Yield all strings in a JSON value, without the names of fields."""
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
             yield from _strings(item)

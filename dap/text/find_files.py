@@ -1,312 +1,374 @@
-"""Which files hold which languages: the parallel text behind the files, folders and Hub ids that a user names.
+"""Find parallel text: which files, folders and Hub datasets hold which languages.
 
-Files are named as `LAYOUTS` says, or packed so (`.gz`, `.xz`, zip archives as OPUS' `en-fr.txt.zip`); Tatoeba's
-`tatoeba.{xxx}-eng.{xxx}` + `….eng` are Moses pairs. A dataset of the Hub is `user/name` or `user/name:config`.
+Files are named as `{xx}-en.tsv` or as Moses pairs (`name.{xx}` + `name.en`), also packed (`.gz`, `.xz`)
+or in zip archives, such as OPUS' `en-fr.txt.zip`. A Hub dataset is `user/name` or `user/name:config`.
 
-The language comes from the file name, ISO 639-1 or 639-3. A region or script is dropped: `pt-br-en.tsv`, `a.zh-CN` and
-`deu_Latn-eng_Latn.tsv` are pt, zh and de. In capitals every region is known as one, in small letters those of
-`REGIONS`; else what precedes the two codes is a name: `it-da-en.tsv` is da. A TMX file tells its languages itself,
-and a PO file by its header (`Language:`), else by its name (`de.po`, `de/LC_MESSAGES/app.po`); the
-target side of PO is English.
+The file name tells the language, as ISO 639-1 or 639-3. Regions and scripts are dropped:
+
+- `pt-br-en.tsv`, `a.zh-CN` and `deu_Latn-eng_Latn.tsv` are pt, zh and de.
+- Two capital letters are always a region. In small letters, only `REGIONS` are.
+- Anything else before the two codes is part of the name: `it-da-en.tsv` is da.
+
+A TMX file states its languages itself. A PO file states its language in its header (`Language:`),
+otherwise in its name (`de.po`, `de/LC_MESSAGES/app.po`), and its target side is English.
 """
 
 import logging
 import os
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from datasets import Dataset, IterableDataset, get_dataset_config_names, load_dataset
-
-from dap.errors import SHOWN, UserError, loading
+from dap.errors import SHOWN, UserError
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
+from dap.text.formats import FORMATS, BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_language, memory_languages
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
 
-LAYOUTS = (
-    "{xx}-en.tsv[.gz|.xz], {xx}-en.jsonl[.gz|.xz], {xx}-en.parquet, Moses pairs name.{xx} + name.en, *.tmx, {xx}.po, "
-    "*.zip of these ({xx}: a language code of 2 or 3 letters; the target language, in file names too, is the second)"
-)
-
 #: Regions that file names of known corpora write in small letters, by language.
 REGIONS = {
-    "ar": "ae|eg|ma|sa|sy", "bn": "bd|in", "de": "at|ch|de", "en": "au|ca|gb|in|uk|us", "es": "ar|cl|co|es|mx|pe|us",
-    "eu": "es", "fa": "af|ir", "fr": "be|ca|ch|fr", "it": "ch|it", "nl": "be|nl", "pt": "ao|br|pt", "sw": "ke|tz",
-    "ta": "in|lk", "ur": "in|pk", "zh": "cn|hk|mo|sg|tw|hans|hant",
+    "ar": "ae|eg|ma|sa|sy", "bn": "bd|in", "de": "at|ch|de", "en": "au|ca|gb|in|uk|us",
+    "es": "ar|cl|co|es|mx|pe|us", "eu": "es", "fa": "af|ir", "fr": "be|ca|ch|fr", "it": "ch|it",
+    "nl": "be|nl", "pt": "ao|br|pt", "sw": "ke|tz", "ta": "in|lk", "ur": "in|pk",
+    "zh": "cn|hk|mo|sg|tw|hans|hant",
 }  # fmt: skip
-#: Endings of two or three letters that tell what a file holds, not the language of a Moses side.
+#: Endings of two or three letters that are not the language of a Moses side.
 NO_LANGUAGES = (
-    "bak|bat|bin|bpe|bz|cfg|csv|dat|db|doc|err|gz|htm|idx|ids|ini|js|key|lck|log|lst|md|npy|npz|odt|old|out|pdf|pkl|"
-    "po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|xls|xml|xz|yml|zip|zst"
+    "bak|bat|bin|bpe|bz|cfg|csv|dat|db|doc|err|gz|htm|idx|ids|ini|js|key|lck|log|lst|md|npy|npz|odt|"
+    "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
+    "xls|xml|xz|yml|zip|zst"
 )
-
-_SMALL = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
-_LANGUAGE = rf"(?:{_SMALL}|[a-z]{{2,3}}(?:[-_](?:[A-Z][a-z]{{3}}|[A-Z]{{2}}|[0-9]{{3}}))*)"
-_TABLE = re.compile(
-    rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:tsv|jsonl|parquet)(?:\.gz|\.xz)?"
-)
-_CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po(?:\.gz|\.xz)?")
-_SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE})(?:\.gz|\.xz)?")
-_PACKED = (".gz", ".xz")
-#: What looks like parallel text, whether or not it can be read.
-_PARALLEL = re.compile(
-    r"(?i:.*\.(?:tsv|jsonl|parquet|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)"
-    rf"|(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|csv|json)(?:\.gz|\.xz)?"
-)
-_CLOSED = (".zip", ".parquet")
-#: Id of a data set of the Hub, with a configuration or without.
+PACKED = (".gz", ".xz")
+#: Files that are not read from within an archive.
+NOT_IN_ARCHIVES = (".zip", ".parquet")
+#: The id of a Hub dataset, with or without a configuration.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
+_SMALL_REGION = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
+_REGION = r"[-_](?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})"  # Latn, AT, 419
+_LANGUAGE = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
+_ENDING = r"(?:\.gz|\.xz)?"
+_CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po{_ENDING}")
+_MOSES_SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE}){_ENDING}")
 
-Sides = dict[tuple[Path, str], dict[Path, str]]
+#: Possible Moses sides: (folder, name without language) -> path -> code of the language.
+MosesSides = dict[tuple[Path, str], dict[Path, str]]
 
 
-@dataclass(frozen=True)
-class BitextFile:
-    """Where the pairs of one language are.
+def named_formats() -> list[str]:
+    """Return the formats whose file names tell both languages. `FORMATS` may have got more."""
+    return [name for name, each in FORMATS.items() if each.languages_in_name]
 
-    Attributes:
-        language: source language, ISO 639-1 where there is such a code among the 36, else the code as given.
-        paths: one path; the source side and the target side for `"moses"`; the dataset id for `"hub"`.
-        format: `"tsv"`, `"jsonl"`, `"parquet"`, `"moses"`, `"tmx"`, `"po"` or `"hub"`.
-        target_language: target language, `"en"` unless asked otherwise.
-        config: configuration of a dataset of the Hub.
-        streaming: read a dataset of the Hub without downloading it first.
-    """
 
-    language: str
-    paths: tuple[str, ...]
-    format: str
-    target_language: str = "en"
-    config: str | None = None
-    streaming: bool = False
+def describe_layouts() -> str:
+    """Describe the files that `find_bitext` finds, for error messages."""
+    tables = ", ".join(f"{{xx}}-en.{name}" for name in named_formats())
+    return (
+        f"{tables}, Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, with .gz or .xz, or *.zip of "
+        "these ({xx}: a language code of 2 or 3 letters; the second code is the target language)"
+    )
 
-    def __str__(self) -> str:
-        return " + ".join(self.paths) + (f":{self.config}" if self.config else "")
+
+def _languages_in_name(name: str) -> tuple[str, str] | None:
+    """Return the languages of a name such as `news.de-en.tsv.gz`, or None for other names."""
+    formats = "|".join(map(re.escape, named_formats()))
+    match = re.fullmatch(
+        rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:{formats}){_ENDING}", name
+    )
+    return (base_language(match[1]), base_language(match[2])) if match else None
 
 
 def find_bitext(
     paths: str | Path | Sequence[str | Path], target_language: str = "en"
 ) -> dict[str, list[BitextFile]]:
-    """The files of each source language, languages in alphabetical order, each file once.
+    """Find the files of each source language. Languages are sorted, and each file occurs once.
 
     Args:
-        paths: files, folders (not searched but for `train/`, where they hold no text) or ids of Hub datasets. A Hub
-            dataset is looked for only when there is no such path and the name has the form `user/name[:config]`.
+        paths: files, folders or ids of Hub datasets. Subfolders are not searched, except `train/` if
+            the folder itself holds no text. A Hub dataset is looked for only if there is no such path
+            and the name has the form `user/name[:config]`.
+        target_language: the language of the target side.
 
     Raises:
-        ValueError: no path is given, a name does not tell its language, or a folder holds no parallel text.
+        UserError: no path is given, a name does not tell its language, or a folder holds no parallel
+            text.
         FileNotFoundError: a path does not exist.
     """
     given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if not given:
         raise UserError(
-            f"no parallel text is given; name files or folders of {LAYOUTS}, or a Hub dataset id"
+            f"no parallel text is given; name files or folders of {describe_layouts()}, or a Hub "
+            "dataset id"
         )
     target = base_language(target_language)
     if not re.fullmatch("[a-z]{2,3}", target):
-        raise UserError(
-            f"target language {target_language!r}: expected a code of two or three letters, such as 'en'"
-        )
+        raise UserError(f"target language {target_language!r}: give a code, such as 'en'")
+
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in given]
-    files = dict.fromkeys(
-        file for pair in zip(given, absolute) for file in _files_of(*pair, absolute, target)
-    )
+    files: dict[BitextFile, None] = {}  # a set that keeps the order
+    for name, path in zip(given, absolute):
+        files.update(dict.fromkeys(_files_of(name, path, absolute, target)))
+
     found: dict[str, list[BitextFile]] = {}
     for file in sorted(files, key=lambda file: file.language):
         found.setdefault(file.language, []).append(file)
     for language in found.keys() - NAMES.keys():
         name = str(found[language][0])
-        _warn_once(
-            "%s is taken for text in the language %r, which is none of the 36 known ones",
-            name,
-            language,
-        )
+        _warn_once("%s is taken for text in the unknown language %r", name, language)
     return found
 
 
 def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
-    """The files that one argument stands for; `others` are the paths of all arguments."""
+    """Return the files of one argument of `find_bitext`.
+
+    Args:
+        given: the argument.
+        path: the same as an absolute path.
+        others: the absolute paths of all arguments.
+        target: the target language.
+    """
     if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
-        return _files_in(path, target)
+        return _files_in_folder(path, target)
     if path.is_file():
         return _files_at(path, others, target)
-    if HUB_ID.fullmatch(given) and not _TABLE.fullmatch(path.name):
-        return _find_hub(given, target)
+    if HUB_ID.fullmatch(given) and not _languages_in_name(path.name):
+        return find_hub_files(given, target)
     raise FileNotFoundError(
-        f"{given}: no such file or folder; expected {LAYOUTS}, a folder of these, or a Hub dataset id"
+        f"{given}: no such file or folder; expected {describe_layouts()}, a folder of these, or a "
+        "Hub dataset id"
     )
 
 
-def _files_in(folder: Path, target: str) -> list[BitextFile]:
-    """All parallel text in a folder or archive; what looks like some but tells no language is named in a warning."""
-    paths = _list(folder)
-    sides = _sides(paths)
-    files = [file for path in paths for file in _classify(path, target, sides)]
-    if (
-        not files and (folder / "train").is_dir()
-    ):  # as `datasets` takes such a folder, and `prepare_data.py` makes it
-        return _files_in(folder / "train", target)
+# -------------------------------------------------------------------------------------- folders
+
+
+def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
+    """Return all parallel text in a folder or archive. Warn of text without a known language."""
+    paths = _list_with_archives(folder)
+    sides = _moses_sides(paths)
+    files = []
+    for path in paths:
+        files += _classify(path, target, sides)
+
+    if not files and (folder / "train").is_dir():  # the layout of `prepare_data.py` and `datasets`
+        return _files_in_folder(folder / "train", target)
     if not files:
-        names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
-        deeper = (
-            sorted(f"{path}/" for path in folder.iterdir() if path.is_dir())
-            if folder.is_dir()
-            else []
-        )
-        hint = (
-            f"; folders within are not searched, give {' or '.join(deeper[:SHOWN])} itself"
-            if deeper
-            else ""
-        )
-        raise UserError(
-            f"{folder}: holds no parallel text but {names}; expected {LAYOUTS}, target {target!r}{hint}"
-        )
-    used = {Path(path) for file in files for name in file.paths for path in (name, disk_path(name))}
-    for path in sorted(used):
-        if path.suffix in _PACKED and path.with_suffix("") in used:
-            raise UserError(
-                f"{path.with_suffix('')} and {path} are the same text twice: keep one of them"
-            )
-    for path in dict.fromkeys(path for inside in paths for path in (disk_path(inside), inside)):
-        if path not in used and _looks_parallel(path.name):
-            reason = f"it tells no language that it pairs with {target!r}, or is packed or named otherwise than"
-            logger.warning("%s is left out: %s %s", path, reason, LAYOUTS)
+        raise UserError(_describe_folder_without_text(folder, paths, target))
+
+    used = set()
+    for file in files:
+        for path in file.paths:
+            used |= {Path(path), disk_path(path)}
+    _require_no_packed_copy(used)
+    _warn_of_unused_text(paths, used, target)
     return files
 
 
-def _looks_parallel(name: str) -> bool:
-    side = _SIDE.fullmatch(name)
-    return bool(_PARALLEL.fullmatch(name) or side and base_language(side[2]) in NAMES)
-
-
-def _list(folder: Path) -> list[Path]:
-    """The files in a folder and in its archives, or in an archive; what cannot be read from one stays closed."""
+def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: str) -> str:
+    names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
+    message = f"{folder}: holds no parallel text but {names}; expected {describe_layouts()}, target {target!r}"
     if folder.is_dir():
-        return [
-            inner
-            for path in list_folder(folder)
-            for inner in (_list(path) if path.suffix == ".zip" else [path])
-        ]
-    members = list_archive(folder)
-    for path in members:
-        if path.suffix in _CLOSED:
+        subfolders = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir())
+        if subfolders:
+            message += f"; subfolders are not searched, give {' or '.join(subfolders[:SHOWN])}"
+    return message
+
+
+def _require_no_packed_copy(used: set[Path]) -> None:
+    for path in sorted(used):
+        plain = path.with_suffix("")
+        if path.suffix in PACKED and plain in used:
+            raise UserError(f"{plain} and {path} are the same text twice: keep one of them")
+
+
+def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) -> None:
+    """Name the files and archives that look like parallel text but were not taken."""
+    candidates: dict[Path, None] = {}
+    for path in paths:
+        candidates[disk_path(path)] = None
+        candidates[path] = None
+    for path in candidates:
+        if path not in used and _looks_parallel(path.name):
             logger.warning(
-                "%s is left out: such a file is not read inside an archive; unpack it", path
+                "%s is left out: its name or content tells no language beside %r, or it is packed in "
+                "another way than %s",
+                path,
+                target,
+                describe_layouts(),
             )
-    return [path for path in members if path.suffix not in _CLOSED]
+
+
+def _looks_parallel(name: str) -> bool:
+    """Tell whether a name looks like parallel text, even if it cannot be read."""
+    formats = "|".join(map(re.escape, [*named_formats(), "tmx", "po", "zip"]))
+    if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
+        return True
+    if re.fullmatch(rf"(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|csv|json){_ENDING}", name):
+        return True
+    side = _MOSES_SIDE.fullmatch(name)
+    return side is not None and base_language(side[2]) in NAMES
+
+
+def _list_with_archives(folder: Path) -> list[Path]:
+    """List the files in a folder, including those in its archives, or the files in an archive."""
+    if folder.is_dir():
+        files = []
+        for path in list_folder(folder):
+            files += _list_with_archives(path) if path.suffix == ".zip" else [path]
+        return files
+
+    members = []
+    for path in list_archive(folder):
+        if path.suffix in NOT_IN_ARCHIVES:
+            logger.warning("%s is left out: it is not read inside an archive; unpack it", path)
+        else:
+            members.append(path)
+    return members
+
+
+# ---------------------------------------------------------------------------------------- files
 
 
 def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
-    """The parallel text of one file; of a Moses target side, the source sides given, else all."""
-    side = _SIDE.fullmatch(path.name)
-    named = list_folder(path.parent, f"{side[1]}.") if side else []
-    sides = _sides(named)
-    if files := _classify(path, target, sides):
+    """Return the parallel text of one file.
+
+    A Moses target side stands for its pairs with the source sides that are also given, or with all
+    source sides if none is given.
+    """
+    side = _MOSES_SIDE.fullmatch(path.name)
+    beside = list_folder(path.parent, f"{side[1]}.") if side else []
+    sides = _moses_sides(beside)
+    files = _classify(path, target, sides)
+    if files:
         return files
     if _kind(path) in (".tmx", ".po"):
         raise UserError(
-            f"{path}: tells no language that it pairs with {target!r} (xml:lang, or Language: in PO)"
+            f"{path}: states no language beside {target!r} (xml:lang, or Language: in PO)"
         )
-    beside = [file for other in named for file in _moses(other, target, sides)]
-    files = [file for file in beside if str(path) in file.paths]
+
+    for source_side in beside:
+        for file in _moses_pair(source_side, target, sides):
+            if str(path) in file.paths:
+                files.append(file)
     if not files:
         raise UserError(
-            f"{path}: the name does not tell the language, or its other side is absent; expected {LAYOUTS}"
+            f"{path}: the name does not tell the language, or its other side is absent; expected "
+            f"{describe_layouts()}"
         )
-    return [file for file in files if Path(file.paths[0]) in others] or files
+    given = [file for file in files if Path(file.paths[0]) in others]
+    return given or files
 
 
-def _classify(path: Path, target: str, sides: Sides) -> list[BitextFile]:
-    """The parallel text in a file, or whose source side it is; none where it tells no language."""
+def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
+    """Return the parallel text in a file, also if the file is the source side of a Moses pair.
+
+    Returns an empty list if the file tells no source language.
+    """
     kind = _kind(path)
     languages: set[str] = set()
     if kind == ".tmx":
         languages = memory_languages(path, target)
     elif kind == ".po" and target == "en":
-        name = _CATALOGUE.fullmatch(path.name)
-        named = path.parent.parent.name if path.parent.name == "LC_MESSAGES" else name and name[1]
-        languages = {base_language(catalogue_language(path) or named or "en")} - {"en"}
-    elif match := _TABLE.fullmatch(path.name):
-        source, other = map(base_language, match.groups())
-        languages = {source} if other == target != source else set()
-    files = [BitextFile(language, (str(path),), kind[1:], target) for language in sorted(languages)]
-    return files or _moses(path, target, sides)
+        languages = {_catalogue_source(path)} - {"en"}
+    elif named := _languages_in_name(path.name):
+        source, other = named
+        if other == target != source:
+            languages = {source}
+    if languages:
+        return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
+    return _moses_pair(path, target, sides)
 
 
 def _kind(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+    """Return the suffix of a file name without `.gz` or `.xz`."""
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
-def _sides(paths: Sequence[Path]) -> Sides:
-    """What may be Moses sides, by folder and name without the language: their languages' codes."""
-    found: Sides = {}
+def _catalogue_source(path: Path) -> str:
+    """Return the language of a PO file, from its header, its folder or its name. Default: English."""
+    code = catalogue_language(path)
+    if code is None and path.parent.name == "LC_MESSAGES":
+        code = path.parent.parent.name
+    elif code is None:
+        match = _CATALOGUE.fullmatch(path.name)
+        code = match[1] if match else "en"
+    return base_language(code)
+
+
+def _moses_sides(paths: Sequence[Path]) -> MosesSides:
+    found: MosesSides = {}
     for path in paths:
-        if match := _SIDE.fullmatch(path.name):
+        if match := _MOSES_SIDE.fullmatch(path.name):
             found.setdefault((path.parent, match[1]), {})[path] = match[2]
     return found
 
 
-def _moses(path: Path, target: str, sides: Sides) -> list[BitextFile]:
-    """The pair of Moses sides whose source side is `path`; none if its target side does not exist."""
-    match = _SIDE.fullmatch(path.name)
+def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
+    """Return the Moses pair with this source side, or an empty list if there is no target side."""
+    match = _MOSES_SIDE.fullmatch(path.name)
     if not match or base_language(match[2]) == target:
         return []
-    beside = sides[path.parent, match[1]].items()
-    others = [
-        (code != target, code != ISO3.get(target), other)
-        for other, code in beside
-        if base_language(code) == target
-    ]
+    # Of several target sides, prefer `.en` to `.eng`, and both to `.en-US`.
+    candidates = []
+    for other, code in sides[path.parent, match[1]].items():
+        if base_language(code) == target:
+            candidates.append((code != target, code != ISO3.get(target), other))
+    if not candidates:
+        return []
+    _, _, target_side = min(candidates)
     source = base_language(match[2])
-    return [
-        BitextFile(source, (str(path), str(other)), "moses", target)
-        for *_, other in sorted(others)[:1]
-    ]
+    return [BitextFile(source, (str(path), str(target_side)), "moses", target)]
 
 
-def _find_hub(name: str, target: str) -> list[BitextFile]:
-    """The configurations of a Hub dataset that pair a language with the target language."""
+# --------------------------------------------------------------------------------- Hub datasets
+
+
+def find_hub_files(name: str, target: str) -> list[BitextFile]:
+    """Return the configurations of a Hub dataset that pair a language with the target language.
+
+    Args:
+        name: `user/name` or `user/name:config`.
+        target: the target language.
+
+    Raises:
+        FileNotFoundError: there is no such dataset, or it cannot be read.
+        UserError: no configuration has the target language.
+    """
+    from datasets import get_dataset_config_names
+
     dataset, _, config = name.partition(":")
+    languages: dict[str, list[str]] = {}
     try:
         configs = [config] if config else get_dataset_config_names(dataset)
-        languages = {config: _hub_languages(dataset, config) for config in configs}
+        for each in configs:
+            languages[each] = _hub_languages(dataset, each)
     except Exception as error:  # the Hub's client raises many unrelated classes
         raise FileNotFoundError(
-            f"{name}: no such file or folder ({LAYOUTS}), and as a Hub dataset it cannot be read: {error}"
+            f"{name}: no such file or folder ({describe_layouts()}), and as a Hub dataset it cannot "
+            f"be read: {error}"
         ) from error
-    others = {
-        config: set(pair) - {target}
-        for config, pair in languages.items()
-        if len(pair) == 2 and target in pair
-    }
-    files = [
-        BitextFile(other.pop(), (dataset,), "hub", target, config)
-        for config, other in others.items()
-        if other
-    ]
+
+    files = []
+    for each, pair in languages.items():
+        others = set(pair) - {target}
+        if len(pair) == 2 and target in pair and others:
+            files.append(BitextFile(others.pop(), (dataset,), "hub", target, each))
     if not files:
         raise UserError(
-            f"{name}: no configuration of {configs} pairs a language with {target!r}; a configuration is named "
-            f"like 'de-{target}' or has a `translation` column of two languages"
+            f"{name}: no configuration of {configs} pairs a language with {target!r}; a configuration "
+            f"is named like 'de-{target}' or has a `translation` column of two languages"
         )
     return files
 
 
 def _hub_languages(dataset: str, config: str) -> list[str]:
-    """The languages of a configuration, from its name or from its `translation` column."""
+    """Return the languages of a configuration, from its name or from its `translation` column."""
     if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
-        return list(map(base_language, match.groups()))
+        return [base_language(code) for code in match.groups()]
     features = hub_dataset(dataset, config, streaming=True).features or {}
-    return list(map(base_language, getattr(features.get("translation"), "languages", [])))
-
-
-def hub_dataset(dataset: str, config: str | None, streaming: bool) -> Dataset | IterableDataset:
-    """The training split of a dataset of the Hub; raises `UserError` where there is none to be had."""
-    with loading("training split", f"{dataset}:{config}" if config else dataset):
-        return load_dataset(dataset, config, split="train", streaming=streaming)
+    codes = getattr(features.get("translation"), "languages", [])
+    return [base_language(code) for code in codes]

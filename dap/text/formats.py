@@ -1,21 +1,29 @@
-"""Read the pairs of a file: one function a format, one check and one audit of the bad lines for all of them.
+"""Read the pairs of a file. Every format has the same checks and the same count of bad lines.
 
-Text is taken as it stands: quotes are text, and only a line feed (or CR + LF) ends a line, so that U+2028 or U+0085
+Text is taken literally. Quotes are text, and only LF or CR LF ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
 
-A *bad line* has one column, an empty side, a carriage return within, invalid UTF-8 or invalid JSON. Bad lines are
-logged, counted and skipped while their share of a file stays within `max_bad_lines`. The share is judged at the end of
-the file: one bad line among the first ten says nothing about a file of a million. Reading stops earlier only when
-there are more bad lines than the first 100,000 lines (or all lines read so far, if more) may have, as a longer file is
-judged from there on.
+A *bad line* has only one column, an empty side, a carriage return, invalid UTF-8 or invalid JSON. Bad
+lines are logged, counted and skipped as long as their share of the file stays within `max_bad_lines`.
+The share is judged at the end of the file, because one bad line among the first ten says nothing about
+a file of a million lines. Reading stops earlier only if there are more bad lines than a file of 100,000
+lines may have, or more than the lines read so far may have if these are more.
+
+A new format is one function and one entry in `FORMATS`. All commands then read it:
+
+    def parse_csv(line: bytes) -> list[str]:
+        return decode_line(line).split(";")
+
+    FORMATS["csv"] = Format(read_numbered_lines, parse_csv)
 """
 
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,203 +31,337 @@ import pyarrow.parquet as pq
 from dap.errors import SHOWN, UserError, loading
 from dap.languages import base_language
 from dap.text.archives import decode, decode_line, read_lines
-from dap.text.find_files import BitextFile, hub_dataset
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
 logger = logging.getLogger(__name__)
-_warn_once = cache(logger.warning)  # a later pass over the same file has nothing new to say
+_warn_once = cache(logger.warning)  # a second pass over a file repeats no warning
 
-JUDGE_AFTER = 100_000  # lines
-BATCH = 10_000  # rows of a table
+#: Lines after which a file may be refused before its end.
+JUDGE_AFTER = 100_000
+#: Most rows of a table.
+BATCH = 10_000
+SIDES = ("source", "target")
 
-#: Columns of the tables: the line from 1 (in TMX the unit, in Parquet and on the Hub the row), and the two sides.
+#: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
+
+#: The number of a line, unit or row, and its content.
+Numbered = Iterator[tuple[int, Any]]
+
+
+@dataclass(frozen=True)
+class BitextFile:
+    """A file with the pairs of one source language.
+
+    Attributes:
+        language: the source language. ISO 639-1 for the 36 known languages, otherwise the code as
+            given.
+        paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id of a
+            dataset.
+        format: a key of `FORMATS`.
+        target_language: the target language.
+        config: the configuration of a Hub dataset.
+        streaming: read a Hub dataset without downloading it first.
+    """
+
+    language: str
+    paths: tuple[str, ...]
+    format: str
+    target_language: str = "en"
+    config: str | None = None
+    streaming: bool = False
+
+    def __str__(self) -> str:
+        name = " + ".join(self.paths)
+        return f"{name}:{self.config}" if self.config else name
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the pairs of a file are read.
+
+    Attributes:
+        read: yields the number and the content of each line of a file.
+        parse: makes (source, target) of one content. Raises `ValueError` for a bad line.
+        languages_in_name: True if the file name tells both languages, as `de-en.tsv` does.
+    """
+
+    read: Callable[[BitextFile], Numbered]
+    parse: Callable[[Any], Iterable[str]]
+    languages_in_name: bool = True
 
 
 class LineAudit:
-    """Counts the bad lines of one file and raises when they are too many (see the module's docstring).
+    """Counts the bad lines of a file and raises an error when there are too many.
 
     Args:
-        file: what messages call it.
-        max_bad_lines: share of its lines that may be bad (0 to 1); 0 stops at the first one.
+        file: the name of the file, for messages.
+        max_bad_lines: share of the file's lines that may be bad, 0 to 1. With 0 the first bad line is
+            an error.
 
     Attributes:
-        bad: bad lines so far.
-        lines: the number of the last line seen.
+        bad: number of bad lines so far.
+        lines: number of the last line that was read.
     """
 
     def __init__(self, file: object, max_bad_lines: float) -> None:
         if not 0.0 <= max_bad_lines <= 1.0:
-            raise UserError(
-                f"max_bad_lines is the share of lines that may be bad, 0 to 1, not {max_bad_lines}"
-            )
-        self.file, self.limit = file, max_bad_lines
-        self.bad = self.lines = 0
-        self._first: list[str] = []
+            raise UserError(f"max_bad_lines={max_bad_lines}: give a share of lines, 0 to 1")
+        self.file = file
+        self.limit = max_bad_lines
+        self.bad = 0
+        self.lines = 0
+        self._quoted: list[str] = []
 
     def reject(self, reason: object) -> None:
-        """Counts line number `lines` as bad."""
+        """Count the current line as bad. The first bad lines are logged as warnings."""
         self.bad += 1
-        tell = logger.info
+        log = logger.info
         if self.bad <= SHOWN:
-            self._first.append(f"line {self.lines}: {reason}")
-            tell = _warn_once
-        tell("%s, line %d skipped: %s", self.file, self.lines, str(reason))
+            self._quoted.append(f"line {self.lines}: {reason}")
+            log = _warn_once
+        log("%s, line %d skipped: %s", self.file, self.lines, str(reason))
         self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
-        """Raises `ValueError` if there are more bad lines than `lines` lines may have."""
+        """Raise `UserError` if there are more bad lines than a file of `lines` lines may have."""
         if self.bad <= self.limit * lines:
             return
-        remedy = "Repair the file" + ", or raise max_bad_lines to skip them" * (self.limit > 0)
-        quoted = "\n  ".join(self._first + ["…"] * (self.bad > SHOWN))
+        quoted = list(self._quoted)
+        if self.bad > SHOWN:
+            quoted.append("…")
+        quoted_lines = "\n  ".join(quoted)
+        remedy = "Repair the file"
+        if self.limit > 0:
+            remedy += ", or raise max_bad_lines to skip them"
         raise UserError(
-            f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than max_bad_lines="
-            f"{self.limit:g} ({100 * self.limit:g}%) allows:\n  {quoted}\n"
-            f"{remedy}."
+            f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than "
+            f"max_bad_lines={self.limit:g} allows:\n  {quoted_lines}\n{remedy}."
         )
+
+    def finish(self) -> None:
+        """Judge the whole file, and log how many lines were skipped."""
+        self.judge(self.lines)
+        if self.bad:
+            percent = 100 * self.limit
+            text = "%s: %d of %d lines skipped (limit %.3g%%)"
+            _warn_once(text, self.file, self.bad, self.lines, percent)
 
 
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
-    """The pairs of one file in its order, as `{"source": …, "target": …}`; arguments and errors as `read_tables`."""
+    """Yield the pairs of a file in its order, as `{"source": …, "target": …}`.
+
+    Args:
+        file: the file to read.
+        max_bad_lines: share of its lines that may be bad.
+
+    Raises:
+        UserError: as `read_tables`.
+    """
     for table in read_tables(file, LineAudit(file, max_bad_lines)):
         yield from table.drop_columns("line").to_pylist()
 
 
 def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
-    """The pairs of one file in its order, as tables with the columns of `TABLE`, of at most `BATCH` rows.
+    """Yield the pairs of a file in its order, as tables of at most `BATCH` rows (columns: `TABLE`).
+
+    Args:
+        file: the file to read.
+        audit: counts its bad lines.
 
     Raises:
-        ValueError: too many bad lines, not a single pair, sides of different length, damaged file, missing columns.
+        UserError: there are too many bad lines, no pairs or missing columns, the two sides differ in
+            length, or the file is damaged.
     """
-    read, parse = FORMATS[file.format]
-    contents, pairs = read(file), 0
+    file_format = FORMATS[file.format]
+    contents = file_format.read(file)
+    has_pairs = False
     while batch := list(islice(contents, BATCH)):
-        lines, sources, targets = columns = [], [], []
+        lines, sources, targets = [], [], []
         for line, content in batch:
             audit.lines = line
             try:
-                source, target = parse(content)
-                if not source.strip() or not target.strip():
-                    raise UserError(f"empty {'target' if source.strip() else 'source'} side")
-            except (ValueError, RecursionError) as error:
+                source, target = file_format.parse(content)
+                _require_no_empty_side(source, target)
+            except (ValueError, RecursionError) as error:  # RecursionError: deeply nested JSON
                 audit.reject(error)
-            else:
-                lines.append(line)
-                sources.append(source)
-                targets.append(target)
-        pairs += len(lines)
+                continue
+            lines.append(line)
+            sources.append(source)
+            targets.append(target)
         if lines:
-            yield pa.table(columns, schema=TABLE)
-    audit.judge(audit.lines)
-    if audit.bad:
-        _warn_once(
-            "%s: %d of %d lines skipped (limit %.3g%%)",
-            file,
-            audit.bad,
-            audit.lines,
-            100 * audit.limit,
-        )
-    if not pairs:
-        raise UserError(
-            f"{file}: holds no pair of language {file.language!r}; remove the file or fill it"
-        )
+            has_pairs = True
+            yield pa.table([lines, sources, targets], schema=TABLE)
+
+    audit.finish()
+    if not has_pairs:
+        raise UserError(f"{file}: holds no pair of language {file.language!r}; remove or fill it")
 
 
-# One reader a format, which gives what each line holds, and one function that makes a pair of that
+def _require_no_empty_side(source: str, target: str) -> None:
+    if not source.strip():
+        raise UserError("empty source side")
+    if not target.strip():
+        raise UserError("empty target side")
 
 
-def _lines(file: BitextFile) -> Iterator[tuple[int, bytes]]:
+# ------------------------------------------------------------------------------ lines of text
+
+
+def read_numbered_lines(file: BitextFile) -> Numbered:
+    """Yield the lines of a file (bytes) and their numbers from 1."""
     return enumerate(read_lines(file.paths[0]), 1)
 
 
-def _cells(line: bytes) -> Sequence[str]:
-    source, tab, rest = decode_line(line).partition("\t")
-    if not tab:
+def parse_tsv(line: bytes) -> Sequence[str]:
+    """Return the first two columns of a line."""
+    columns = decode_line(line).split("\t", 2)
+    if len(columns) < 2:
         raise UserError("one column, expected source<TAB>target")
-    return source, rest.partition("\t")[0]
+    return columns[:2]
 
 
-def _record(line: bytes) -> Sequence[Any]:
-    record = json.loads(decode_line(line))  # Arrow's reader takes all lines of a file or none
+def parse_json(line: bytes) -> Sequence[str]:
+    """Return the fields `source` and `target` of a JSON object.
+
+    Python reads the JSON, because Arrow's reader refuses a whole file for one bad line.
+    """
+    record = json.loads(decode_line(line))
     try:
-        source, target = record["source"], record["target"]
+        sides = record["source"], record["target"]
     except (KeyError, TypeError):
         raise UserError('expected an object {"source": …, "target": …}') from None
-    f"{source}{target}".encode()  # fails for "\ud800", valid JSON but no text
-    return _texts((source, target))
+    texts = texts_of(sides)
+    for text in texts:
+        text.encode()  # raises for "\ud800", which is valid JSON but no text
+    return texts
 
 
-def _texts(sides: Sequence[Any]) -> Sequence[str]:
-    """The sides, if they are text or its bytes."""
-    for name, side in zip(("source", "target"), sides):
-        if not isinstance(side, str | bytes):
+def texts_of(sides: Sequence[Any]) -> Sequence[str]:
+    """Return both sides as text. A side may be text or its bytes in UTF-8."""
+    texts = []
+    for name, side in zip(SIDES, sides):
+        if isinstance(side, bytes):
+            side = decode(side)
+        if not isinstance(side, str):
             raise UserError(f"{name} side is {side!r}, expected text")
-    return [decode(side) if isinstance(side, bytes) else side for side in sides]
+        texts.append(side)
+    return texts
 
 
-def _two_lines(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes]]]:
-    lengths = [sum(1 for _ in read_lines(path)) for path in file.paths]
+def read_moses(file: BitextFile) -> Numbered:
+    """Yield the lines of two files (bytes), of which line i of one translates line i of the other."""
+    lengths = []
+    for path in file.paths:
+        lengths.append(sum(1 for _ in read_lines(path)))
     if lengths[0] != lengths[1]:
         raise UserError(
-            f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, {file.paths[1]} has "
-            f"{lengths[1]}; line i of one must translate line i of the other"
+            f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, "
+            f"{file.paths[1]} has {lengths[1]}; line i of one must translate line i of the other"
         )
     return enumerate(zip(*map(read_lines, file.paths), strict=True), 1)
 
 
-def _parquet_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[bytes | None]]]:
+def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
+    """Decode the two lines."""
+    return [decode_line(line) for line in lines]
+
+
+# ------------------------------------------------------------------------------------ tables
+
+
+def read_parquet(file: BitextFile) -> Numbered:
+    """Yield the columns `source` and `target` (bytes or None) of each row."""
     try:
         with pq.ParquetFile(file.paths[0]) as table:
             names = table.schema_arrow.names
-            if [names.count(side) for side in ("source", "target")] != [1, 1]:
+            if any(names.count(side) != 1 for side in SIDES):
                 raise UserError(
-                    f"{file}: columns are {names}; expected 'source' and 'target', once each: rename them"
+                    f"{file}: columns are {names}; expected 'source' and 'target', once each: "
+                    "rename them"
                 )
             first = 1
-            for block in table.iter_batches(BATCH, columns=["source", "target"]):
-                sides = [
-                    block[side].cast(pa.large_binary()).to_pylist() for side in ("source", "target")
-                ]
-                yield from enumerate(zip(*sides), first)
+            for block in table.iter_batches(BATCH, columns=list(SIDES)):
+                sources, targets = (_bytes_of(block[side]) for side in SIDES)
+                yield from enumerate(zip(sources, targets), first)
                 first += len(block)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name
         raise UserError(
             f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again"
         ) from error
 
 
-def _hub_rows(file: BitextFile) -> Iterator[tuple[int, Sequence[Any]]]:
+def _bytes_of(column: pa.Array) -> list[bytes | None]:
+    """Return a column's values as bytes, so that one invalid text does not stop the whole block."""
+    return column.cast(pa.large_binary()).to_pylist()
+
+
+def hub_dataset(
+    dataset: str, config: str | None, streaming: bool
+) -> Union["Dataset", "IterableDataset"]:
+    """Load the training split of a Hub dataset.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    from datasets import load_dataset
+
+    with loading("training split", f"{dataset}:{config}" if config else dataset):
+        return load_dataset(dataset, config, split="train", streaming=streaming)
+
+
+def read_hub(file: BitextFile) -> Numbered:
+    """Yield both sides of each row of a Hub dataset.
+
+    Rows have a column `translation` (language code -> text), or the columns `source` and `target`. If
+    the configuration names the target language first, as `en-de`, these two are swapped.
+    """
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
-    with loading("rows", file):  # where a stream breaks off the Hub's client raises anything
-        columns = dataset.column_names or list(
-            next(iter(dataset), {})
-        )  # a stream may not know them beforehand
-        if "translation" not in columns and not {"source", "target"} <= set(columns):
+    first_language = (file.config or "").split("-")[0] or file.language
+    is_swapped = base_language(first_language) == file.target_language
+
+    with loading("rows", file):  # the Hub's client raises any error if a stream breaks off
+        columns = dataset.column_names
+        if not columns:  # a stream may know its columns only from its first row
+            columns = list(next(iter(dataset), {}))
+        has_translations = "translation" in columns
+        if not has_translations and not {"source", "target"} <= set(columns):
             raise UserError(
                 f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'"
             )
-        swapped = (
-            base_language((file.config or "").split("-")[0] or file.language)
-            == file.target_language
-        )
-        for number, record in enumerate(dataset, 1):
-            if "translation" in record:
-                sides = {base_language(code): text for code, text in record["translation"].items()}
-                yield number, (sides.get(file.language), sides.get(file.target_language))
+        for number, row in enumerate(dataset, 1):
+            if has_translations:
+                texts = {base_language(code): text for code, text in row["translation"].items()}
+                yield number, (texts.get(file.language), texts.get(file.target_language))
+            elif is_swapped:
+                yield number, (row["target"], row["source"])
             else:
-                pair = record["source"], record["target"]
-                yield number, pair[::-1] if swapped else pair
+                yield number, (row["source"], row["target"])
 
 
-FORMATS: dict[
-    str, tuple[Callable[[BitextFile], Iterator[tuple[int, Any]]], Callable[[Any], Iterable[Any]]]
-] = {
-    "tsv": (_lines, _cells),
-    "jsonl": (_lines, _record),
-    "moses": (_two_lines, lambda sides: map(decode_line, sides)),
-    "parquet": (_parquet_rows, _texts),
-    "tmx": (lambda file: memory_pairs(file.paths[0], file.language, file.target_language), tuple),
-    "po": (lambda file: catalogue_pairs(file.paths[0]), tuple),
-    "hub": (_hub_rows, _texts),
+# ----------------------------------------------------------------------------------- formats
+
+
+def read_tmx(file: BitextFile) -> Numbered:
+    """Yield the pairs of a translation memory."""
+    return memory_pairs(file.paths[0], file.language, file.target_language)
+
+
+def read_po(file: BitextFile) -> Numbered:
+    """Yield the pairs of a catalogue."""
+    return catalogue_pairs(file.paths[0])
+
+
+#: The formats by their name. If a file name tells the languages, the format is its extension.
+FORMATS: dict[str, Format] = {
+    "tsv": Format(read_numbered_lines, parse_tsv),
+    "jsonl": Format(read_numbered_lines, parse_json),
+    "parquet": Format(read_parquet, texts_of),
+    "moses": Format(read_moses, parse_moses, languages_in_name=False),
+    "tmx": Format(read_tmx, tuple, languages_in_name=False),
+    "po": Format(read_po, tuple, languages_in_name=False),
+    "hub": Format(read_hub, texts_of, languages_in_name=False),
 }

@@ -1,6 +1,7 @@
-"""Read translation memories (TMX 1.4b, unit by unit in bounded memory) and catalogues (PO).
+"""Read translation memories (TMX 1.4b) and catalogues (PO).
 
-A sentence may be wrapped in both: there a line break, with the blanks around it, is a space.
+A TMX file is read unit by unit, in bounded memory. In both formats a sentence may be wrapped: a line
+break, with the blanks around it, then stands for one space.
 """
 
 import logging
@@ -10,50 +11,61 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
-
-import polib
 
 from dap.errors import UserError
 from dap.languages import base_language
 from dap.text.archives import open_file
 
+if TYPE_CHECKING:
+    import polib
+
 logger = logging.getLogger(__name__)
 
-#: Elements that hold codes of the original document, not text, and end up in no sentence (TMX 1.4b, content markup).
-#: A `sub` inside one of them is a text flow of its own (a footnote, an alternative text) and goes with it.
+#: Elements that hold codes of the original document (TMX 1.4b, content markup). They are left out,
+#: with everything inside them: a `sub` within them is a text of its own, such as a footnote.
 CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+#: Bytes at the start of a PO file in which its header is looked for.
+_HEADER_SIZE = 4096
+
+#: The number of a unit or line, and (source, target).
+NumberedPair = tuple[int, tuple[str, str]]
 
 
-def one_line(text: str) -> str:
-    """The text with its line breaks, and the blanks and tabs around them and at both ends, made one space each.
+def unwrap(text: str) -> str:
+    """Replace each line break, with the blanks and tabs around it, by one space.
 
-    >>> one_line(" wrapped\\n      by an editor ")
+    >>> unwrap(" wrapped\\n      by an editor ")
     'wrapped by an editor'
     """
-    return " ".join(filter(None, (part.strip(" \t") for part in re.split(r"[\r\n]", text))))
+    parts = (part.strip(" \t") for part in re.split(r"[\r\n]", text))
+    return " ".join(part for part in parts if part)
 
 
-# Translation memories
+# ------------------------------------------------------------------------- translation memories
 
 
 def memory_languages(path: str | Path, target: str) -> set[str]:
-    """The languages that are beside the target language in some unit of a TMX file, which is read to its end."""
+    """Return the languages that share a unit with the target language. Reads the whole TMX file."""
+    found: set[str] = set()
     with open_file(path) as stream:
-        units = (unit for unit in read_units(stream, str(path)) if target in unit)
-        return {language for unit in units for language in unit} - {target}
+        for unit in read_units(stream, str(path)):
+            if target in unit:
+                found.update(unit)
+    return found - {target}
 
 
-def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, tuple[str, str]]]:
-    """(number of the unit, (source, target)): every variant of the source language with every one of the target's.
+def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
+    """Yield the pairs of a TMX file with the number of their unit.
 
-    The log counts the pairs left out because a segment is empty.
+    Within a unit, each text of the source language is paired with each text of the target language.
+    Pairs with an empty segment are left out, and the log states their number.
 
     Raises:
-        ValueError: as `read_units` and `open_file`.
+        UserError: as `read_units` and `open_file`.
     """
     empty = 0
     with open_file(path) as stream:
@@ -68,115 +80,136 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[tuple[int, tup
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
-    """The text of each translation unit (`tu`), by language: one string a `tuv`, in order, equal ones once.
+    """Yield the texts of each translation unit (`tu`) by language, without repetitions.
 
-    The text inside `hi` and unknown elements is kept, that inside the `CODES` is not.
+    The text inside `hi` and unknown elements is kept. The text inside `CODES` is left out.
 
     Args:
-        name: what errors call the stream.
+        stream: a TMX file, opened for reading bytes.
+        name: the file's name, for error messages.
 
     Raises:
-        ValueError: not well-formed, cut short, or no TMX; with the line where XML knows it.
+        UserError: the file is damaged, truncated or not TMX. The message names the line if possible.
     """
     body = None
     try:
         for event, element in iterparse(stream, events=("start", "end")):
-            tag = _local(element)
+            tag = _local_name(element)
             if event == "start" and body is None and tag != "tmx":
                 raise UserError(f"the root element is <{tag}>, expected <tmx>")
             if event == "start" and (body is None or tag == "body"):
                 body = element
             elif event == "end" and tag == "tu":
-                yield _texts(element)
-                body.clear()  # else every unit read stays in memory
+                yield _texts_of_unit(element)
+                body.clear()  # otherwise all units would stay in memory
     except ParseError as error:
-        line, column = error.position
+        line, _ = error.position
         raise UserError(
-            f"{name}, line {line}: damaged or truncated TMX ({error}); XML cannot be read past it: fetch or repair it"
+            f"{name}, line {line}: damaged or truncated TMX ({error}); fetch or repair it"
         ) from error
-    except (ValueError, LookupError) as error:  # also an encoding that Python does not know
+    except (ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise UserError(f"{name}: no TMX that can be read ({error})") from error
 
 
-def _texts(unit: Element) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {}
+def _texts_of_unit(unit: Element) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     for variant in unit.iterfind("{*}tuv"):
         language = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
         segment = variant.find("{*}seg")
         if not language or segment is None:
             continue
-        for element in segment.iter():
-            if _local(element) in CODES:
-                tail = element.tail
-                element.clear()
-                element.tail = tail
-        found.setdefault(base_language(language), {})[one_line("".join(segment.itertext()))] = None
-    return {language: list(texts) for language, texts in found.items()}
+        _remove_codes(segment)
+        text = unwrap("".join(segment.itertext()))
+        texts = found.setdefault(base_language(language), [])
+        if text not in texts:
+            texts.append(text)
+    return found
 
 
-def _local(element: Element) -> str:
-    """The element's name without namespace."""
+def _remove_codes(segment: Element) -> None:
+    """Empty all `CODES` within a segment. Keep the text that follows each of them (`tail`)."""
+    for element in segment.iter():
+        if _local_name(element) in CODES:
+            tail = element.tail
+            element.clear()
+            element.tail = tail
+
+
+def _local_name(element: Element) -> str:
+    """Return an element's name without its namespace."""
     return element.tag.rpartition("}")[2]
 
 
-# Catalogues
+# ----------------------------------------------------------------------------------- catalogues
 
 
 def catalogue_language(path: str | Path) -> str | None:
-    """The language that the header of a PO file names, as it names it; None where it names none."""
+    """Return the language code in the header of a PO file, or None if there is none."""
     with open_file(path) as stream:
-        header = stream.read(4096).partition(b"\n\n")[0]
+        start = stream.read(_HEADER_SIZE)
+    header, _, _ = start.partition(b"\n\n")
     found = re.search(rb'"Language: *([A-Za-z]{2,3})(?![A-Za-z])', header)
-    return found and found[1].decode()
+    return found[1].decode() if found else None
 
 
-def catalogue_pairs(path: str) -> Iterator[tuple[int, tuple[str, str]]]:
-    """(line, (translation, original)) of the translated entries of a PO file; the log counts the others.
+def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
+    """Yield the pairs (translation, original) of a PO file with their line.
 
-    Fuzzy, obsolete and untranslated entries are left out. Of plural entries the general plural is taken, and the
-    singular too where the language has two forms: with more, the first form is not always "one".
+    Fuzzy, obsolete and untranslated entries are left out, and the log states their number.
 
     Raises:
-        ValueError: not the declared encoding or no PO, with the line.
+        UserError: the file is not PO, or not in the encoding that it declares.
     """
     with open_file(path) as stream:
         data = stream.read()
+
     left_out: Counter[str] = Counter()
     for entry in _parse_po(data, path):
-        if not entry.translated():
-            left_out[
-                "obsolete" if entry.obsolete else "fuzzy" if entry.fuzzy else "untranslated"
-            ] += 1
-            continue
-        pairs = [(entry.msgstr, entry.msgid)]
-        if entry.msgid_plural:
-            forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
-            pairs = [(forms[0], entry.msgid)] * (len(forms) == 2) + [
-                (forms[-1], entry.msgid_plural)
-            ]
-        for (
-            translation,
-            original,
-        ) in pairs:  # polib calls the first entry's line 0 where no header precedes
-            yield max(1, entry.linenum), (one_line(translation), one_line(original))
+        if entry.translated():
+            line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
+            for translation, original in _pairs_of_entry(entry):
+                yield line, (unwrap(translation), unwrap(original))
+        elif entry.obsolete:
+            left_out["obsolete"] += 1
+        elif entry.fuzzy:
+            left_out["fuzzy"] += 1
+        else:
+            left_out["untranslated"] += 1
+
     if left_out:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
         logger.info("%s: entries left out: %s", path, counts)
 
 
-def _parse_po(data: bytes, name: str) -> polib.POFile:
-    declared = re.search(rb"charset=([\w-]+)", data[:4096])
-    charset = (
-        declared[1].decode() if declared and declared[1] != b"CHARSET" else "utf-8"
-    )  # templates say CHARSET
+def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:
+    """Return the pairs (translation, original) of an entry.
+
+    For an entry with plural forms these are the last form and, in languages with two forms, also the
+    singular. In languages with more forms, the first one does not always mean "one".
+    """
+    if not entry.msgid_plural:
+        return [(entry.msgstr, entry.msgid)]
+    forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
+    plural = (forms[-1], entry.msgid_plural)
+    if len(forms) == 2:
+        return [(forms[0], entry.msgid), plural]
+    return [plural]
+
+
+def _parse_po(data: bytes, name: str) -> "polib.POFile":
+    import polib
+
+    charset = "utf-8"
+    declared = re.search(rb"charset=([\w-]+)", data[:_HEADER_SIZE])
+    if declared and declared[1] != b"CHARSET":  # templates say CHARSET
+        charset = declared[1].decode()
     try:
         data.decode(charset)
-        with tempfile.NamedTemporaryFile(
-            suffix=".po"
-        ) as copy:  # a string polib would split at U+2028 too
-            copy.write(data)
-            copy.flush()
-            return polib.pofile(copy.name, encoding=charset)
+        # polib would split a string at U+2028, but not a file.
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, "copy.po")
+            copy.write_bytes(data)
+            return polib.pofile(str(copy), encoding=charset)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(

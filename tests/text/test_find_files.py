@@ -1,11 +1,11 @@
-"""Names, headers and content tell the languages, and what tells none is named."""
+"""The languages of files are found from names, headers and content. Other files are named."""
 
 import json
 import lzma
 import os
 import re
-import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from written import PAIRS, many, pairs_of, read, text_of, write, write_format, z
 
 from dap.errors import UserError
 from dap.prepare import read_evaluation
-from dap.text import corpus, find_bitext, find_files, load_bitext, read_pairs
+from dap.text import BitextFile, find_bitext, load_bitext, read_pairs
+from dap.text.find_files import find_hub_files
 from dap.xnli import find_nli
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -31,7 +32,9 @@ def test_moses_sides_read_back_from_a_folder_or_from_either_side(
         assert read(file) == PAIRS
 
 
-def test_a_target_side_stands_for_the_given_sources_alone_or_for_all(tmp_path: Path) -> None:
+def test_a_target_side_stands_for_the_source_sides_that_are_given_or_for_all(
+    tmp_path: Path,
+) -> None:
     write_format(tmp_path, "news.XX", PAIRS)
     write(tmp_path / "news.fr", "oui\n")
     german, english = tmp_path / "news.de", tmp_path / "news.en"
@@ -44,119 +47,101 @@ def test_a_target_language_other_than_english(tmp_path: Path) -> None:
         write(tmp_path / name, text_of(PAIRS))
     (file,) = find_bitext(tmp_path, target_language="deu")["fr"]
     assert file.paths == (str(tmp_path / "fr-de.tsv"),)
-    with pytest.raises(ValueError, match="target language 'german': expected a code"):
+    with pytest.raises(ValueError, match="german"):
         find_bitext(tmp_path, target_language="german")
 
 
 @pytest.mark.parametrize(
     "name", ["missing/de-en.tsv", "gone.tsv", "/no/such/folder", "some-user/no-such-dataset"]
 )
-def test_missing_path_names_what_was_looked_for(
+def test_a_missing_path_is_refused_with_what_was_looked_for(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such file or folder") as error:
+    with pytest.raises(FileNotFoundError, match=f"{name}: no such file or folder.*xx}}-en.tsv"):
         load_bitext(name)
-    assert name in str(error.value)
-    assert "{xx}-en.tsv" in str(error.value)
 
 
-def test_names_that_tell_no_language(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("train.tsv", "en-en.tsv", "en-de.tsv", "lonely.de", "notes.md"):
         path = write(tmp_path / name, text_of(PAIRS))
-        with pytest.raises(ValueError, match="does not tell the language"):
+        with pytest.raises(UserError, match=name):
             find_bitext(path)
-    with pytest.raises(ValueError, match=r"holds no parallel text but .*train\.tsv"):
+    with pytest.raises(UserError, match=r"train\.tsv"):
         find_bitext(tmp_path)
-    with pytest.raises(ValueError, match="no parallel text is given"):
+    with pytest.raises(UserError):
         find_bitext([])
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
-    assert list(find_bitext(tmp_path)) == ["de"]
-    assert "train.tsv is left out" in caplog.text
     write(tmp_path / "fr-en.tsv.bz2", b"")
     assert list(find_bitext(tmp_path)) == ["de"]
-    assert (
-        "fr-en.tsv.bz2 is left out: it tells no language that it pairs with 'en', or is packed"
-        in caplog.text
-    )
+    for name in ("train.tsv", "fr-en.tsv.bz2"):
+        assert f"{name} is left out" in caplog.text
 
 
-def test_a_folder_of_folders_is_refused_with_their_names(tmp_path: Path) -> None:
+def test_a_folder_of_folders_is_refused_with_their_names_except_for_train(tmp_path: Path) -> None:
     write(tmp_path / "report.json", "{}")
     for name in ("dev", "test"):
         write(tmp_path / name / "de-en.tsv", "a\tb\n")
-    with pytest.raises(
-        ValueError, match=rf"but report.json; .*give {tmp_path}/dev/ or {tmp_path}/test/ itself"
-    ):
+    with pytest.raises(UserError, match=rf"report.json; .*{tmp_path}/dev/ or {tmp_path}/test/"):
         find_bitext(tmp_path)
     write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
-    assert list(find_bitext(tmp_path)) == ["fr"]  # whose name tells what it is for
+    assert list(find_bitext(tmp_path)) == ["fr"]
 
 
-def test_what_cannot_be_read_in_a_folder_stops_instead_of_vanishing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def make_link_to_nothing(path: Path) -> None:
+    path.symlink_to("absent")
+
+
+def make_link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [make_link_to_nothing, make_link_to_itself, make_pipe])
+def test_a_file_of_a_folder_that_cannot_be_read_is_refused(
+    make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
-    odd, remedy = (
-        folder / "fr-en.tsv",
-        "is no file that can be read; give the right to read it, or move it elsewhere",
-    )
+    make(folder / "fr-en.tsv")
+    for look in (find_bitext, find_nli, lambda path: read_evaluation([path])):
+        with pytest.raises(UserError, match=f"^{re.escape(str(folder))}/fr-en.tsv"):
+            look(str(folder))
 
-    def refused(make: Callable[[], object], message: str) -> None:
-        made = make()
-        for look in (find_bitext, read_evaluation, find_nli):
-            given = [str(folder)] if look is read_evaluation else str(folder)
-            with pytest.raises(UserError, match=f"^{re.escape(str(folder))}/fr-en.tsv:? {message}"):
-                look(given)
-        odd.unlink()
-        del made
 
-    refused(lambda: odd.symlink_to("absent"), "No such file or directory; mend or remove it")
-    refused(lambda: odd.symlink_to(odd), "Too many levels of symbolic links; mend or remove it")
-    refused(lambda: os.mkfifo(odd), remedy)
-    refused(lambda: socket.socket(socket.AF_UNIX).bind(str(odd)), remedy)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            os, "access", lambda path, _: Path(path) != odd
-        )  # tests may run as root, who may read all
-        refused(odd.touch, remedy)
-    odd.symlink_to(write(tmp_path / "elsewhere", "oui\tyes\n"))
+def test_links_to_files_are_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
+    (folder / "fr-en.tsv").symlink_to(write(tmp_path / "elsewhere", "oui\tyes\n"))
     assert list(find_bitext(folder)) == ["de", "fr"]
 
 
-def test_hidden_files_that_editors_and_macos_leave_are_no_text(tmp_path: Path) -> None:
+def test_hidden_files_are_left_out_of_a_folder_but_read_if_they_are_given(tmp_path: Path) -> None:
     folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
-    write(folder / "._de-en.tsv", "Mac OS X\tattributes\n")
+    hidden = write(folder / "._de-en.tsv", "Mac OS X\tattributes\n")
     (folder / ".#de-en.tsv").symlink_to("someone@host.4711")  # the lock of an editor
-    zip_of(
-        folder / "a.zip",
-        {"fr-en.tsv": b"oui\tyes\n", "__MACOSX/._fr-en.tsv": b"Mac OS X\tattributes\n"},
-    )
-    found = find_bitext(folder)
-    assert [read(file) for files in found.values() for file in files] == [
-        [("ja", "yes")],
-        [("oui", "yes")],
-    ]
+    members = {"fr-en.tsv": b"oui\tyes\n", "__MACOSX/._fr-en.tsv": b"Mac OS X\tattributes\n"}
+    zip_of(folder / "a.zip", members)
+    assert read_folder(folder) == {"de": [("ja", "yes")], "fr": [("oui", "yes")]}
     assert sorted(read_evaluation([str(folder)])) == ["ja", "oui", "yes"]
-    assert [read(file) for file in find_bitext(folder / "._de-en.tsv")["de"]] == [
-        [("Mac OS X", "attributes")]
-    ]
+    assert read(hidden) == [("Mac OS X", "attributes")]
 
 
-def test_only_what_has_the_name_of_a_target_side_is_looked_at_beside_it(tmp_path: Path) -> None:
+def test_beside_a_target_side_only_files_of_its_name_are_looked_at(tmp_path: Path) -> None:
     write_format(tmp_path, "news.XX", PAIRS)
     (tmp_path / "other").symlink_to("absent")
     assert list(find_bitext(tmp_path / "news.en")) == ["de"]
     (tmp_path / "news.fr").symlink_to("absent")
-    with pytest.raises(UserError, match="news.fr: No such file or directory; mend or remove it"):
+    with pytest.raises(UserError, match="news.fr"):
         find_bitext(tmp_path / "news.en")
 
 
-def test_names_that_are_no_utf8_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     write(tmp_path / os.fsdecode(b"b\xff.de-en.tsv"), "ja\tyes\n")
-    with pytest.raises(
-        UserError, match=r"^b'.*/b\\xff\.de-en\.tsv': a file name that is no UTF-8; rename it$"
-    ):
+    with pytest.raises(UserError, match=r"/b\\xff\.de-en\.tsv"):
         find_bitext(tmp_path)
 
 
@@ -169,31 +154,29 @@ LANGUAGES = {
 
 
 @pytest.mark.parametrize(("name", "language"), LANGUAGES.items())
-def test_regions_are_no_languages(tmp_path: Path, name: str, language: str) -> None:
+def test_regions_are_not_taken_for_languages(tmp_path: Path, name: str, language: str) -> None:
     (tmp_path / name).touch()
     (tmp_path / "a.en").touch()
     (file,) = find_bitext(tmp_path / name)[language]
     assert file.paths[0] == str(tmp_path / name)
 
 
-def test_endings_that_are_no_languages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_common_endings_are_not_taken_for_languages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_format(tmp_path, "x.XX", PAIRS)
     write(tmp_path / "x.xh", "umbala\n")
     for ending in ("txt", "ids", "log", "bak", "tmp", "csv", "md", "txt.gz", "tar.xz"):
         path = write(tmp_path / f"x.{ending}", text_of(PAIRS))
-        with pytest.raises(ValueError, match="does not tell the language"):
+        with pytest.raises(UserError, match=path.name):
             find_bitext(path)
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
-    assert (
-        caplog.text.count("x.xh + ")
-        == caplog.text.count("is taken for text in the language 'xh'")
-        == 1
-    )
+    assert caplog.text.count("unknown language 'xh'") == 1
 
 
 def hub_folder(folder: Path, records: dict[str, list[dict]]) -> str:
-    """A local dataset folder, which goes through the same loading code as one of the Hub."""
+    """Make a local dataset folder, which is loaded by the same code as one of the Hub."""
     header = ["configs:"]
     for config, rows in records.items():
         write(folder / f"{config}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -208,7 +191,7 @@ def hub_folder(folder: Path, records: dict[str, list[dict]]) -> str:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_hub_dataset_with_pairs_of_columns_or_translations(
+def test_hub_datasets_have_columns_of_sides_or_of_translations(
     tmp_path: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
@@ -217,63 +200,65 @@ def test_hub_dataset_with_pairs_of_columns_or_translations(
         "en-fr": [{"translation": {"en": target, "fr": source}} for source, target in PAIRS],
         "de-fr": [{"source": "a", "target": "b"}],
         "en-sw": [{"source": target, "target": source} for source, target in PAIRS],
-        "bad": [{"translation": {"en": "a", "it": None}}, {"translation": {"en": "b", "it": "c"}}],
-        "en-tr": [{"de": "a", "en": "b"}],
     }
     name = hub_folder(tmp_path / "hub", records)
-    *found, without = find_files._find_hub(name, "en")
+    found = find_hub_files(name, "en")
     assert [file.language for file in found] == ["de", "fr", "sw"]
-    assert find_files._find_hub(f"{name}:de-en", "en") == found[:1]
+    assert find_hub_files(f"{name}:de-en", "en") == found[:1]
     for file in found:
-        data = (
-            corpus._stream([file], 0.001)
-            if streaming
-            else corpus._load_cached(file, 0.001, tmp_path)
-        )
-        assert pairs_of(data) == PAIRS
-    with pytest.raises(
-        ValueError, match="columns are .*; expected 'source' and 'target', or 'translation'"
-    ):
-        read(without)
-    with pytest.raises(ValueError, match="no configuration of"):
-        find_files._find_hub(name, "zh")
-    bad = find_files.BitextFile("it", (name,), "hub", config="bad")
-    assert read(bad, 0.5) == [("c", "b")]
-    with pytest.raises(ValueError, match="line 1: source side is None, expected text"):
-        read(bad)
-    write(tmp_path / "hub/de-fr.jsonl", json.dumps(records["de-fr"][0]) + "\n{")  # it breaks off
+        assert read(replace(file, streaming=streaming)) == PAIRS
+    with pytest.raises(UserError, match=name):
+        find_hub_files(name, "zh")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_datasets_with_bad_rows_or_other_columns_are_refused_by_name(
+    tmp_path: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    records = {
+        "it-en": [
+            {"translation": {"en": "a", "it": None}},
+            {"translation": {"en": "b", "it": "c"}},
+        ],
+        "tr-en": [{"de": "a", "en": "b"}],
+        "de-en": [{"source": "a", "target": "b"}],
+    }
+    name = hub_folder(tmp_path / "hub", records)
+    write(tmp_path / "hub/de-en.jsonl", json.dumps(records["de-en"][0]) + "\n{")  # it breaks off
     write(tmp_path / "script/script.py", "")
-    for folder, reason in (
-        ("hub", "Arrow|DatasetGeneration"),
-        ("script", "RuntimeError: Dataset scripts"),
-    ):
-        file = find_files.BitextFile(
-            "de", (str(tmp_path / folder),), "hub", config="de-fr", streaming=streaming
-        )
-        with pytest.raises(UserError, match=rf"{folder}:de-fr cannot be loaded \(({reason})"):
-            read(file)
+
+    def dataset(language: str, folder: str = name) -> BitextFile:
+        return BitextFile(language, (folder,), "hub", config=f"{language}-en", streaming=streaming)
+
+    assert read(dataset("it"), 0.5) == [("c", "b")]
+    for bad in (*map(dataset, ("it", "tr", "de")), dataset("de", str(tmp_path / "script"))):
+        with pytest.raises(UserError, match=re.escape(str(bad))):
+            read(bad)
 
 
 def read_folder(folder: Path) -> dict[str, list[tuple[str, ...]]]:
-    """Pairs of every language, no line of which may be bad."""
+    """Read the pairs of each language, without tolerance for bad lines."""
     found = find_bitext(folder)
-    return {
-        code: [tuple(pair.values()) for file in found[code] for pair in read_pairs(file, 0.0)]
-        for code in found
-    }
+    pairs: dict[str, list[tuple[str, ...]]] = {}
+    for language, files in found.items():
+        for file in files:
+            own = [tuple(pair.values()) for pair in read_pairs(file, 0.0)]
+            pairs.setdefault(language, []).extend(own)
+    return pairs
 
 
-def test_tatoeba_folder_by_line_and_without_tolerance(tmp_path: Path) -> None:
+def test_a_tatoeba_folder_is_read_without_tolerance(tmp_path: Path) -> None:
     write_format(tmp_path, "tatoeba.cmn-eng.XX", PAIRS, ("cmn", "eng"))
     write_format(tmp_path, "tatoeba.swh-eng.XX", PAIRS[:2], ("swh", "eng"))
     assert read_folder(tmp_path) == {"sw": PAIRS[:2], "zh": PAIRS}
     write_format(tmp_path, "tatoeba.swh-eng.XX", [*many(5000), (" ", "x")], ("swh", "eng"))
-    with pytest.raises(ValueError, match="line 5001: empty source side"):
+    with pytest.raises(ValueError, match="line 5001"):
         read_folder(tmp_path)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real data of ../shared")
-def test_real_data(tmp_path: Path) -> None:
+def test_real_data_is_found_and_read(tmp_path: Path) -> None:
     texts = read_folder(SHARED / "data/tatoeba")
     assert len(texts) == 36
     assert sum(map(len, texts.values())) == 31_692
@@ -285,20 +270,19 @@ def test_real_data(tmp_path: Path) -> None:
     ]
 
 
-def test_moses_sides_have_regions_and_scripts_on_either_side(tmp_path: Path) -> None:
+def test_moses_sides_may_have_regions_and_scripts(tmp_path: Path) -> None:
     write_format(tmp_path, "nllb.XX", PAIRS, ("deu_Latn", "eng_Latn"))
     write_format(tmp_path, "c.XX", PAIRS, ("es-ES", "en-GB"))
     write_format(tmp_path, "d.XX", PAIRS, ("fr", "en"))
     write(tmp_path / "d.en-US", "no\n")
     assert read_folder(tmp_path) == dict.fromkeys(("de", "es", "fr"), PAIRS)
-    assert (
-        list(find_bitext(tmp_path / "nllb.deu_Latn"))
-        == list(find_bitext(tmp_path / "nllb.eng_Latn"))
-        == ["de"]
-    )
+    for name in ("nllb.deu_Latn", "nllb.eng_Latn"):
+        assert list(find_bitext(tmp_path / name)) == ["de"]
 
 
-def test_text_that_is_not_taken_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_text_that_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
     others = ("fr-en.TSV", "no-en.tsv.GZ", "news.fi", "sw-en.txt", "it-en.json")
     for name in others:
@@ -311,7 +295,5 @@ def test_text_that_is_not_taken_is_named(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_packed_copy_beside_a_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
     write(tmp_path / "de-en.tsv.gz", text_of(PAIRS))
-    with pytest.raises(
-        UserError, match=r"de-en\.tsv and .*de-en\.tsv\.gz are the same text twice: keep one"
-    ):
+    with pytest.raises(UserError, match=r"de-en\.tsv and .*de-en\.tsv\.gz"):
         find_bitext(tmp_path)

@@ -1,26 +1,38 @@
-"""Every format reads back what was written, as a plain loop over its lines would, and bad lines are counted."""
+"""Every format reads back what was written, as a plain loop would, and bad lines are counted."""
 
+import gzip
 import json
 import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from written import FORMATS, PAIRS, many, read, text_of, write, write_format, zip_of
+from written import NAMES, PAIRS, many, pairs_of, read, text_of, write, write_format, zip_of
 
 from dap.errors import UserError
-from dap.text import BitextFile, LineAudit, formats, read_tables
+from dap.prepare import read_evaluation
+from dap.text import (
+    FORMATS,
+    BitextFile,
+    Format,
+    LineAudit,
+    decode_line,
+    find_bitext,
+    formats,
+    load_bitext,
+    read_numbered_lines,
+    read_tables,
+)
 from dap.text.formats import TABLE
 
 Numbered = dict[int, tuple[str, str]]
 
 
 def numbered(file: BitextFile) -> Numbered:
-    """Line -> pair, whatever the share of bad lines."""
+    """Read the good lines of a file. Returns: line -> pair."""
     tables = list(read_tables(file, LineAudit(file, 1.0)))
     assert all(table.schema.equals(TABLE) and 0 < len(table) <= formats.BATCH for table in tables)
     return {
@@ -29,7 +41,7 @@ def numbered(file: BitextFile) -> Numbered:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 10_000])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_format_reads_back_what_was_written(
     tmp_path: Path, name: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,27 +61,26 @@ PIECES = [
 
 
 def read_naively(file: BitextFile, parse: Callable[..., tuple[str, str]]) -> Numbered:
-    """Line -> pair, as plainly as it can be said."""
+    """Read the good lines of text files with a plain loop. Returns: line -> pair."""
     sides = []
     for path in file.paths:
         data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
-        lines = (data + b"\n" * (not data.endswith(b"\n"))).split(b"\n")[:-1]
+        if not data.endswith(b"\n"):
+            data += b"\n"
+        lines = data.split(b"\n")[:-1]
         sides.append([line.removesuffix(b"\r") for line in lines])
+
     pairs = {}
     for number, line in enumerate(zip(*sides), 1):
+        if any(b"\r" in side for side in line):
+            continue
         try:
-            if any(b"\r" in side for side in line):
-                continue
             source, target = parse(*(side.decode() for side in line))
             f"{source}{target}".encode()
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
-        if (
-            isinstance(source, str)
-            and isinstance(target, str)
-            and source.strip()
-            and target.strip()
-        ):
+        is_text = isinstance(source, str) and isinstance(target, str)
+        if is_text and source.strip() and target.strip():
             pairs[number] = source, target
     return pairs
 
@@ -85,7 +96,9 @@ def parse_json(line: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("batch", [1, 7, 100, 10_000])
 @pytest.mark.parametrize("seed", range(2))
-def test_wild_tsv(tmp_path: Path, seed: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_tsv_is_read_as_by_a_plain_loop(
+    tmp_path: Path, seed: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "BATCH", batch)
     start = [b"a\tb\n", b"\xef\xbb\xbfa\tb\tmore\tstill more\r\n"][seed]
     data = start + b"".join(random.Random(seed).choices(PIECES, k=4000)) + b"\nx\ty"
@@ -98,7 +111,9 @@ def test_wild_tsv(tmp_path: Path, seed: int, batch: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("batch", [1, 9, 70, 10_000])
-def test_wild_moses(tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_moses_sides_are_read_as_by_a_plain_loop(
+    tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "BATCH", batch)
     draw = random.Random(batch)
     pieces = [piece for piece in PIECES if b"\n" not in piece]
@@ -116,23 +131,27 @@ def test_wild_moses(tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch)
 
 
 JSON_LINES = [
-    b'{"source": "a", "target": "b"}', b' {"target": "b", "source": "a"} ', b'{"source": "a"}', b"", b"{}", b"[1]",
-    b"null", b'{}null{}', b'{"source": "a", "target": "b", "x": ' + b"[" * 500 + b"]" * 500 + b"}", b"[" * 10**5,
-    b'{"source": "a\\u0000\\n\\u2028", "target": "\\ud83d\\ude00"}', b'{"source": "\\ud800", "target": "b"}',
-    b'{"source": "a", "target": "b"}{"source": "c", "target": "d"}', b'{"source": "a",', b'"target": "b"}',
+    b'{"source": "a", "target": "b"}', b' {"target": "b", "source": "a"} ', b'{"source": "a"}',
+    b"", b"{}", b"[1]", b"null", b'{}null{}', b"7", b'"source, target"', b"[" * 10**5,
+    b'{"source": "a", "target": "b", "x": ' + b"[" * 500 + b"]" * 500 + b"}",
+    b'{"source": "a\\u0000\\n\\u2028", "target": "\\ud83d\\ude00"}',
+    b'{"source": "\\ud800", "target": "b"}', b'{"source": "a", "target": "\xff"}',
+    b'{"source": "a", "target": "b"}{"source": "c", "target": "d"}',
+    b'{"source": "a",', b'"target": "b"}', b'{"source": "a" "target": "b"}',
     b'{"source": "a", "source": "c", "target": "b"}', b'{"source": 1, "target": "b"}',
     b'{"source": null, "target": "b"}', b'{"source": "a", "target": "b", "score": NaN}',
-    b'{"source": "a", "target": "b", "score": 1e999}', b'{"source": "a", "target": "\xff"}',
-    b'{"source": "a", "target": "b\tc"}', b'{"source": "a", "target": "b\0c"}', b"{'source': 'a', 'target': 'b'}",
-    b'{"source": "a", "target": " "}', b'{"source": "a", "target": "b",}', b'\xef\xbb\xbf{"source": "a", "target": 2}',
-    b'{"source": "a", "target": "b", "x": {"source": 3}}', b'{"source": "a", "target": "b", "x": 01}',
-    b'{"source": "2020-01-01", "target": "12:30"}', b'{"source": "a\\/b", "target": "\\u00e9"}',
-    b'{"source": ["a"], "target": "b"}', b'{"source": "a" "target": "b"}', b'"source, target"', b"7",
+    b'{"source": "a", "target": "b", "score": 1e999}', b'{"source": ["a"], "target": "b"}',
+    b'{"source": "a", "target": "b\tc"}', b'{"source": "a", "target": "b\0c"}',
+    b"{'source': 'a', 'target': 'b'}", b'{"source": "a", "target": " "}',
+    b'{"source": "a", "target": "b",}', b'\xef\xbb\xbf{"source": "a", "target": 2}',
+    b'{"source": "a", "target": "b", "x": {"source": 3}}',
+    b'{"source": "a", "target": "b", "x": 01}', b'{"source": "a\\/b", "target": "\\u00e9"}',
+    b'{"source": "2020-01-01", "target": "12:30"}',
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_wild_json(tmp_path: Path, place: int) -> None:
+def test_odd_json_is_read_as_by_a_plain_loop(tmp_path: Path, place: int) -> None:
     good = b'{"source": "x", "target": "y"}'
     lines = [good] * place + [line for wild in JSON_LINES for line in (wild, good)]
     file = BitextFile(
@@ -156,7 +175,7 @@ def test_wild_json(tmp_path: Path, place: int) -> None:
         (pa.array([b"a", b"\xff", b"c", b"d"]).view(pa.string()), {1: "a", 3: "c", 4: "d"}),
     ],
 )
-def test_types_of_parquet_columns(
+def test_all_types_of_text_in_parquet_columns_are_read(
     tmp_path: Path, source: pa.Array, read_back: dict[int, str]
 ) -> None:
     pq.write_table(
@@ -166,57 +185,44 @@ def test_types_of_parquet_columns(
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
 
-TWO = ["source", "target"]
+WRONG_TABLES = {
+    "numbers": (["source", "target"], [[1, 2], ["a", "b"]]),
+    "other names": (["de", "en"], [["a"], ["b"]]),
+    "a name twice": (["source", "target", "source"], [["a"], ["a"], ["a"]]),
+    "a name that is not UTF-8": (["so?rce", "target"], [["a"], ["b"]]),
+    "no rows": (["source", "target"], [pa.array([], pa.string()), pa.array([], pa.string())]),
+    "no text": (["source", "target"], [pa.nulls(4), ["a"] * 4]),
+}
 
 
-@pytest.mark.parametrize(
-    ("names", "values", "message"),
-    [
-        (TWO, [[1, 2], ["a", "b"]], r"de-en\.parquet: .* no Parquet file of text \(.*int64"),
-        (
-            ["de", "en"],
-            [["a"], ["b"]],
-            r"columns are \['de', 'en'\]; expected 'source' and 'target'",
-        ),
-        ([*TWO, "source"], [["a"]] * 3, "expected 'source' and 'target', once each: rename them"),
-        (TWO, [pa.array([], pa.string())] * 2, "holds no pair of language 'de'"),
-        (TWO, [pa.nulls(4), ["a"] * 4], "holds no pair of language 'de'"),
-        (
-            ["so?rce", "target"],
-            [["a"], ["b"]],
-            r"de-en\.parquet: damaged or no Parquet file of text",
-        ),
-    ],
-)
-def test_parquet_that_lacks_text(
-    tmp_path: Path, names: list[str], values: list[Any], message: str
-) -> None:
+@pytest.mark.parametrize("kind", WRONG_TABLES)
+def test_a_parquet_file_without_pairs_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    names, columns = WRONG_TABLES[kind]
     path = tmp_path / "de-en.parquet"
-    pq.write_table(pa.table(list(map(pa.array, values)), names=names), path, store_schema=False)
-    path.write_bytes(path.read_bytes().replace(b"so?rce", b"so\xcfrce"))  # a name that is no UTF-8
-    with pytest.raises(UserError, match=message):
+    pq.write_table(pa.table(list(map(pa.array, columns)), names=names), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"so?rce", b"so\xcfrce"))
+    with pytest.raises(UserError, match=r"de-en\.parquet"):
         read(path, 1.0)
 
 
-def test_what_is_no_parquet_or_holds_a_side_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"de-en\.parquet: damaged or no Parquet file"):
-        read(write(tmp_path / "de-en.parquet", b"no parquet"))
-    pq.write_table(
-        pa.table({"source": ["a", None], "target": ["b", "c"]}), tmp_path / "de-en.parquet"
-    )
-    with pytest.raises(ValueError, match="line 2: source side is None"):
-        read(tmp_path / "de-en.parquet")
+def test_damaged_parquet_is_refused_by_name_and_null_by_its_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "de-en.parquet", b"no parquet")
+    with pytest.raises(UserError, match=r"de-en\.parquet"):
+        read(path)
+    pq.write_table(pa.table({"source": ["a", None], "target": ["b", "c"]}), path)
+    with pytest.raises(UserError, match="line 2: source side is None"):
+        read(path)
 
 
 @pytest.mark.parametrize("name", ["de-en.tsv", "de-en.jsonl", "de-en.txt.zip"])
-def test_a_line_of_ten_megabytes_is_text(tmp_path: Path, name: str) -> None:
+def test_a_line_may_have_ten_megabytes(tmp_path: Path, name: str) -> None:
     pairs = [("kurz", "short"), ("lang " * 2_000_000, "x" * 10_000_000), ("kurz", "short")]
     assert read(write_format(tmp_path, name, pairs)) == pairs
 
 
 @pytest.mark.parametrize("name", ["moses.XX", "moses.XX.xz", "de-en.txt.zip"])
 @pytest.mark.parametrize(("source", "target"), [(5, 9), (9, 5), (0, 3), (500, 499)])
-def test_sides_of_different_length_are_found_before_the_first_pair(
+def test_sides_of_different_length_are_refused_before_the_first_pair(
     tmp_path: Path, name: str, source: int, target: int
 ) -> None:
     file = write_format(tmp_path, name, [("eins", "one")])
@@ -226,39 +232,54 @@ def test_sides_of_different_length_are_found_before_the_first_pair(
     else:
         for path, text in zip(file.paths, texts):
             write(Path(path), text)
-    message = (
-        rf"differ in length: {file.paths[0]} has {source} lines, {file.paths[1]} has {target};"
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=f"{source} lines.*{target}"):
         next(read_tables(file, LineAudit(file, 0.0)))
+
+
+# A format of the user's own
+
+
+def parse_csv(line: bytes) -> list[str]:
+    return decode_line(line).split(";")
+
+
+def test_every_reader_knows_a_registered_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "de-en.csv.gz", "ja;yes\nnein;no\ntoo;many;columns\n")
+    with pytest.raises(UserError):
+        find_bitext(path)
+    with pytest.raises(UserError):
+        read_evaluation([path])
+    monkeypatch.setitem(FORMATS, "csv", Format(read_numbered_lines, parse_csv))
+    pairs = [("ja", "yes"), ("nein", "no")]
+    for given in (path, tmp_path):
+        loaded = load_bitext(given, max_bad_lines=0.5, cache_dir=tmp_path / "cache")
+        assert pairs_of(loaded["de"]) == pairs
+    with pytest.raises(UserError, match="line 3"):
+        load_bitext(path, cache_dir=tmp_path / "cache")
+    path.write_bytes(gzip.compress(b"ja;yes\n"))
+    assert sorted(read_evaluation([path])) == ["ja", "yes"]
 
 
 # Bad lines
 
 BAD = [
-    ("de-en.tsv", b"no tab here", "one column, expected source<TAB>target"),
+    ("de-en.tsv", b"no tab here", "one column"),
     ("de-en.tsv", b"", "one column"),
-    (
-        "de-en.tsv",
-        b"a\tb\rc\td",
-        r"carriage return at offset 3, within the line: tr '\r' '\n' or ' '",
-    ),
+    ("de-en.tsv", b"a\tb\rc\td", "carriage return at offset 3"),
     ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return at offset 15"),
     ("de-en.tsv", b"\tempty", "empty source side"),
     ("de-en.tsv", b"empty\t \xe2\x80\xa8", "empty target side"),
     ("de-en.tsv", b"ab\xffc\td", "invalid UTF-8: byte 0xff at offset 2"),
     ("de-en.tsv", b"ab\tc\t\xff", "invalid UTF-8: byte 0xff at offset 5"),
-    ("de-en.jsonl", b'{"source": "a"', "Expecting ',' delimiter"),
+    ("de-en.jsonl", b'{"source": "a"', "Expecting"),
     ("de-en.jsonl", b'["a", "b"]', "expected an object"),
     ("de-en.jsonl", b'{"source": "a"}', "expected an object"),
     ("de-en.jsonl", b'{"source": "a", "target": null}', "target side is None"),
     ("de-en.jsonl", b'{"source": 3, "target": "b"}', "source side is 3"),
     ("de-en.jsonl", b'{"source": "a", "target": ""}', "empty target side"),
-    (
-        "de-en.jsonl",
-        b'{"source": "\\ud800", "target": "b"}',
-        "'utf-8' codec can't encode character '\\ud800'",
-    ),
+    ("de-en.jsonl", b'{"source": "\\ud800", "target": "b"}', "'utf-8' codec"),
     ("de-en.jsonl", b'{"source": "\xff", "target": "b"}', "invalid UTF-8: byte 0xff at offset 12"),
     ("a.XX", b"caf\xe9", "invalid UTF-8: byte 0xe9 at offset 3"),
     ("a.XX", b"x\ry", "carriage return at offset 1"),
@@ -266,51 +287,41 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "line", "reason"), BAD)
-def test_a_bad_line_is_skipped_and_logged_or_stops(
+def test_a_bad_line_is_skipped_and_logged_or_refused(
     tmp_path: Path, name: str, line: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_format(tmp_path, name, many(199))
-    for path, own in zip(
-        map(Path, file.paths), (b"x", line)[-len(file.paths) :]
-    ):  # of two sides the second is bad
+    inserted = [line] if len(file.paths) == 1 else [b"x", line]  # of two sides, the second is bad
+    for path, own in zip(map(Path, file.paths), inserted):
         lines = path.read_bytes().split(b"\n")
         path.write_bytes(b"\n".join([*lines[:6], own, *lines[6:]]))
     assert read(file, 0.01) == many(199)
     assert f"{file}, line 7 skipped: {reason}" in caplog.text
     assert "1 of 200 lines skipped" in caplog.text
-    with pytest.raises(
-        ValueError, match="1 of the first 200 lines are bad, more than max_bad_lines=0.001"
-    ) as error:
+    with pytest.raises(UserError, match=f"line 7: {reason}") as error:
         read(file)
     assert f"{file}: " in str(error.value)
-    assert f"line 7: {reason}" in str(error.value)
-    assert "raise max_bad_lines" in str(error.value)
-    with pytest.raises(
-        ValueError, match="Repair the file[.]$"
-    ):  # as in an evaluation, which has no such argument
-        read(file, 0.0)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_quotes_the_first_bad_lines_and_counts_all(
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_bad_lines_are_quoted_and_all_are_counted(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = write_format(
-        tmp_path,
-        name,
-        [(f"Satz {line}" if line % 50 else " ", "sentence") for line in range(1, 400)],
-    )
+    pairs = many(400)[1:]
+    for line in range(50, 400, 50):
+        pairs[line - 1] = (" ", "sentence")
+    file = write_format(tmp_path, name, pairs)
     assert len(read(file, 0.1)) == 399 - 7
-    warnings = [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ]
-    quoted = [
-        f"{file}, line {line} skipped: empty source side" for line in (50, 100, 150, 200, 250)
-    ]
-    assert warnings == [*quoted, f"{file}: 7 of 399 lines skipped (limit 10%)"]
-    with pytest.raises(ValueError, match="7 of the first 399 lines are bad") as error:
+    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    messages = [record.getMessage() for record in warned]
+    assert len(messages) == 5 + 1
+    for number, message in enumerate(messages[:5], 1):
+        assert f"line {50 * number} skipped" in message
+    assert "7 of 399 lines skipped" in messages[-1]
+    with pytest.raises(UserError, match="7 of the first 399 lines are bad") as error:
         read(file)
-    assert "line 250: empty source side\n  …" in str(error.value)
+    assert "line 250" in str(error.value)
+    assert "line 300" not in str(error.value)
 
 
 @pytest.mark.parametrize(
