@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-from dap.text import find_bitext, read_pairs
-from dap.text.formats import FORMATS
+from dap.text import FORMATS, find_bitext, read_pairs
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -33,7 +32,8 @@ def csv_format() -> Iterator[None]:
 def test_the_format_is_found_and_read(csv_format: None, tmp_path: Path) -> None:
     (tmp_path / "de-en.csv").write_text("Guten Tag;Good day\nDanke;Thank you\n", encoding="utf-8")
     (file,) = find_bitext(tmp_path)["de"]
-    assert list(read_pairs(file)) == [("Guten Tag", "Good day"), ("Danke", "Thank you")]
+    pairs = [(pair["source"], pair["target"]) for pair in read_pairs(file)]
+    assert pairs == [("Guten Tag", "Good day"), ("Danke", "Thank you")]
 
 
 def test_the_metric_is_the_mean_reciprocal_rank() -> None:
