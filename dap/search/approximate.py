@@ -1,6 +1,6 @@
-"""Approximate nearest neighbours by cosine through faiss, for corpora that are too large to compare in full.
+"""Approximate nearest neighbours by cosine with faiss, for texts that are too large for exact search.
 
-Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` rows of a block.
 """
 
 import re
@@ -21,12 +21,13 @@ from dap.search.similarity import (
     unit_rows,
 )
 
-#: Rows that are added or searched at a time.
-PART = 4096
-#: Rows that an index is trained on at most: in all, and a cluster (faiss itself takes no more).
+#: Rows that are added to an index or searched in it at a time.
+BLOCK_ROWS = 4096
+#: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per cluster.
 TRAINING_ROWS = 1_000_000
 ROWS_A_CLUSTER = 256
-SAMPLE = 1000  # rows of a side that show the recall
+#: Rows of each side that are searched exactly to measure the recall.
+RECALL_SAMPLE = 1000
 
 
 def approximate_neighbours(
@@ -37,62 +38,68 @@ def approximate_neighbours(
     progress: bool = False,
     built: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> Neighbours:
-    """`dap.search.mutual_neighbours` by two faiss indexes, one a side, built and searched one after the other.
+    """Find about the same neighbours as `mutual_neighbours`, by one faiss index per side.
 
-    The index finds the neighbours; their cosines are computed again from the vectors, in float32. Rows for which the
-    index finds fewer than k, as where the lists that it visits are short, are compared with all rows of the other
-    side.
+    The index only finds the neighbours. Their cosines are computed from the vectors, in float32. A row
+    for which the index finds fewer than k neighbours is compared with all rows of the other side.
 
     Args:
         source: (N, D), need not be normalised.
-        target: (M, D).
+        target: (M, D), need not be normalised.
         k: 1 to min(N, M).
-        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), with search parameters after a colon
-            (`IVF4096,Flat:nprobe=64`). Without them an IVF index visits the square root of its number of lists.
+        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon its
+            search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits the
+            square root of its number of lists.
         progress: show a bar.
-        built: what `built_index` made of the source and of the target, where that is done already.
+        built: the results of `built_index` for source and target. Indexes that are None are built here.
 
     Raises:
-        ValueError: faiss is not installed or refuses the index, k out of range, or a row that is not finite.
+        ValueError: faiss is not installed or refuses the index, k is out of range, or a row has NaN or
+            infinity.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
+    source_index, target_index = built
     total = 2 * (len(source) + len(target))
     with tqdm(
         total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress
     ) as bar:
-        forward = _search(source, "source", target, "target", k, index, bar, built[1])
-        backward = _search(target, "target", source, "source", k, index, bar, built[0])
+        forward = _search(source, "source", target, "target", k, index, bar, target_index)
+        backward = _search(target, "target", source, "source", k, index, bar, source_index)
     return Neighbours(*forward, *backward)
 
 
 def built_index(keys: Array, index: str) -> np.ndarray:
-    """A faiss index that holds all keys, as bytes: it is built once and searched in many processes."""
+    """Build a faiss index of all keys and return it as bytes, to be searched in other processes."""
     trained = _build(keys, "keys", index, tqdm(disable=True))
     return import_module("faiss").serialize_index(trained)
 
 
 def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
-    """Share of the exact k nearest neighbours that the approximate search found, 0 to 1, mean of both directions.
+    """Measure which share of the exact k nearest neighbours an approximate search has found.
 
-    At most `SAMPLE` rows of each side, the same in every call, are compared exactly.
+    At most `RECALL_SAMPLE` rows of each side are searched exactly. They are the same in every call.
 
     >>> rows = np.eye(3)
     >>> found = np.array([[0], [1], [0]])
     >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
     True
+
+    Returns:
+        The mean over both directions, 0 to 1.
     """
-    directions = (
-        (approximate.forward_indices, source, target),
-        (approximate.backward_indices, target, source),
-    )
-    shares = []
-    for found, queries, keys in directions:
-        chosen = np.sort(
-            np.random.default_rng(0).choice(len(queries), min(SAMPLE, len(queries)), replace=False)
-        )
-        _, exact = nearest_neighbours(queries[chosen], keys, found.shape[1])  # (SAMPLE, k)
-        shares.append(float((found[chosen][:, :, None] == exact[:, None, :]).any(2).mean()))
-    return sum(shares) / 2
+    forward = _recall(approximate.forward_indices, source, target)
+    backward = _recall(approximate.backward_indices, target, source)
+    return (forward + backward) / 2
+
+
+def _recall(found: np.ndarray, queries: Array, keys: Array) -> float:
+    """Compare the neighbours `found` (n, k) with an exact search, on a sample of the queries."""
+    size = min(RECALL_SAMPLE, len(queries))
+    sample = np.random.default_rng(0).choice(len(queries), size, replace=False)
+    sample.sort()
+    _, exact = nearest_neighbours(queries[sample], keys, found.shape[1])  # (size, k)
+    is_found = (found[sample][:, :, None] == exact[:, None, :]).any(2)  # (size, k)
+    return float(is_found.mean())
 
 
 def _search(
@@ -105,31 +112,50 @@ def _search(
     bar: tqdm,
     built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    index = (
-        _build(keys, key_name, name, bar)
-        if built is None
-        else import_module("faiss").deserialize_index(built)
-    )
+    """Find the k nearest keys of each query.
+
+    Args:
+        queries: (n, D).
+        query_name: "source" or "target", for errors.
+        keys: (m, D).
+        key_name: "source" or "target", for errors.
+        k: number of neighbours.
+        name: the index as the user gave it.
+        bar: advances by the rows that are added and searched.
+        built: the index as bytes. None builds it here.
+
+    Returns:
+        Cosines (n, k) float32, best first, and rows of the keys (n, k) int64.
+    """
+    if built is None:
+        index = _build(keys, key_name, name, bar)
+    else:
+        index = import_module("faiss").deserialize_index(built)
+
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
-    for start in range(0, len(queries), PART):
-        block = _unit_block(queries, query_name, start)
-        with _refusals(name, keys, key_name):
-            found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 where nothing was found
+    for start in range(0, len(queries), BLOCK_ROWS):
+        end = start + BLOCK_ROWS
+        block = unit_rows(queries[start:end], query_name, start).cpu().numpy()  # (B, D)
+        with _named_refusals(name, keys, key_name):
+            found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 if nothing was found
+
+        # compute the cosines exactly, and sort by them
         near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
         exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
         order = np.argsort(-exact, axis=1, kind="stable")
-        scores[start : start + PART] = np.take_along_axis(exact, order, 1)
-        indices[start : start + PART] = np.take_along_axis(found, order, 1)
+        scores[start:end] = np.take_along_axis(exact, order, 1)
+        indices[start:end] = np.take_along_axis(found, order, 1)
         bar.update(len(block))
-    short = (indices < 0).any(1)  # rows for which fewer than k were found
-    if short.any():
-        scores[short], indices[short] = nearest_neighbours(queries[short], keys, k)
+
+    is_short = (indices < 0).any(1)  # the index has found fewer than k
+    if is_short.any():
+        scores[is_short], indices[is_short] = nearest_neighbours(queries[is_short], keys, k)
     return scores, indices
 
 
 def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
-    """A trained faiss index that holds all keys."""
+    """Train a faiss index and add all keys to it."""
     try:
         import faiss
     except ImportError:
@@ -137,31 +163,40 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
             f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'"
         ) from None
     factory, _, parameters = name.partition(":")
-    with _refusals(name, keys, key_name):
+    with _named_refusals(name, keys, key_name):
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
+
         if not index.is_trained:
-            bits = max(
-                [8, *map(int, re.findall(r"x(\d+)", factory))]
-            )  # of a quantiser's code: PQ16x12
-            step = -(
-                -len(keys) // min(ROWS_A_CLUSTER * max(lists, 2**bits), TRAINING_ROWS)
-            )  # evenly spread
+            step = _training_step(len(keys), factory, lists)
             index.train(unit_rows(keys[::step], key_name).cpu().numpy())
+
         if lists and not parameters:
             parameters = f"nprobe={max(1, round(lists**0.5))}"
         if parameters:
             faiss.ParameterSpace().set_index_parameters(index, parameters)
-        for start in range(0, len(keys), PART):
-            block = _unit_block(keys, key_name, start)
+
+        for start in range(0, len(keys), BLOCK_ROWS):
+            block = unit_rows(keys[start : start + BLOCK_ROWS], key_name, start).cpu().numpy()
             index.add(block)
             bar.update(len(block))
     return index
 
 
+def _training_step(rows: int, factory: str, lists: int) -> int:
+    """Return n such that every n-th row trains the index.
+
+    An index learns its lists and, if it compresses vectors (`PQ16x12`), 2^bits codes per part.
+    """
+    bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
+    clusters = max(lists, 2**bits)
+    wanted = min(ROWS_A_CLUSTER * clusters, TRAINING_ROWS)
+    return -(-rows // wanted)
+
+
 @contextmanager
-def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
-    """Turns faiss's errors into one that names the index and the rows, without faiss's own places in C++."""
+def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
+    """Turn faiss's errors into a `UserError` that names the index, without faiss's C++ locations."""
     try:
         yield
     except RuntimeError as error:
@@ -169,7 +204,3 @@ def _refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
         raise UserError(
             f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}"
         ) from error
-
-
-def _unit_block(rows: Array, name: str, start: int) -> np.ndarray:
-    return unit_rows(rows[start : start + PART], name, start).cpu().numpy()

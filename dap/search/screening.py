@@ -1,17 +1,25 @@
-"""Which pairs of a block can be among the nearest neighbours: a rough product and a proved bound tell.
+"""Find the pairs of a block that can be among the nearest neighbours, without computing all cosines.
 
-Encoders put all sentences into one corner, so both sides are centred: with a = a' + m and b = b' + n,
+A product of int8 numbers gives an upper bound of every cosine at half the cost of float32 or less.
+Only pairs whose bound exceeds the k-th best cosine so far are computed exactly. So the result is that
+of a full search.
+
+**The bound.** The vectors of an encoder lie close together, so both sides are centred first. With
+a = a' + m and b = b' + n, where m and n are the means of the two sides,
 
     a·b = a'·b' + a·n + m·(b - n).
 
-The centred rows are rounded to whole numbers p, q from -127 to 127, a' ~ s·p and b' ~ t·q. By Cauchy and Schwarz
+The centred rows are rounded to whole numbers p and q from -127 to 127, so that a' ~ s·p and b' ~ t·q.
+By the Cauchy-Schwarz inequality
 
-    |a'·b' - s·t·p·q| <= |a' - s·p| |b'| + |s·p| |b' - t·q|,
+    |a'·b' - s·t·p·q| <= |a' - s·p| |b'| + |s·p| |b' - t·q|.
 
-with the lengths of the rounding errors as they are. Sums of whole numbers are exact; those of D terms in float32 err
-by at most D·2⁻²⁴ for rows of length 1, and eight such errors are allowed for. A pair beyond that changes no result.
+The lengths of the rounding errors, |a' - s·p| and |b' - t·q|, are computed, not estimated. Sums of
+whole numbers are exact. A float32 sum of D terms of unit rows errs by at most D·2⁻²⁴, and the bound
+allows for eight such errors. Larger cosines than the bound therefore cannot exist.
 
-Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `H` pairs that can be among them.
+Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `H` pairs of a block that
+can be among the k best.
 """
 
 import math
@@ -25,46 +33,56 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-#: Share of a block's pairs, and their number, above which they are not computed one by one.
-MOST, ALWAYS = 1 / 16, 2**16
-#: Least step of rounding: 1 in units of two steps' product stays far below 2³¹.
-LEAST = 2.0**-13
-#: A GPU multiplies whole numbers in multiples of this many rows and dimensions.
+#: A bound that leaves more than this share of a block's pairs is of no use, unless the pairs are few.
+USEFUL_SHARE = 1 / 16
+FEW_PAIRS = 2**16
+#: Smallest rounding step. With it, 1 divided by the product of two steps is far below 2³¹.
+SMALLEST_STEP = 2.0**-13
+#: A GPU multiplies int8 matrices only in multiples of this many rows and dimensions.
 MULTIPLE = 32
-#: Before k cosines of a row are known, those of this many times k pairs that seem likely are computed.
-LIKELY = 2
-#: Rows of which the largest are sought at a time.
+#: While a row has fewer than k neighbours, this many times k promising pairs are computed for it.
+PROMISING = 2
+#: Rows whose largest products are searched at a time.
 CHUNK = 1024
 
 
 @contextmanager
 def whole_float32(device: torch.device) -> Iterator[None]:
-    """Products of float32 are those of IEEE, as the bounds assume: not of half precision by autocast, nor of TF32."""
-    new = hasattr(
-        torch.backends.mkldnn, "matmul"
-    )  # torch 2.9, where reading the old switch raises after the new one
-    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if new else ()
-    before = [switch.fp32_precision for switch in switches] or torch.get_float32_matmul_precision()
+    """Multiply float32 matrices in full precision within this block, as the bounds assume.
+
+    This switches off autocast to half precision and TF32.
+    """
+    # torch 2.9 has new switches. Reading the old switch after the new ones were set raises.
+    has_new_switches = hasattr(torch.backends.mkldnn, "matmul")
+    if has_new_switches:
+        switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+        before = [switch.fp32_precision for switch in switches]
+    else:
+        switches = ()
+        before = torch.get_float32_matmul_precision()
     try:
         for switch in switches:
             switch.fp32_precision = "ieee"
-        if not switches:
+        if not has_new_switches:
             torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
         for switch, precision in zip(switches, before):
             switch.fp32_precision = precision
-        if not switches:
+        if not has_new_switches:
             torch.set_float32_matmul_precision(before)
 
 
 @cache
 def rounding_pays(device: torch.device) -> bool:
-    """Whether products of whole numbers are exact and take under half the time of float32, measured once a process."""
+    """Tell whether int8 products are exact on a device and take less than half the time of float32.
+
+    Some CPUs add int8 products with saturation, which is not exact. Measured once per process.
+    """
     count = (
         8192 if device.type == "cuda" else 1024
-    )  # a GPU takes longer for so many than for a launch
+    )  # smaller products on a GPU only measure the launch
     rows = torch.full((count, 768), 127.0, device=device)
     numbers = rows.to(torch.int8)
     try:
@@ -82,9 +100,16 @@ def takes_half(
     wait: Callable,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Whether a product takes under half the time of another; `wait` returns when the device has done them."""
+    """Tell whether a product takes less than half the time of another. The fastest of six runs counts.
+
+    Args:
+        product: starts the product.
+        other: starts the other product.
+        wait: returns when the device has finished everything that was started.
+        clock: seconds.
+    """
     seconds = dict.fromkeys((product, other), math.inf)
-    for _ in range(6):  # by turns, as others' work comes and goes
+    for _ in range(6):  # in turns, because other programs may slow the machine down for a while
         for work in seconds:
             wait()
             started = clock()
@@ -94,75 +119,119 @@ def takes_half(
     return seconds[product] < seconds[other] / 2
 
 
-class Rounded:
-    """Centred unit rows (R, D) as whole numbers: `numbers` × `step` are they, but for `errors` (R,), their lengths."""
+class RoundedRows:
+    """Unit rows, centred and rounded to whole numbers.
+
+    Args:
+        rows: (R, D) unit rows.
+
+    Attributes:
+        centre: (D,) mean of the rows.
+        longest: length of the longest centred row.
+        step: a centred row is about `step` times its numbers.
+        numbers: (R, D) int8, padded with zeros to multiples of `MULTIPLE`.
+        errors: (R,) length of each centred row minus `step` times its numbers.
+    """
 
     def __init__(self, rows: Tensor) -> None:
         self.centre = rows.mean(0)
         centred = rows - self.centre
         self.longest = float(torch.linalg.vector_norm(centred, dim=1).max())
-        self.step = max(
-            4 / 127 * float(centred.square().mean().sqrt()), LEAST
-        )  # clips beyond 4 standard deviations
+        # values beyond 4 standard deviations are clipped
+        four_deviations = 4 * float(centred.square().mean().sqrt())
+        self.step = max(four_deviations / 127, SMALLEST_STEP)
         numbers = (centred / self.step).round_().clamp_(-127, 127)
         self.errors = torch.linalg.vector_norm(centred.sub_(numbers, alpha=self.step), dim=1)
-        fill = 0, -rows.shape[1] % MULTIPLE, 0, -len(rows) % MULTIPLE
+        fill = (0, -rows.shape[1] % MULTIPLE, 0, -len(rows) % MULTIPLE)
         self.numbers = pad(numbers.to(torch.int8), fill)
 
 
 class Screen:
-    """Finds the pairs of blocks of queries with these keys, unit rows (C, D), that can change the k best of either."""
+    """Finds the pairs of blocks of queries with fixed keys that can change the k best of either.
+
+    Args:
+        keys: (C, D) unit rows.
+        k: number of neighbours.
+
+    Attributes:
+        in_float32: number of pairs in blocks that had to be multiplied in float32.
+    """
 
     def __init__(self, keys: Tensor, k: int) -> None:
-        self.keys, self.k = keys, k
-        self.in_float32 = 0  # pairs of the blocks whose products were float32
-        self._rounded = Rounded(keys) if rounding_pays(keys.device) else None
+        self.keys = keys
+        self.k = k
+        self.in_float32 = 0
+        self._rounded = RoundedRows(keys) if rounding_pays(keys.device) else None
 
     def pairs(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows and columns of the pairs, (H,) both, ascending, and their cosines (H,), the same in any block.
+        """Return the pairs that can be among the k best of a query or a key, and their cosines.
 
-        Where they are too many, those of the k best of each query and key by the product in float32 alone.
+        Their cosines do not depend on how queries and keys are cut into blocks.
 
         Args:
             queries: (R, D) unit rows.
-            worst: (R,) the k-th best cosine so far of the queries, -inf where there is none.
-            key_worst: (C,) the same of the keys; None where they seek no queries.
+            worst: (R,) the k-th best cosine of each query so far, -inf if there is none.
+            key_worst: (C,) the same for the keys. None if no neighbours of keys are searched.
+
+        Returns:
+            Rows (H,) and columns (H,) of the pairs in ascending order, and their cosines (H,).
         """
-        near, slack = None, queries.shape[1] * 2.0**-21
-        if self._rounded is not None:
-            highest, unit = self._bounds(queries)
-            near = self._near(highest, unit, slack + 3 * unit, queries, worst, key_worst)
+        near = self._near_by_rounding(queries, worst, key_worst)
         if near is None:
-            if all(
-                bool(cosines.isfinite().all())
-                for cosines in (worst, key_worst)
-                if cosines is not None
-            ):
-                self._rounded = None  # the blocks that follow will be like this one
-            self.in_float32 += len(queries) * len(self.keys)
-            products = queries @ self.keys.T
-            near = self._near(products, 1.0, slack, queries, worst, key_worst)
-            if near is None:
-                near = torch.zeros_like(products, dtype=torch.bool)
-                _mark_best(near, products, worst, self.k)
-                if key_worst is not None:
-                    _mark_best(near.T, products.T, key_worst, self.k)
-        rows, columns = _places(near)
+            near = self._near_by_float32(queries, worst, key_worst)
+        rows, columns = _positions(near)
         return rows, columns, _cosines(queries, self.keys, rows, columns)
 
+    def _near_by_rounding(
+        self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
+    ) -> Tensor | None:
+        """Return which pairs matter, (R, C) bool, by the int8 bound. None if the bound is of no use."""
+        if self._rounded is None:
+            return None
+        highest, unit = self._bounds(queries)
+        slack = _float32_error(queries) + 3 * unit
+        near = self._near(highest, unit, slack, queries, worst, key_worst)
+        if near is None:
+            limits = [worst] if key_worst is None else [worst, key_worst]
+            if all(bool(cosines.isfinite().all()) for cosines in limits):
+                self._rounded = None  # the next blocks will be like this one
+        return near
+
+    def _near_by_float32(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> Tensor:
+        """Return which pairs matter, (R, C) bool, by float32 products.
+
+        If too many pairs are within the error of the products, the k best products count.
+        """
+        self.in_float32 += len(queries) * len(self.keys)
+        products = queries @ self.keys.T
+        near = self._near(products, 1.0, _float32_error(queries), queries, worst, key_worst)
+        if near is None:
+            near = torch.zeros_like(products, dtype=torch.bool)
+            _mark_best(near, products, worst, self.k)
+            if key_worst is not None:
+                _mark_best(near.T, products.T, key_worst, self.k)
+        return near
+
     def _bounds(self, queries: Tensor) -> tuple[Tensor, float]:
-        """Whole numbers (R, C) and a unit: no cosine is more than their product and 3 units."""
-        own, keys = Rounded(queries), self._rounded
-        unit, reach = (
-            own.step * keys.step,
-            own.longest + float(own.errors.max()),
-        )  # no s·p is longer than reach
-        rows = queries @ keys.centre + own.errors * keys.longest  # (R,)
-        columns = self.keys @ own.centre - keys.centre @ own.centre + reach * keys.errors  # (C,)
-        highest = torch._int_mm(own.numbers, keys.numbers.T)[: len(rows), : len(columns)]
-        return highest.add_((columns / unit).int()).add_((rows / unit).int()[:, None]), unit
+        """Bound all cosines of a block by int8 products.
+
+        Returns:
+            Whole numbers (R, C), and a unit. No cosine is more than (number + 3) times the unit.
+        """
+        own = RoundedRows(queries)
+        keys = self._rounded
+        unit = own.step * keys.step
+        longest_product = own.longest + float(own.errors.max())  # no s·p is longer
+        row_terms = queries @ keys.centre + own.errors * keys.longest  # (R,)
+        column_terms = (
+            self.keys @ own.centre - keys.centre @ own.centre + longest_product * keys.errors
+        )  # (C,)
+        highest = torch._int_mm(own.numbers, keys.numbers.T)[: len(row_terms), : len(column_terms)]
+        highest.add_((column_terms / unit).int())
+        highest.add_((row_terms / unit).int()[:, None])
+        return highest, unit
 
     def _near(
         self,
@@ -173,28 +242,54 @@ class Screen:
         worst: Tensor,
         key_worst: Tensor | None,
     ) -> Tensor | None:
-        """Which pairs matter, (R, C) bool, where a cosine is at most `highest` × `unit` + `slack`; None: too many."""
-        least = (self._least(highest, queries, self.keys, worst) - slack) / unit
+        """Return which pairs matter, (R, C) bool, or None if they are too many.
+
+        Args:
+            highest: (R, C). No cosine is more than `highest` · `unit` + `slack`.
+        """
+        least = (self._lower_bounds(highest, queries, self.keys, worst) - slack) / unit
         near = highest > least.to(highest.dtype)[:, None]
         if key_worst is not None:
-            least = (self._least(highest.T, self.keys, queries, key_worst) - slack) / unit
+            least = (self._lower_bounds(highest.T, self.keys, queries, key_worst) - slack) / unit
             near |= highest > least.to(highest.dtype)
-        return near if near.count_nonzero() <= max(MOST * near.numel(), ALWAYS) else None
+        is_useful = near.count_nonzero() <= max(USEFUL_SHARE * near.numel(), FEW_PAIRS)
+        return near if is_useful else None
 
-    def _least(self, highest: Tensor, own: Tensor, others: Tensor, worst: Tensor) -> Tensor:
-        """What the k best cosines are not below, (R,): those so far or, before there are k, of likely ones."""
+    def _lower_bounds(self, highest: Tensor, own: Tensor, others: Tensor, worst: Tensor) -> Tensor:
+        """Return a lower bound of each row's k-th best cosine, (R,).
+
+        It is the current k-th best or, before k are known, the k-th best of promising candidates.
+
+        Args:
+            highest: (R, C) upper bounds, by which candidates are chosen.
+            own: (R, D) unit rows.
+            others: (C, D) unit rows.
+            worst: (R,) the k-th best cosine so far, -inf if there is none.
+        """
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
-        columns = (
-            highest.topk(min(LIKELY * self.k, len(others)), dim=1).indices.sort(1).values
-        )  # (R, LIKELY·k)
-        rows = torch.arange(len(own), device=own.device).repeat_interleave(columns.shape[1])
+        count = min(PROMISING * self.k, len(others))
+        columns = highest.topk(count, dim=1).indices.sort(1).values  # (R, count)
+        rows = torch.arange(len(own), device=own.device).repeat_interleave(count)
         cosines = _cosines(own, others, rows, columns.flatten()).view_as(columns)
         return torch.maximum(worst, cosines.topk(self.k, dim=1).values[:, -1])
 
 
+def _float32_error(rows: Tensor) -> float:
+    """Return eight times the largest error of a float32 product of two unit rows (R, D)."""
+    return rows.shape[1] * 2.0**-21
+
+
 def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
-    """Marks the k largest products of each row with one above its worst; of equal ones the first, unlike `topk`."""
+    """Mark the k largest products of each row that has one above its worst.
+
+    Of equal products the first is taken, which `topk` does not promise.
+
+    Args:
+        near: (R, C) bool, changed in place.
+        products: (R, C).
+        worst: (R,).
+    """
     for rows in (products.amax(1) > worst).nonzero()[:, 0].split(CHUNK):
         values = products[rows]
         for _ in range(min(k, values.shape[1])):
@@ -203,18 +298,22 @@ def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
             values.scatter_(1, columns, -torch.inf)
 
 
-def _places(near: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of what is true in (R, C), ascending; `nonzero` is slow, so it looks at eight at a time."""
+def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows and columns of the true elements of (R, C), in ascending order.
+
+    `nonzero` is slow, so it looks at eight booleans at a time, read as one int64.
+    """
     eights = pad(near, (0, -near.shape[1] % 8)).view(torch.int64)
-    rows, places = eights.nonzero(as_tuple=True)
-    which, columns = eights[rows, places, None].view(torch.bool).nonzero(as_tuple=True)
-    return rows[which], 8 * places[which] + columns
+    rows, groups = eights.nonzero(as_tuple=True)
+    which, columns = eights[rows, groups, None].view(torch.bool).nonzero(as_tuple=True)
+    return rows[which], 8 * groups[which] + columns
 
 
 def _cosines(queries: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The products of single pairs of rows, (H,)."""
+    """Compute the products of single pairs of rows, (H,), by a sparse product."""
     ends = pad(rows.bincount(minlength=len(queries)).cumsum(0), (1, 0))  # (R + 1,)
-    zeros, size = queries.new_zeros(len(rows)), (len(queries), len(keys))
+    zeros = queries.new_zeros(len(rows))
+    size = (len(queries), len(keys))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse", UserWarning)  # torch calls it a beta
         wanted = torch.sparse_csr_tensor(ends, columns, zeros, size, check_invariants=False)

@@ -1,9 +1,10 @@
-"""Exact nearest neighbours by cosine: both directions from one pass of matrix products, in bounded memory.
+"""Exact nearest neighbours by cosine, in both directions from one pass and in bounded memory.
 
-Of each block of similarities those alone are computed that can be among the k best so far; `screening` finds them.
+The similarity matrix is computed block by block. Of each block only those similarities are computed
+exactly that can be among the k best so far (`dap.search.screening`).
 
-Legend: `N` source rows (queries), `M` target rows (keys), `D` dimensions, `k` neighbours, `R` × `C` a block of
-similarities, `H` of them that are computed.
+Legend: `N` source rows or queries, `M` target rows or keys, `D` dimensions, `k` neighbours, `H` pairs
+of a block whose similarity is computed.
 """
 
 import logging
@@ -23,20 +24,22 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
 
-#: Source × target rows of a block: 8 MiB of float32 on a CPU, 1 GiB on a GPU.
+#: Source rows and target rows of a block: 8 MiB of float32 on a CPU, 1 GiB on a GPU.
 BLOCKS = {"cpu": (1024, 2048), "cuda": (8192, 32768)}
-#: Rows that are read at a time where no product is computed.
-PART = 256
+#: Rows that are checked at a time before a search.
+CHECKED_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest neighbours by cosine in both directions, best first, equal scores by lowest index.
+    """The k nearest neighbours by cosine in both directions.
+
+    The best neighbour comes first. Neighbours with equal scores are ordered by their index.
 
     Attributes:
-        forward_scores: (N, k) float32, cosine of source row i and its neighbours.
+        forward_scores: (N, k) float32, cosine of each source row and its neighbours.
         forward_indices: (N, k) int64, rows of the target.
-        backward_scores: (M, k) float32, cosine of target row j and its neighbours.
+        backward_scores: (M, k) float32, cosine of each target row and its neighbours.
         backward_indices: (M, k) int64, rows of the source.
     """
 
@@ -58,12 +61,14 @@ def mutual_neighbours(
     blocks: tuple[int, int] | None = None,
     above: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Neighbours:
-    """The k nearest neighbours of every source row among the target rows, and of every target row among the source's.
+    """Find the k nearest target rows of every source row, and the k nearest source rows of every target row.
 
-    Exact in float32. Tensors are searched on their device, arrays (memory maps too, read block by block) on CUDA where
-    there is one. Memory beyond the inputs is a few blocks and what the result takes. A zero row has cosine 0 with
-    everything. Where more than a sixteenth of a block's cosines are within rounding of the best, as when most rows are
-    repeated, not the first of equal ones may be found: leave repeated rows out where that matters.
+    The search is exact in float32. Tensors are searched on their device. Arrays are searched on CUDA if
+    there is a GPU; memory-mapped arrays are read block by block. Beyond the inputs and the result it
+    needs the memory of a few blocks. A zero row has cosine 0 with every row.
+
+    If very many cosines of a block are equal within rounding (more than a sixteenth, for example if most
+    rows are repeated), ties may not go to the lowest index. Leave repeated rows out if that matters.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward_indices.tolist(), found.backward_indices.tolist()
@@ -71,25 +76,28 @@ def mutual_neighbours(
 
     Args:
         source: (N, D) of any float type, need not be normalised.
-        target: (M, D).
+        target: (M, D) of any float type, need not be normalised.
         k: 1 to min(N, M).
         progress: show a bar.
-        blocks: source and target rows of a block; the default is `BLOCKS`.
-        above: cosines (N,) and (M,) that a neighbour of each source and target row has to exceed, as where these rows
-            are a part and others have been searched; where fewer than k do, index -1 stands for each that is missing.
+        blocks: source rows and target rows of a block. The default is `BLOCKS`.
+        above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed. Use
+            it if other parts of the data were searched before. Missing neighbours have index -1.
 
     Raises:
-        ValueError: wrong shapes, k out of range, or a row that is not finite (side and row are named).
+        ValueError: wrong shapes, k out of range, or a row with NaN or infinity, which is named.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    forward, backward = _search(source, target, k, True, progress, blocks, *(above or ()))
+    above, target_above = above or (None, None)
+    forward, backward = _search(
+        source, target, k, progress=progress, blocks=blocks, above=above, keys_above=target_above
+    )
     return Neighbours(*forward, *backward)
 
 
 def nearest_neighbours(
     queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k keys of highest cosine for every query, best first; one direction of `mutual_neighbours`, with its errors.
+    """Find the k keys of highest cosine for every query. This is one direction of `mutual_neighbours`.
 
     >>> keys = np.array([[0.0, 1.0], [3.0, 0.0], [1.0, 0.0]])
     >>> scores, indices = nearest_neighbours(np.array([[2.0, 0.0]]), keys, k=2)
@@ -97,44 +105,51 @@ def nearest_neighbours(
     ([[1.0, 1.0]], [[1, 2]])
 
     Args:
-        queries: (N, D) numpy or torch.
-        keys: (M, D) numpy or torch.
+        queries: (N, D) numpy or torch, need not be normalised.
+        keys: (M, D) numpy or torch, need not be normalised.
         k: 1 to M.
+        blocks: queries and keys of a block. The default is `BLOCKS`.
 
     Returns:
-        scores (N, k) float32 and indices (N, k) int64.
+        Scores (N, k) float32, best first, and indices (N, k) int64.
+
+    Raises:
+        ValueError: as `mutual_neighbours`.
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
-    return _search(queries, keys, k, False, False, blocks)[0]
+    forward, _ = _search(queries, keys, k, both=False, blocks=blocks)
+    return forward
 
 
 def nearest(queries: Array, keys: Array) -> np.ndarray:
-    """The key of highest cosine for every query, (N,) int64: of equal keys the first, which alone is searched.
+    """Find the key of highest cosine for every query, (N,) int64.
 
-    Errors are those of `mutual_neighbours`.
+    Of equal keys the first is found, because repeated keys are left out of the search. Errors are those
+    of `mutual_neighbours`.
 
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
     """
-    group = unit_rows(keys, "keys").unique(dim=0, return_inverse=True)[1]  # (M,)
-    first = np.sort(
-        np.unique(group.cpu(), return_index=True)[1]
-    )  # (U,) rows that equal no earlier one
-    return first[nearest_neighbours(queries, keys[first])[1][:, 0]]
+    _, group = unit_rows(keys, "keys").unique(dim=0, return_inverse=True)  # (M,)
+    _, first_of_group = np.unique(group.cpu(), return_index=True)
+    distinct = np.sort(first_of_group)  # rows of keys that equal no earlier key
+    _, found = nearest_neighbours(queries, keys[distinct])  # (N, 1)
+    return distinct[found[:, 0]]
 
 
 def unit_rows(
     array: Array, name: str, start: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """The rows divided by their length, (N, D) float32; zero rows stay zero.
+    """Divide rows by their length: (N, D) float32. Zero rows stay zero.
 
     Args:
-        name: what an error calls the array.
+        array: (N, D) of any float type.
+        name: name of the array, for errors.
         start: number of the first row, for errors.
-        device: where the result is; None: where the array is.
+        device: device of the result. None keeps the array's device.
 
     Raises:
-        ValueError: not two-dimensional, or a row with NaN or infinity, named by its number.
+        ValueError: the array is not two-dimensional, or a row has NaN or infinity. The row is named.
     """
     _require_matrix(array, name)
     if isinstance(array, Tensor):
@@ -143,35 +158,47 @@ def unit_rows(
     else:
         kind = np.float64 if array.dtype.itemsize > 4 else np.float32
         rows = torch.from_numpy(np.array(array, kind, order="C")).to(device)
-    largest = torch.maximum(
-        rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True)
-    )  # (N, 1), NaN where a value is
+
+    # the largest absolute value of each row, (N, 1): NaN if a value is NaN
+    largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
         number = start + int(bad[0, 0])
         raise UserError(
             f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values"
         )
-    rows = rows.div_(largest.where(largest > 0, 1.0)).float()  # squares cannot overflow now
+
+    # divide by it first, so that squares cannot overflow
+    rows = rows.div_(largest.where(largest > 0, 1.0)).float()
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (N, 1)
     return rows.div_(length.where(length > 0, 1.0))
 
 
 def _require_matrix(array: Array, name: str) -> None:
     if array.ndim != 2 or array.shape[1] == 0:
-        raise UserError(f"{name} has shape {tuple(array.shape)}: expected (rows, dimensions)")
+        raise UserError(f"{name}: shape {tuple(array.shape)}, expected (rows, dimensions)")
 
 
 def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
-    """Refuses two sides that cannot be searched, by their names, before a search that may take hours."""
+    """Check both sides before a search that may take hours.
+
+    Args:
+        sides: the two arrays by their names for errors, queries first.
+        k: number of neighbours.
+        most: largest k.
+
+    Raises:
+        ValueError: wrong shapes, k out of range, or a row with NaN or infinity.
+    """
     for name, array in sides.items():
         _require_matrix(array, name)
-        for start in range(0, len(array), PART):
-            unit_rows(array[start : start + PART], name, start)
+        for start in range(0, len(array), CHECKED_ROWS):
+            unit_rows(array[start : start + CHECKED_ROWS], name, start)
     (name, queries), (other, keys) = sides.items()
     if queries.shape[1] != keys.shape[1]:
         raise UserError(
-            f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one encoder for both"
+            f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one encoder for "
+            "both"
         )
     if not 1 <= k <= most:
         raise UserError(
@@ -183,47 +210,81 @@ def _search(
     queries: Array,
     keys: Array,
     k: int,
-    both: bool,
-    progress: bool,
-    blocks: tuple[int, int] | None,
+    both: bool = True,
+    progress: bool = False,
+    blocks: tuple[int, int] | None = None,
     above: np.ndarray | None = None,
     keys_above: np.ndarray | None = None,
 ) -> tuple[Found, Found]:
-    """The k best keys of every query and, if `both`, the k best queries of every key."""
-    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = next((side.device for side in (queries, keys) if isinstance(side, Tensor)), default)
+    """Find the k best keys of every query and, if `both`, the k best queries of every key.
+
+    Args:
+        above: (N,) cosines that the neighbours of queries must exceed.
+        keys_above: (M,) cosines that the neighbours of keys must exceed.
+
+    Returns:
+        Scores and indices of the queries' neighbours, and those of the keys' neighbours.
+    """
+    device = _device_of(queries, keys)
+    height, width = blocks or BLOCKS[device.type]
     forward = Best(len(queries), k, device, above)
     backward = Best(len(keys) if both else 0, k, device, keys_above)
-    height, width = blocks or BLOCKS[device.type]
-    total, in_float32, looked = len(queries) * len(keys), 0, 0
+    total = len(queries) * len(keys)
+    in_float32 = 0  # pairs that were multiplied in float32
+    computed = 0  # pairs that were computed one by one
     bar = tqdm(
         total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
     )
     with bar, whole_float32(device):
-        for column in range(0, len(keys), width):
-            screen = Screen(unit_rows(keys[column : column + width], "keys", column, device), k)
-            for row in range(0, len(queries), height):
-                block = unit_rows(queries[row : row + height], "queries", row, device)
-                worst = forward.scores[row : row + height, -1]
-                key_worst = backward.scores[column : column + width, -1] if both else None
-                rows, columns, scores = screen.pairs(block, worst, key_worst)
-                forward.take(row + rows, column + columns, scores)
+        for left in range(0, len(keys), width):
+            right = left + width
+            screen = Screen(unit_rows(keys[left:right], "keys", left, device), k)
+            for top in range(0, len(queries), height):
+                bottom = top + height
+                block = unit_rows(queries[top:bottom], "queries", top, device)
+
+                # find the pairs that can change the k best so far
+                worst = forward.scores[top:bottom, -1]
+                key_worst = backward.scores[left:right, -1] if both else None
+                rows, columns, scores = screen.pairs(block, worst, key_worst)  # (H,) each
+
+                forward.add(top + rows, left + columns, scores)
                 if both:
                     columns, order = columns.sort(stable=True)
-                    backward.take(column + columns, row + rows[order], scores[order])
-                looked += len(rows)
+                    backward.add(left + columns, top + rows[order], scores[order])
+                computed += len(rows)
                 bar.update(len(block) * len(screen.keys))
             in_float32 += screen.in_float32
-            del screen  # before the next one is made
+            del screen  # frees its memory before the next one is made
     logger.debug(
-        "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, %(computed)d one by one",
-        {"pairs": total, "in_float32": in_float32, "computed": looked},
+        "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, "
+        "%(computed)d one by one",
+        {"pairs": total, "in_float32": in_float32, "computed": computed},
     )
     return forward.found(), backward.found()
 
 
+def _device_of(queries: Array, keys: Array) -> torch.device:
+    """Return the device of a tensor among the two, else CUDA if there is a GPU, else the CPU."""
+    for side in (queries, keys):
+        if isinstance(side, Tensor):
+            return side.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 class Best:
-    """The k best keys so far of N queries: `scores` and `indices`, both (N, k), equal scores by lowest index."""
+    """The k best keys so far of N queries. Of keys with equal scores the first one is kept.
+
+    Args:
+        count: number of queries, N.
+        k: number of keys to keep.
+        device: where the results are.
+        above: (N,) scores that a key must exceed.
+
+    Attributes:
+        scores: (N, k) float32, best first. Without a key it is -inf or the value of `above`.
+        indices: (N, k) int64 rows of the keys. Without a key it is -1.
+    """
 
     def __init__(
         self, count: int, k: int, device: torch.device, above: np.ndarray | None = None
@@ -233,31 +294,39 @@ class Best:
             self.scores[:] = torch.tensor(above, device=device)[:, None]
         self.indices = torch.full((count, k), -1, device=device)
 
-    def take(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:
-        """Takes in cosines (H,) of queries `rows` and keys `indices`, ascending, later ones than those before."""
-        better = (
-            scores > self.scores[rows, -1]
-        )  # earlier keys win a tie, so only more than this counts
-        rows, which, counts = rows[better].unique_consecutive(
+    def add(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:
+        """Add scored pairs, and keep the k best keys of each query.
+
+        Args:
+            rows: (H,) queries, in ascending order.
+            indices: (H,) keys. Those of one query are in ascending order and after all keys added before.
+            scores: (H,) cosines.
+        """
+        # leave out what cannot be among the k best: earlier keys win a tie
+        is_better = scores > self.scores[rows, -1]
+        rows, which, counts = rows[is_better].unique_consecutive(
             return_inverse=True, return_counts=True
-        )
+        )  # rows and counts (U,), which (pairs,)
         if not len(rows):
             return
-        place = (
-            torch.arange(len(which), device=rows.device) - (counts.cumsum(0) - counts)[which]
-        )  # within its row
-        shape = len(rows), int(counts.max())
-        found, keys = scores.new_full(shape, -torch.inf), indices.new_zeros(shape)
-        found[which, place], keys[which, place] = scores[better], indices[better]
-        scores, indices = (
-            torch.cat([self.scores[rows], found], 1),
-            torch.cat([self.indices[rows], keys], 1),
-        )
-        scores, order = scores.sort(
-            dim=1, descending=True, stable=True
-        )  # of equal ones those before stay before
+
+        # write the new pairs of each query side by side
+        first_of_row = counts.cumsum(0) - counts  # (U,)
+        column = torch.arange(len(which), device=rows.device) - first_of_row[which]
+        shape = (len(rows), int(counts.max()))
+        new_scores = scores.new_full(shape, -torch.inf)
+        new_indices = indices.new_zeros(shape)
+        new_scores[which, column] = scores[is_better]
+        new_indices[which, column] = indices[is_better]
+
+        # merge them with the old ones, which a stable sort keeps ahead of equal new ones
         k = self.scores.shape[1]
-        self.scores[rows], self.indices[rows] = scores[:, :k], indices.gather(1, order[:, :k])
+        all_scores = torch.cat([self.scores[rows], new_scores], 1)
+        all_indices = torch.cat([self.indices[rows], new_indices], 1)
+        all_scores, order = all_scores.sort(dim=1, descending=True, stable=True)
+        self.scores[rows] = all_scores[:, :k]
+        self.indices[rows] = all_indices.gather(1, order[:, :k])
 
     def found(self) -> Found:
+        """Return scores and indices as arrays."""
         return self.scores.cpu().numpy(), self.indices.cpu().numpy()

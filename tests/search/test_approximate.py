@@ -115,7 +115,7 @@ def test_a_row_that_is_not_finite_is_named_where_some_rows_train_the_index_too(
         )
     target[330, 3] = np.nan
     monkeypatch.setattr(dap.search.approximate, "TRAINING_ROWS", 100)
-    monkeypatch.setattr(dap.search.approximate, "PART", 16)
+    monkeypatch.setattr(dap.search.approximate, "BLOCK_ROWS", 16)
     with pytest.raises(ValueError, match="target: row 330 "):
         approximate_neighbours(source, target, 4, "IVF2,Flat")
     target[330, 3] = 0

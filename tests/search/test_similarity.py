@@ -11,7 +11,13 @@ from conftest import REPOSITORY
 from forked import run_python
 
 from dap.search import screening
-from dap.search.similarity import PART, Neighbours, mutual_neighbours, nearest, nearest_neighbours
+from dap.search.similarity import (
+    CHECKED_ROWS,
+    Neighbours,
+    mutual_neighbours,
+    nearest,
+    nearest_neighbours,
+)
 
 
 @pytest.fixture(autouse=True, params=["float32", "rounded"])
@@ -118,7 +124,7 @@ def test_a_row_that_is_not_finite_is_named(value: float, side: str) -> None:
         (nearest_neighbours, (2, 3), (2, 3), 3, "k=3 with 2 queries and 2 keys"),
         (nearest_neighbours, (2, 3), (2, 3), 0, "k=0"),
         (nearest_neighbours, (2, 3), (0, 3), 1, "k=1 with 2 queries and 0 keys"),
-        (nearest_neighbours, (3,), (2, 3), 1, r"queries has shape \(3,\)"),
+        (nearest_neighbours, (3,), (2, 3), 1, r"queries: shape \(3,\)"),
         (
             mutual_neighbours,
             (5, 3),
@@ -188,7 +194,9 @@ def test_neighbours_are_those_of_float32_whatever_else_multiplies_in_half_precis
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
     rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
-    keys = layout(np.concatenate([rows, rows, rows, rows])[: PART + 1])  # the last part has one row
+    keys = layout(
+        np.concatenate([rows, rows, rows, rows])[: CHECKED_ROWS + 1]
+    )  # the last part has one row
     keys = torch.from_numpy(np.array(keys).T.copy()).T if as_tensor else keys
     _, indices = nearest_neighbours(rows, keys, 4)
     np.testing.assert_array_equal(indices[:1, :4] % 65, np.zeros((1, 4)))
@@ -265,7 +273,7 @@ def in_float64(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
     monkeypatch: pytest.MonkeyPatch, shape: str, dimensions: int
 ) -> None:
-    monkeypatch.setattr(screening, "ALWAYS", 0)
+    monkeypatch.setattr(screening, "FEW_PAIRS", 0)
     source, target = hard_rows(shape, dimensions)
     found, cosines = (
         mutual_neighbours(source, target, 4, blocks=(64, 128)),
@@ -327,7 +335,7 @@ def test_few_pairs_are_computed_one_by_one(caplog: pytest.LogCaptureFixture, way
 def test_blocks_stay_whole_numbers_though_the_first_bounds_do_not_close(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(screening, "ALWAYS", 0)
+    monkeypatch.setattr(screening, "FEW_PAIRS", 0)
     source, target = (
         np.random.default_rng(seed).normal(size=(1024 * seed, 128)) for seed in (2, 1)
     )
