@@ -1,9 +1,11 @@
-"""Hard negatives as in xsim++ (Chen et al., 2023, arXiv 2306.12907): copies of an English sentence that say otherwise.
+"""Hard negatives as in xsim++: copies of an English sentence that say something else.
 
-Three kinds: another number; a negation put in or taken out, or an antonym ("causality alternation"); another name. The
-rules know English by word lists alone. What a rule chooses depends on the sentence, and for names also on which names
-the text has, but never on the order of the sentences. `dap/training/word_edits.py` has the rules to train with,
-which are others.
+After Chen et al. (2023, arXiv 2306.12907). There are three kinds of changes: another number; a
+negation added or removed, or an antonym ("causality alternation"); another name. The rules find these
+words by lists and patterns, without a parser. What a rule chooses depends on the sentence. For names it
+also depends on which other names the text has. It never depends on the order of the sentences.
+
+These copies are for evaluation. Training uses the other rules of `dap/training/word_edits.py`.
 
 Legend: `N` pairs, `C` copies, `D` dimensions.
 """
@@ -19,10 +21,10 @@ import numpy as np
 from dap.search.similarity import nearest
 
 COPY_KINDS = ("number", "negation", "name")
-#: Copies of a sentence and kind: the first places where the rule applies.
+#: Most copies per sentence and kind. They change the first places where the rule applies.
 MOST = 3
 
-#: Words of which any of a line may stand for any other.
+#: Each word may be replaced by any other word of its line.
 NUMBER_WORDS = """
 two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen eighteen
 twenty thirty forty fifty sixty seventy eighty ninety
@@ -44,7 +46,7 @@ longer/shorter lose/win loss/profit man/woman maximum/minimum men/women most/lea
 north/south often/rarely old/young older/younger oppose/support opposed/supported over/under peace/war poor/rich
 private/public same/different strong/weak usually/rarely with/without
 """
-#: Names by their class, for text that has too few of its own.
+#: Names by class, for texts that have too few names themselves.
 NAMES = {
     "day": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",
     "month": "January, February, March, April, May, June, July, August, September, October, November, December",
@@ -56,7 +58,8 @@ NAMES = {
 
 _GROUP = {word: line.split() for line in NUMBER_WORDS.splitlines() for word in line.split()}
 _OPPOSITE: dict[str, str] = {}
-for _one, _other in (pair.split("/") for pair in ANTONYMS.split()):
+for _pair in ANTONYMS.split():
+    _one, _other = _pair.split("/")
     _OPPOSITE.setdefault(_one, _other)
     _OPPOSITE.setdefault(_other, _one)
 _FULL_VERB = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}  # before n't
@@ -83,7 +86,13 @@ _PEOPLE = re.compile(r"(?:ish|ese|ian|ean|can|ench|rman|reek)$")
 
 
 class Copy(NamedTuple):
-    """A sentence, one of `COPY_KINDS`, and the sentence changed by a rule of that kind."""
+    """A changed copy of a sentence.
+
+    Attributes:
+        sentence: the sentence.
+        kind: one of `COPY_KINDS`.
+        text: the copy.
+    """
 
     sentence: str
     kind: str
@@ -91,9 +100,10 @@ class Copy(NamedTuple):
 
 
 def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
-    """The copies of each different sentence, at most `MOST` of a kind; of some sentences there are none.
+    """Make changed copies of each distinct sentence, at most `MOST` of a kind.
 
-    A copy that is, but for case and spaces, a sentence of the text or an earlier copy of its sentence is left out.
+    Some sentences have no copies. A copy is left out if it equals, except for case and spaces, a
+    sentence of the text or an earlier copy of the same sentence.
 
     >>> for copy in hard_negative_copies(["She did not buy 20 books."]):
     ...     print(copy.kind, copy.text)
@@ -101,138 +111,189 @@ def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
     negation She did buy 20 books.
     negation She did not sell 20 books.
     """
-    known, rules, copies = (
-        {_key(sentence) for sentence in sentences},
-        (numbers, negations, name_rule(sentences)),
-        [],
-    )
+    rules = (numbers, negations, name_rule(sentences))
+    known = {_normalised(sentence) for sentence in sentences}
+    copies = []
     for sentence in dict.fromkeys(sentences):
         taken: set[str] = set()
         for kind, rule in zip(COPY_KINDS, rules, strict=True):
             for text in islice(rule(sentence), MOST):
-                if _key(text) not in known and _key(text) not in taken:
-                    taken.add(_key(text))
+                normalised = _normalised(text)
+                if normalised not in known and normalised not in taken:
+                    taken.add(normalised)
                     copies.append(Copy(sentence, kind, text))
     return copies
 
 
-def _key(text: str) -> str:
+def _normalised(text: str) -> str:
     return " ".join(text.lower().split())
 
 
 def numbers(text: str) -> Iterator[str]:
-    """The text with one of its numbers changed, in the order of the numbers: the last digit but zeros, or a word.
+    """Yield the text with one of its numbers changed, number by number.
+
+    Digits change in the last one that is not a zero. A number word becomes another number word.
 
     >>> list(numbers("On the 21st, 1,500 came."))
     ['On the 24th, 1,500 came.', 'On the 21st, 8,500 came.', 'On the 21st, 1,600 came.']
     """
     for found in _NUMBER.finditer(text):
         old = found[0]
-        if not old[0].isdigit():
-            yield _put(
-                text, found, _cased(_pick(_GROUP[old.lower()], old.lower(), text, found), old)
-            )
-            continue
-        digits = re.match("[0-9]+", old)[0]
-        place, ordinal = len(digits.rstrip("0")) - 1, old[len(digits) :]
-        if place >= 0:
-            other = _pick("456789" if ordinal else "123456789", digits[place], text, found)
-            yield _put(
-                text,
-                found,
-                digits[:place] + other + digits[place + 1 :] + ("th" if ordinal else ""),
-            )
+        if old[0].isdigit():
+            new = _other_digits(text, found)
+        else:
+            new = _in_case_of(old, _pick(_GROUP[old.lower()], old.lower(), text, found))
+        if new:
+            yield _replace(text, found, new)
+
+
+def _other_digits(text: str, found: re.Match[str]) -> str:
+    """Change the last digit that is not a zero. Returns: "" if all digits are zeros."""
+    digits = re.match("[0-9]+", found[0])[0]
+    ordinal = found[0][len(digits) :]  # such as "st"
+    place = len(digits.rstrip("0")) - 1
+    if place < 0:
+        return ""
+    # ordinals get a digit whose ending is "th"
+    options = "456789" if ordinal else "123456789"
+    digit = _pick(options, digits[place], text, found)
+    return digits[:place] + digit + digits[place + 1 :] + ("th" if ordinal else "")
 
 
 def negations(text: str) -> Iterator[str]:
-    """The text with its first negation taken out, or with one put in where there is none; then with one antonym each.
+    """Yield the text with its first negation removed, or with one added if there is none.
+
+    Then yield the text with one word replaced by its antonym, word by word.
 
     >>> list(negations("He can't come before noon."))
     ['He can come before noon.', "He can't come after noon."]
     """
     if found := _NEGATED.search(text):
-        short, rest = (found[1] or found[2] or "").lower(), text[found.end() :]
-        verb = _cased(_FULL_VERB.get(short, short), found[0])
-        yield text[: found.start()] + (verb + rest if verb else _cased(rest, found[0][0]))
+        yield _without_negation(text, found)
     else:
-        asked = _ASKED.search(text) if text.rstrip().endswith("?") else None
-        if place := asked or _AUXILIARY.search(text):
-            yield text[: place.end()] + "not " + text[place.end() :]
-        elif place := _SUBJECT.search(text):
-            yield text[: place.end()] + "never " + text[place.end() :]
+        yield from _with_negation(text)
     for found in _ANTONYM.finditer(text):
-        yield _put(text, found, _cased(_OPPOSITE[found[0].lower()], found[0]))
+        yield _replace(text, found, _in_case_of(found[0], _OPPOSITE[found[0].lower()]))
+
+
+def _without_negation(text: str, found: re.Match[str]) -> str:
+    """Remove a negation: "cannot" and "can't" become "can"; "not", "no" and "never" disappear."""
+    rest = text[found.end() :]
+    short = (found[1] or found[2] or "").lower()  # "can" of "cannot", "wo" of "won't"
+    verb = _in_case_of(found[0], _FULL_VERB.get(short, short))
+    if verb:
+        return text[: found.start()] + verb + rest
+    return text[: found.start()] + _in_case_of(found[0][0], rest)
+
+
+def _with_negation(text: str) -> Iterator[str]:
+    """Yield the text with "not" after an auxiliary verb or else "never" after a subject, if it has one."""
+    is_question = text.rstrip().endswith("?")
+    asked = _ASKED.search(text) if is_question else None
+    if place := asked or _AUXILIARY.search(text):
+        yield text[: place.end()] + "not " + text[place.end() :]
+    elif place := _SUBJECT.search(text):
+        yield text[: place.end()] + "never " + text[place.end() :]
 
 
 def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
-    """The rule that puts another name of these sentences, or of `NAMES`, of the same class in a name's place.
+    """Make the rule that replaces a name by another name of the same class.
 
-    Names are capitalised words that the sentences do not have in lower case; the first word of a sentence is one if
-    another sentence has it as one.
+    Names are capitalised words that never occur in lower case in the sentences. The first word of a
+    sentence is a name only if it occurs as a name inside a sentence, too. The new name comes from
+    the sentences or from `NAMES`.
 
     >>> rule = name_rule(["Yesterday Ann met Bob Lee.", "Bob laughed.", "On Monday she met Ann."])
     >>> list(rule("Bob laughed.")), list(rule("On Monday she laughed."))
     (['Canada laughed.'], ['On Sunday she laughed.'])
+
+    Returns:
+        A function that yields the text with one name replaced, name by name.
     """
-    plain = {
-        word for text in sentences for word in re.findall(r"\b[^\W\d_]+", text) if word.islower()
-    }
-    names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
-    for text in sentences:
-        for found, is_first in _capitalised(text):
-            name = found[0].partition(" ")[2] if is_first else found[0]
-            if not plain.issuperset(name.lower().split()):
-                names[_class(name)].add(name)
-    known = {word for group in names.values() for name in group for word in name.split()}
-    known -= {word for word in known if word.lower() in plain}
+    lower_words = _lower_case_words(sentences)
+    names = _names_by_class(sentences, lower_words)
     pools = {kind: sorted(group) for kind, group in names.items()}
+
+    # collect the words of names, for names that occur in another combination
+    name_words = set()
+    for pool in pools.values():
+        for name in pool:
+            name_words.update(word for word in name.split() if word.lower() not in lower_words)
 
     def rule(text: str) -> Iterator[str]:
         for found, is_first in _capitalised(text):
             name = found[0]
-            if is_first and name.split()[0] not in known:
+            if is_first and name.split()[0] not in name_words:
                 name = name.partition(" ")[2]
-            is_name = name in names[_class(name)] or name and known.issuperset(name.split())
-            if is_name and (other := _pick(pools[_class(name)], text, text, found)):
+            kind = _class(name)
+            is_name = name in names[kind] or (name and name_words.issuperset(name.split()))
+            if is_name and (other := _pick(pools[kind], text, text, found)):
                 yield text[: found.end() - len(name)] + other + text[found.end() :]
 
     return rule
 
 
+def _lower_case_words(sentences: Sequence[str]) -> set[str]:
+    """Collect the words that occur in lower case."""
+    words = set()
+    for text in sentences:
+        words.update(word for word in re.findall(r"\b[^\W\d_]+", text) if word.islower())
+    return words
+
+
+def _names_by_class(sentences: Sequence[str], lower_words: set[str]) -> dict[str, set[str]]:
+    """Collect the names of `NAMES` and of the sentences, by class."""
+    names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
+    for text in sentences:
+        for found, is_first in _capitalised(text):
+            name = found[0].partition(" ")[2] if is_first else found[0]
+            if not lower_words.issuperset(name.lower().split()):
+                names[_class(name)].add(name)
+    return names
+
+
 def _capitalised(text: str) -> Iterator[tuple[re.Match[str], bool]]:
-    """Runs of capitalised words, and whether the first begins a sentence."""
+    """Yield each run of capitalised words, and whether it begins a sentence."""
     for found in _NAME.finditer(text):
         before = text[: found.start()].rstrip(" \"'“”‘’([{-–—¿¡")
         yield found, not before or before[-1] in ".!?:…"
 
 
 def _class(name: str) -> str:
-    """Which of `NAMES` a name is one of, by its form."""
+    """Return the key of `NAMES` that a name belongs to by its form."""
     for kind in ("day", "month"):
         if name in NAMES[kind].split(", "):
             return kind
     if " " in name:
         return "several words"
-    return "acronym" if name.isupper() else "people" if _PEOPLE.search(name) else "one word"
+    if name.isupper():
+        return "acronym"
+    return "people" if _PEOPLE.search(name) else "one word"
 
 
 def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str]) -> str:
-    """The first option, from where a hash of text and place points, that is no part of `without`; "" if all are."""
+    """Pick an option that is not contained in `without`. Returns: "" if all are.
+
+    The choice is a hash of the text and the place, so that it is the same in every run.
+    """
     digest = hashlib.sha256(f"{place.start()} {text}".encode(errors="surrogatepass")).digest()
     start = int.from_bytes(digest[:8], "big")
-    turned = (options[(start + step) % len(options)] for step in range(len(options)))
-    return next((option for option in turned if option not in without), "")
+    for step in range(len(options)):
+        option = options[(start + step) % len(options)]
+        if option not in without:
+            return option
+    return ""
 
 
-def _put(text: str, place: re.Match[str], word: str) -> str:
+def _replace(text: str, place: re.Match[str], word: str) -> str:
     return text[: place.start()] + word + text[place.end() :]
 
 
-def _cased(word: str, like: str) -> str:
-    """The word in the case of another: capitals where that has them, or a first capital."""
-    if len(like) > 1 and like.isupper():
-        return word.upper()
-    return word[:1].upper() + word[1:] if like[:1].isupper() else word
+def _in_case_of(old: str, new: str) -> str:
+    """Write a new word in capitals, with a first capital or unchanged, like the old word."""
+    if len(old) > 1 and old.isupper():
+        return new.upper()
+    return new[:1].upper() + new[1:] if old[:1].isupper() else new
 
 
 def hard_negative_errors(
@@ -241,11 +302,11 @@ def hard_negative_errors(
     copy_embeds: np.ndarray,
     kinds: Sequence[str],
 ) -> dict[str, float]:
-    """Sources in percent whose nearest of all target sentences and all copies is not their own line: xsim++.
+    """Measure how often a source's nearest candidate is not its translation (xsim++).
 
-    "error" is their share, and its parts are by what won: a copy of one of `COPY_KINDS`, or an "other" line. A copy
-    with the same vector as the sentence wins, as the encoder cannot tell them apart; of equal lines the first wins.
-    Without copies the error is 100 less the accuracy of `retrieval_accuracy`.
+    Candidates are all target sentences and all copies. A copy with the same vector as the translation
+    counts as nearer, because the encoder cannot tell them apart. Of equal targets the first counts.
+    Without copies the error is 100 minus the accuracy of `retrieval_accuracy`.
 
     >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
     >>> hard_negative_errors(np.eye(2), np.array([[0.8, 0.2], [0.0, 1.0]]), copies, ["number", "name"])
@@ -254,15 +315,23 @@ def hard_negative_errors(
     Args:
         source_embeds: (N, D), need not be normalised.
         target_embeds: (N, D), row i the translation of row i.
-        copy_embeds: (C, D), of all sentences in any order.
+        copy_embeds: (C, D), copies of all target sentences in any order.
         kinds: the kind of each copy, (C,).
 
+    Returns:
+        Percentages of the sources: "error" in all, and its parts by the nearest candidate, which is a
+        copy of a kind in `COPY_KINDS` or an "other" target sentence.
+
     Raises:
-        ValueError: no rows, rows that are not finite, or sides that do not fit.
+        ValueError: no rows, rows with NaN or infinity, or sides that do not fit together.
     """
-    won = nearest(source_embeds, np.concatenate([copy_embeds, target_embeds])) - len(
-        kinds
-    )  # (N,), a copy below 0
-    winners = ["other" if line >= 0 else kinds[line] for line in won[won != np.arange(len(won))]]
-    shares = {kind: 100 * winners.count(kind) / len(won) for kind in (*COPY_KINDS, "other")}
-    return {"error": 100 * len(winners) / len(won)} | shares
+    # copies come first, so that they win a tie
+    candidates = np.concatenate([copy_embeds, target_embeds])
+    winners = nearest(source_embeds, candidates) - len(kinds)  # (N,), a target's line, or below 0
+    counts = dict.fromkeys((*COPY_KINDS, "other"), 0)
+    for line, winner in enumerate(winners):
+        if winner != line:
+            preferred = "other" if winner >= 0 else kinds[winner]  # -1 is the last copy
+            counts[preferred] += 1
+    shares = {kind: 100 * count / len(winners) for kind, count in counts.items()}
+    return {"error": 100 * sum(counts.values()) / len(winners)} | shares
