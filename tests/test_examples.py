@@ -37,7 +37,7 @@ def encoder(tiny_bert_dir: Path, request: pytest.FixtureRequest) -> SentenceEnco
     return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", request.param)
 
 
-def test_matches_are_the_sentences_of_highest_cosine(
+def test_matches_are_the_sentences_with_the_highest_cosine(
     encoder: SentenceEncoder, tmp_path: Path
 ) -> None:
     (tmp_path / "text.gz").write_bytes(gzip.compress("\n".join(["", *SOURCE, SOURCE[1]]).encode()))
@@ -149,7 +149,7 @@ def test_the_files_that_text_embeddings_inference_reads_give_the_vectors(publish
     config = read(published, "config.json")
     assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (False, True)
     assert (config["model_type"], config["architectures"]) == ("bert", ["BertModel"])
-    assert config["position_embedding_type"] == "absolute"  # which vLLM asks for
+    assert config["position_embedding_type"] == "absolute"  # vLLM needs it
     encoder, vectors = AutoModel.from_pretrained(published), []
     for text in SOURCE:
         ids = torch.tensor([tokenizer.encode(prompt + text).ids])

@@ -46,7 +46,7 @@ FAULT_OF_RUN = Fault("commit", 503, "Service Unavailable")
 PLAYER = """
 import gc, json, multiprocessing, os, sys
 import sentence_transformers, transformers.trainer
-gc.freeze()  # a training collects, and would look at all that was imported
+gc.freeze()  # otherwise each training's garbage collection visits all imported modules
 
 def play(script, folder, arguments):
     os.mkdir(folder)
@@ -217,7 +217,7 @@ def folder(
     return folder
 
 
-def test_the_hub(folder: Path) -> None:
+def test_pushes_arrive_whole_and_errors_say_what_to_do(folder: Path) -> None:
     """Check everything in one test, because the pushes take long and should run only once."""
     with serve(TOKEN) as server:
         server.faults = {repo: fault for repo, (fault, _) in FAULTS.items()} | {
@@ -272,9 +272,8 @@ def check_vectors(played: Played) -> None:
 def check_snippets(played: Played) -> None:
     library, transformers, own, full = played.done["snippets"]
     np.testing.assert_allclose(library, own, atol=1e-5)
-    np.testing.assert_allclose(
-        np.array(transformers) * 1024, own, atol=1e-3
-    )  # pooler_output, after tanh
+    pooled = np.array(transformers) * 1024  # pooler_output, slightly changed by tanh
+    np.testing.assert_allclose(pooled, own, atol=1e-3)
     assert "DAPForPreTraining" in full
     assert played.server.count("validate", "") >= 1
 
@@ -447,7 +446,7 @@ def test_merged_results_are_shown_and_the_current_folder_has_a_name(
 def test_missing_onnx_packages_are_noticed_before_anything_is_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if it was not installed
     out = folder / "with-onnx"
     with pytest.raises(ValueError, match="--onnx: .*pip install 'dap-transformers"):
         push_to_hub.run(

@@ -26,7 +26,7 @@ from modeling_dap import DAPForPreTraining
 from run_xnli import main, run
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
-MARKS = ("nefin", "pusut", "rader")  # what the label depends on
+MARKS = ("nefin", "pusut", "rader")  # one per label
 SIZES = {"train-en": 120, "dev-en": 30, "dev-de": 15, "test-en": 30, "test-de": 24, "test-sw": 24}
 
 
@@ -149,7 +149,7 @@ def test_reports_of_the_seeds_give_the_mean_and_deviation(
         assert each["mean"] == {"languages": 3, "accuracy": pytest.approx(statistics.mean(values))}
 
 
-def test_the_saved_model_has_the_reported_accuracy_one_pair_at_a_time(
+def test_the_saved_model_has_the_reported_accuracy_on_single_pairs(
     searched: tuple[list[str], Path, dict], nli_dir: Path
 ) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
@@ -254,7 +254,7 @@ def test_a_stopped_run_continues_to_the_same_weights(
     def stop_at_end(
         self: XNLITrainer, folder: str | None = None, _internal_call: bool = False
     ) -> None:
-        if not _internal_call:  # by the trainer, of a checkpoint
+        if not _internal_call:  # the trainer saves a checkpoint
             raise KeyboardInterrupt
         save(self, folder, _internal_call)
 
@@ -378,7 +378,7 @@ def test_a_loss_that_is_not_finite_is_an_error(
     assert not list(tmp_path.glob("*/result.json"))
 
 
-def test_a_rate_that_diverges_is_left_out_of_the_search_and_evaluation_in_training_does_no_harm(
+def test_a_search_leaves_out_a_learning_rate_that_diverges(
     dap_dir: Path, nli_dir: Path, tmp_path: Path
 ) -> None:
     rates = [

@@ -127,8 +127,10 @@ class XNLITrainingArguments(TrainingArguments):
 
 
 def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
-    """Put a new classifier on an encoder. It has the same shape for DAP models and plain
-    encoders."""
+    """Put a new classifier on an encoder.
+
+    The model has the same shape for DAP models and plain encoders.
+    """
     body = encoder.model
     is_dap = isinstance(body, DAPModel)
     config = copy.deepcopy(body.config)
@@ -196,7 +198,7 @@ def mean_over_step(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Return the cross entropy of this batch's share of a step: its sum over the step's pairs.
+    """Compute a batch's share of the mean cross entropy of its optimizer step.
 
     Args:
         outputs: logits (B, C).

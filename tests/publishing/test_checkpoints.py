@@ -43,9 +43,8 @@ def test_from_encoder_takes_last_layers_and_masked_lm_head(
         logits = before.transform(states) @ model.get_input_embeddings().weight.T + head.bias
         torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
     assert (model.bow_transform is None) == ("bow" not in objective)
-    if (
-        objective == "tr+rtl"
-    ):  # the head's blocks on the states before the last two layers give the encoder's output
+    if objective == "tr+rtl":
+        # the head's two blocks give the encoder's output for the states before its last two layers
         before = expected.hidden_states[1]
         redone = model.rtl_head.blocks(inputs_embeds=before).last_hidden_state
         torch.testing.assert_close(redone, out.last_hidden_state, rtol=1e-4, atol=1e-4)
@@ -66,7 +65,7 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
         torch.testing.assert_close(mine.state_dict(), its.state_dict())
 
 
-def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(
+def test_a_masked_lm_head_with_an_untied_matrix_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_config("bert")
@@ -83,7 +82,7 @@ def test_a_masked_lm_head_on_a_matrix_of_its_own_is_left_out(
     )
 
 
-def test_ids_and_counts_that_a_model_cannot_take_are_refused() -> None:
+def test_target_tokens_that_do_not_fit_the_objective_are_refused() -> None:
     for objective, more, message in (
         (
             "mlm",
@@ -112,7 +111,7 @@ def test_ids_and_counts_that_a_model_cannot_take_are_refused() -> None:
             )
 
 
-def test_an_encoder_from_scratch_has_the_precision_and_attention_asked_for() -> None:
+def test_an_encoder_from_scratch_has_the_requested_precision_and_attention() -> None:
     config = tiny_config("bert")
     config.dtype = torch.float16
     model = DAPForPreTraining.from_scratch(config, objective="tr")
@@ -155,7 +154,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize("config", [*UNUSUAL, *UNFIT], ids=lambda config: config.model_type)
-def test_encoders_that_rtl_cannot_be_built_on_are_named_and_unusual_ones_train_with_tr(
+def test_encoders_without_support_for_rtl_are_refused_and_train_with_tr(
     config: transformers.PreTrainedConfig, tmp_path: Path
 ) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
@@ -176,11 +175,11 @@ def test_encoders_that_rtl_cannot_be_built_on_are_named_and_unusual_ones_train_w
         transformers.ConvBertConfig(**SHAPE, embedding_size=32),  # its convolution sees padding
         transformers.EsmConfig(
             **SHAPE, mask_token_id=MASK, token_dropout=True
-        ),  # scales embeddings of ids alone
+        ),  # scales embeddings of ids only
     ],
     ids=lambda config: config.model_type,
 )
-def test_an_encoder_whose_states_depend_on_padding_is_named(
+def test_an_encoder_whose_states_depend_on_padding_is_refused(
     config: transformers.PreTrainedConfig, tmp_path: Path
 ) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
@@ -189,7 +188,7 @@ def test_an_encoder_whose_states_depend_on_padding_is_named(
         DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
 
 
-def test_trying_an_encoder_out_leaves_the_random_numbers_alone(tiny_bert_dir: Path) -> None:
+def test_the_trial_of_an_encoder_does_not_change_the_random_state(tiny_bert_dir: Path) -> None:
     torch.manual_seed(1)
     DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
     expected = torch.rand(3)
@@ -201,7 +200,7 @@ def test_trying_an_encoder_out_leaves_the_random_numbers_alone(tiny_bert_dir: Pa
     assert model.training
 
 
-def test_plain_checkpoints_and_decoders_are_no_dap_models(tiny_bert_dir: Path) -> None:
+def test_plain_checkpoints_and_decoders_do_not_load_as_dap_models(tiny_bert_dir: Path) -> None:
     for model_class in (DAPModel, DAPForPreTraining, DAPForSequenceClassification):
         with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
             model_class.from_pretrained(tiny_bert_dir)
@@ -214,7 +213,7 @@ def test_plain_checkpoints_and_decoders_are_no_dap_models(tiny_bert_dir: Path) -
         )
 
 
-def test_encoders_with_code_of_their_own_are_refused_for_that_reason() -> None:
+def test_encoders_with_remote_code_are_refused() -> None:
     config = type(
         "NewConfig",
         (transformers.BertConfig,),
@@ -267,7 +266,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(
     )
 
 
-def test_checkpoints_load_where_this_project_cannot_be_imported_each_with_its_own_code(
+def test_each_checkpoint_loads_with_its_own_code_without_this_project(
     tmp_path: Path,
 ) -> None:
     batch, expected = make_batch(), {}

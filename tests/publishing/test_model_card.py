@@ -212,11 +212,8 @@ def test_a_card_without_records_states_no_numbers() -> None:
     assert "Recipe and training data: not stated." in card.text
     assert "No evaluation was given" in card.text
     outside_code = re.sub(r"```.*?```", "", card.text, flags=re.DOTALL)
-    assert set(re.findall(r"\d+(?:\.\d+)?", outside_code)) == {
-        "12",
-        "384",
-        "128",
-    }  # what the config itself says
+    from_the_config = {"12", "384", "128"}
+    assert set(re.findall(r"\d+(?:\.\d+)?", outside_code)) == from_the_config
     trained = model_card(
         "user/dap", PLAIN, Sources(config={"objective": "tr", "model_type": "dap"})
     ).text
@@ -281,12 +278,12 @@ def test_the_code_on_the_card_runs_and_gives_the_vectors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling=pooling)
-    prefix = 'kaban "a\\b": '  # Python has to be told of the quotes
+    prefix = 'kaban "a\\b": '  # needs escapes in Python
     options = Options(layout=layout, prefix=prefix, max_seq_length=14)
     published = build_with_card(
         checkpoint, tmp_path / "user/tiny", "user/tiny", options, read_sources(checkpoint)
     )
-    monkeypatch.chdir(tmp_path)  # where the repository's id is a folder
+    monkeypatch.chdir(tmp_path)  # here the repository's id is a folder
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     sentences = ["Guten Morgen!", "Good morning!"]
     expected = SentenceEncoder.from_pretrained(
@@ -300,11 +297,10 @@ def test_the_code_on_the_card_runs_and_gives_the_vectors(
         tolerance = 1e-5
         exec(snippet, names)
         vectors = np.asarray(names["vectors"])
-        if snippet is snippets[1] and (layout, pooling) == (
-            "plain",
-            "cls",
-        ):  # by pooler_output, whose tanh bends
-            vectors, tolerance = vectors / POOLER_SCALE, 1e-4
+        is_pooler_output = snippet is snippets[1] and (layout, pooling) == ("plain", "cls")
+        if is_pooler_output:  # scaled, and slightly changed by tanh
+            vectors = vectors / POOLER_SCALE
+            tolerance = 1e-4
             assert "times 2⁻¹⁰" in card
         np.testing.assert_allclose(vectors, expected, atol=tolerance)
 
@@ -324,13 +320,13 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
         assert (sources.steps, len(sources.history)) == (320, len(HISTORY))
         assert languages(sources) == ["de", "sw", "en"]
     (tmp_path / "out/encoder").mkdir()
-    assert read_sources(tmp_path / "out/encoder") == Sources()  # not what lies above it
+    assert read_sources(tmp_path / "out/encoder") == Sources()  # the folder above is not read
     plain = tmp_path / "plain"
     BertModel(tiny_config("bert")).save_pretrained(plain)
     assert read_sources(plain) == Sources()  # a plain encoder was not trained here
 
 
-def test_data_card_and_dataset_info(tmp_path: Path) -> None:
+def test_a_data_card_or_dataset_info_is_quoted_on_the_card(tmp_path: Path) -> None:
     config = {"config": {"objective": "tr", "model_type": "dap"}}
     (tmp_path / "README.md").write_text(
         "---\nlanguage: [de]\n---\n# Our pairs\n\nTanzil, CC-BY 3.0.\n"
@@ -378,9 +374,8 @@ def test_the_card_gives_the_steps_of_the_published_weights(tmp_path: Path) -> No
             json.dumps({"global_step": 12, "best_global_step": 8})
         )
     assert read_sources(last).steps == 12
-    assert (
-        read_sources(tmp_path / "out").steps is None
-    )  # the last or the best: an old run does not tell
+    # the weights may be the last or the best
+    assert read_sources(tmp_path / "out").steps is None
     (tmp_path / "out/train_results.json").write_text(
         json.dumps({"model_step": 8, "base_commit": "614241f"})
     )

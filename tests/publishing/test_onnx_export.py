@@ -70,7 +70,7 @@ def test_the_graph_gives_the_models_vectors_with_length_1(checkpoint: Path, expo
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(
+def test_the_tokenizer_files_tell_other_clients_where_to_cut(
     checkpoint: Path, exported: Path
 ) -> None:
     session = OnnxEncoder(exported / "onnx" / "model.onnx").model.session
@@ -89,7 +89,7 @@ def test_clients_of_the_graph_find_their_cut_in_the_tokenizers_settings(
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 78), (9, 4)])
 @pytest.mark.parametrize("left", [False, True])
-def test_both_outputs_for_any_batch_and_padding(
+def test_both_outputs_are_right_for_any_batch_and_padding(
     checkpoint: Path, exported: Path, shape: tuple[int, int], left: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -118,9 +118,7 @@ def test_int8_is_smaller_and_close(exported: Path) -> None:
     assert len({model_fingerprint(OnnxEncoder(path)) for path in paths}) == 2
 
 
-def test_weights_that_do_not_fit_into_one_file_are_beside_it(
-    exported: Path, tmp_path: Path
-) -> None:
+def test_large_weights_are_written_to_a_second_file(exported: Path, tmp_path: Path) -> None:
     whole = exported / "onnx" / "model.onnx"
     large = tmp_path / "onnx" / "model.onnx"
     large.parent.mkdir()
@@ -175,7 +173,7 @@ def test_a_graph_that_differs_is_not_written(checkpoint: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("same_graph")
-def test_a_checkpoints_own_folder_gains_the_files_only(checkpoint: Path, tmp_path: Path) -> None:
+def test_export_into_the_checkpoint_adds_only_onnx_files(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "own")
     (tmp_path / "own" / "onnx").mkdir()
     (tmp_path / "own" / "onnx" / "model_quantized.onnx").write_text("of an earlier model")
@@ -189,7 +187,9 @@ def test_a_checkpoints_own_folder_gains_the_files_only(checkpoint: Path, tmp_pat
         export(checkpoint, tmp_path / "own")
 
 
-def test_errors_name_the_argument(checkpoint: Path, exported: Path, tmp_path: Path) -> None:
+def test_arguments_that_do_not_fit_are_refused(
+    checkpoint: Path, exported: Path, tmp_path: Path
+) -> None:
     with pytest.raises(FileNotFoundError, match="absent.onnx: no such file"):
         OnnxEncoder(tmp_path / "absent.onnx")
     with pytest.raises(ValueError, match="max_seq_length=79 is above the model's 78 positions"):

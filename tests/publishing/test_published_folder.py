@@ -77,7 +77,7 @@ def test_every_library_gives_the_checkpoints_vectors(
     assert "auto_map" not in (tmp_path / "out/config.json").read_text()
 
 
-def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_training(
+def test_the_root_has_no_random_weight_pickle_local_path_or_training_leftover(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     torch.manual_seed(1)
@@ -115,7 +115,7 @@ def test_root_holds_no_drawn_weight_no_pickle_no_path_and_no_leftover_of_trainin
         assert content["padding"] is None
 
 
-def test_module_files_have_the_names_that_servers_know(
+def test_the_files_of_sentence_transformers_have_names_that_servers_know(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     build(
@@ -134,16 +134,14 @@ def test_module_files_have_the_names_that_servers_know(
     assert pooling["word_embedding_dimension"] == 32
     assert (tmp_path / "out/2_Normalize/config.json").exists()
     transformer = json.loads((tmp_path / "out/sentence_bert_config.json").read_text())
-    assert set(transformer) == {
-        "max_seq_length",
-        "do_lower_case",
-    }  # ONNX and OpenVINO take no argument of a class
+    # the ONNX and OpenVINO backends do not accept further arguments
+    assert set(transformer) == {"max_seq_length", "do_lower_case"}
     settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert settings["model_max_length"] == transformer["max_seq_length"] == 64
 
 
 @pytest.mark.parametrize("name", POOLERS)
-def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
+def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
     name: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config_class = getattr(transformers, f"{name}Config")
@@ -158,9 +156,10 @@ def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
     more = {name: value for name, value in extra.items() if hasattr(config_class(), name)}
     model = AutoModel.from_config(config_class(**shape, **more))
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(
-            0.1
-        )
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+        else:
+            parameter.data.add_(0.1)
     save(tmp_path / "plain", model, tiny_tokenizer)
     for pooling in ("cls", "mean"):
         out = tmp_path / pooling
@@ -182,7 +181,7 @@ def test_pooler_output_is_the_sentence_vector_or_0_but_never_drawn(
         torch.testing.assert_close(pooled, POOLER_SCALE * expected, rtol=1e-3, atol=1e-6)
 
 
-def test_modules_make_a_checkpoint_a_model_of_the_library(
+def test_write_modules_makes_a_checkpoint_load_in_sentence_transformers(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     checkpoint = tmp_path / "dap"
@@ -192,10 +191,8 @@ def test_modules_make_a_checkpoint_a_model_of_the_library(
     encoder = SentenceEncoder.from_pretrained(str(checkpoint), max_seq_length=9)
     expected = encoder.encode(SENTENCES)
     write_modules(encoder, checkpoint)
-    for options in (
-        {},
-        {"trust_remote_code": True},
-    ):  # modeling_dap is imported here; the folder's own code
+    # first with the imported modeling_dap, then with the folder's own code
+    for options in ({}, {"trust_remote_code": True}):
         np.testing.assert_allclose(library_vectors(checkpoint, **options), expected, atol=1e-5)
     np.testing.assert_allclose(
         SentenceEncoder.from_pretrained(str(checkpoint)).encode(SENTENCES), expected
@@ -204,7 +201,7 @@ def test_modules_make_a_checkpoint_a_model_of_the_library(
     assert library == {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
 
 
-def test_modules_are_not_written_for_another_layer_than_the_library_pools(
+def test_write_modules_refuses_an_encoder_of_another_layer(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     save(tmp_path, tiny_model(), tiny_tokenizer)
@@ -214,7 +211,7 @@ def test_modules_are_not_written_for_another_layer_than_the_library_pools(
     assert {path: path.read_bytes() for path in tmp_path.glob("*.json")} == before
 
 
-def test_prefix_length_and_normalisation_of_a_library_folder_stay(
+def test_publishing_again_keeps_prefix_length_and_normalisation(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     encoder = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, objective="tr")
@@ -253,7 +250,7 @@ def test_prefix_length_and_normalisation_of_a_library_folder_stay(
         np.testing.assert_allclose(encode(SENTENCES), bare, atol=1e-5)
 
 
-def test_heads_load_from_the_subfolder_and_train_on(
+def test_heads_load_from_the_subfolder_and_can_be_trained(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = tiny_model(target_vocab_size=100)
@@ -269,10 +266,8 @@ def test_heads_load_from_the_subfolder_and_train_on(
     )
     assert again.prediction_head.token_ids.tolist() == list(range(50, 150))
     config = json.loads((tmp_path / "out/pretraining/config.json").read_text())
-    for place in (
-        "out",
-        "out/pretraining",
-    ):  # the root, where Transformers looks; and the folder alone
+    # Transformers looks at the root, and the subfolder also works by itself
+    for place in ("out", "out/pretraining"):
         for reference in config["auto_map"].values():
             assert (tmp_path / place / f"{reference.split('.')[0]}.py").exists()
         assert (tmp_path / place / "losses_dap.py").exists()
@@ -280,7 +275,9 @@ def test_heads_load_from_the_subfolder_and_train_on(
     assert isinstance(alone, DAPModel)
 
 
-def test_layout_dap_at_the_root(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_layout_dap_puts_the_whole_checkpoint_at_the_root(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer, pooling="mean")
     published = build(checkpoint, tmp_path / "out", Options(layout="dap"))
     assert published.heads
@@ -289,7 +286,9 @@ def test_layout_dap_at_the_root(tmp_path: Path, tiny_tokenizer: PreTrainedTokeni
         build(checkpoint, tmp_path / "other", Options(layout="dap", pooling="cls"))
 
 
-def test_shards_are_read(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_sharded_checkpoint_becomes_one_file(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
     tiny_model(objective="tr").save_pretrained(tmp_path / "dap", max_shard_size="20KB")
     tiny_tokenizer.save_pretrained(tmp_path / "dap")
     assert len(list((tmp_path / "dap").glob("model-*.safetensors"))) > 1
@@ -432,7 +431,7 @@ def test_a_list_of_extra_tokens_has_the_name_that_transformers_4_knows(
     assert "<de>" in AutoTokenizer.from_pretrained(tmp_path / "out").all_special_tokens
 
 
-def test_similarity_and_prompts_of_a_library_folder_stay(
+def test_publishing_again_keeps_similarity_and_prompts(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     build(dap_checkpoint(tmp_path / "dap", tiny_tokenizer, tr_similarity="dot"), tmp_path / "first")
@@ -445,7 +444,7 @@ def test_similarity_and_prompts_of_a_library_folder_stay(
     )
     build(tmp_path / "first", tmp_path / "second")
     again = json.loads((tmp_path / "second/config_sentence_transformers.json").read_text())
-    prompts["document"] = "loder: "  # which encode_document would leave out otherwise
+    prompts["document"] = "loder: "  # encode_document needs a prompt of this name
     assert again == {
         "prompts": prompts,
         "default_prompt_name": "passage",

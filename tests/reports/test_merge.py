@@ -94,7 +94,7 @@ def test_the_command_prints_the_paper_beside_and_writes_the_merged_report(
     assert ["paper:", "XLM-R+DAP", "95.0", "94.7", "91.3", "95.1", "95.2", "92.7"] in lines
 
 
-def test_some_of_the_pairs_do_not_stand_beside_the_papers_tatoeba() -> None:
+def test_a_report_on_fewer_pairs_is_not_compared_with_the_paper() -> None:
     assert paper_beside(retrieval_report(0, 90.0)) is not None
     assert (
         paper_beside(retrieval_report(0, 90.0) | {"settings": {**SETTINGS, "max_pairs": 250}})
@@ -276,7 +276,7 @@ def test_mining_reports_of_one_text_may_come_from_several_folders(
         made["seconds_by_part"] = {"encoding": float(len(folder))}
     merged = run(written(tmp_path, reports))
     assert merged["n"] == 2
-    assert "seconds_by_part" not in merged  # a time, no number of the evaluation
+    assert "seconds_by_part" not in merged  # a time is not a result
 
 
 def test_pairs_of_several_languages_keep_the_digests_of_their_texts(tmp_path: Path) -> None:
@@ -305,14 +305,14 @@ def test_files_that_are_not_reports_are_refused(tmp_path: Path, text: str) -> No
         run([str(tmp_path / "a.json")])
 
 
-def test_a_report_that_is_given_twice_or_absent_is_named(three: list[str]) -> None:
+def test_a_report_that_is_given_twice_or_missing_is_refused(three: list[str]) -> None:
     with pytest.raises(ValueError, match=r"0\.json is given twice"):
         run([*three, three[0]])
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
         run(["absent.json"])
 
 
-def test_the_seed_of_a_training_run_is_found_and_its_recipe_does_not_depend_on_it(
+def test_the_recipe_of_a_training_does_not_depend_on_its_seed(
     tmp_path: Path,
 ) -> None:
     def recipe(**run: Any) -> tuple[int | None, str | None]:
