@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and which it refuses."""
+"""Which checkpoint a run resumes from, and which runs do not resume."""
 
 import json
 import shutil
@@ -17,23 +17,28 @@ from dap.training.resuming import FINISHED, RecordInCheckpoints, ResumedSchedule
 from dap.training.training_arguments import DAPTrainingArguments
 from train_dap import run
 
+CHECKPOINT_FILES = (
+    "config.json",
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "training_args.bin",
+)
+
 
 def saved_checkpoint(folder: Path, without: str = "") -> Path:
-    """A folder with the files of a checkpoint."""
+    """Make a folder with the files of a checkpoint."""
     folder.mkdir(parents=True)
-    for name in (
-        "config.json",
-        "model.safetensors",
-        "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-    ):
+    for name in CHECKPOINT_FILES:
         (folder / name).touch()
-    (folder / "training_args.bin").touch()
     (folder / "trainer_state.json").write_text("{}")
     if without:
         (folder / without).unlink()
     return folder
+
+
+# Finding a checkpoint
 
 
 @pytest.mark.parametrize(
@@ -44,17 +49,14 @@ def saved_checkpoint(folder: Path, without: str = "") -> Path:
         ("optimizer.pt", "optimizer"),
     ],
 )
-def test_half_saved_and_half_deleted_checkpoints_are_left_out(
+def test_incomplete_checkpoints_are_skipped(
     without: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved_checkpoint(tmp_path / "checkpoint-20")
+    complete = saved_checkpoint(tmp_path / "checkpoint-20")
     broken = saved_checkpoint(tmp_path / "checkpoint-100", without)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
-    assert find_resumable(args) == str(tmp_path / "checkpoint-20")
-    assert (
-        f"checkpoint-100 is skipped: it was only partly saved, its {named} is missing"
-        in caplog.text
-    )
+    assert find_resumable(args) == str(complete)
+    assert f"checkpoint-100 is skipped: it was only partly saved, its {named}" in caplog.text
     args.resume_from_checkpoint = "false"
     assert find_resumable(args) is None
     args.resume_from_checkpoint = str(broken)
@@ -62,62 +64,78 @@ def test_half_saved_and_half_deleted_checkpoints_are_left_out(
         find_resumable(args)
 
 
-def test_torn_state_is_no_checkpoint_and_models_alone_do_not_resume(tmp_path: Path) -> None:
+def test_a_damaged_state_is_no_checkpoint(tmp_path: Path) -> None:
     (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text("{")
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) is None
-    args.save_only_model = True
-    with pytest.raises(ValueError, match="--save_only_model, which cannot be resumed"):
+
+
+def test_a_run_that_saved_only_models_is_refused(tmp_path: Path) -> None:
+    saved_checkpoint(tmp_path / "checkpoint-5")
+    args = DAPTrainingArguments(output_dir=str(tmp_path), save_only_model=True)
+    with pytest.raises(ValueError, match="--save_only_model"):
         find_resumable(args)
+
+
+def test_checkpoints_of_an_earlier_run_in_the_folder_are_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step, seed in ((4, 7), (8, 42)):
+        write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
+    write_json({"seed": 7}, tmp_path / RECORD)
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    assert find_resumable(args) == str(tmp_path / "checkpoint-4")
+    assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
+
+
+def test_the_best_checkpoint_is_found_again_after_the_folder_was_moved(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
+    best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
+    for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
+        remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
+        ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
+        assert remembering.best_model_checkpoint == str(best)
 
 
 def test_a_checkpoint_has_the_whole_record_of_its_run_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, args = (
-        saved_checkpoint(tmp_path / "checkpoint-5"),
-        DAPTrainingArguments(output_dir=str(tmp_path)),
-    )
+    checkpoint = saved_checkpoint(tmp_path / "checkpoint-5")
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
     (tmp_path / RECORD).write_text('{"seed": 1}')
-    saved = args, TrainerState(global_step=5), TrainerControl()
+    event = args, TrainerState(global_step=5), TrainerControl()
+
+    # The run is stopped at the moment in which the written file gets its name.
     with monkeypatch.context() as stopped:
-        stopped.setattr(
-            "os.replace", mock.Mock(side_effect=KeyboardInterrupt)
-        )  # as it gets its name
+        stopped.setattr("os.replace", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            RecordInCheckpoints().on_save(*saved)
+            RecordInCheckpoints().on_save(*event)
     assert not (checkpoint / RECORD).exists()
-    RecordInCheckpoints().on_save(*saved)
+    RecordInCheckpoints().on_save(*event)
     assert json.loads((checkpoint / RECORD).read_text()) == {"seed": 1}
 
 
-def test_run_killed_after_its_last_step_is_finished_without_another(
+# Whole runs
+
+
+def test_a_run_killed_after_its_last_step_needs_no_other_step(
     flags: list[str], tmp_path: Path
 ) -> None:
-    schedule = [
-        "--max_steps",
-        "6",
-        "--save_strategy",
-        "steps",
-        "--save_steps",
-        "3",
-        "--lr_scheduler_type",
-        "constant",
-    ]
+    schedule = "--max_steps 6 --save_strategy steps --save_steps 3 --lr_scheduler_type constant"
     out = tmp_path / "out"
-    run([*flags, *schedule, "--output_dir", str(out)])
+    command = [*flags, *schedule.split(), "--output_dir", str(out)]
+    run(command)
     expected = load_file(out / "model.safetensors")
     for name in (FINISHED, "model.safetensors", "eval_results.json"):
         (out / name).unlink()
-    run([*flags, *schedule, "--output_dir", str(out)])
+
+    run(command)
     found = load_file(out / "model.safetensors")
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert state(out)["global_step"] == 6
     assert results(out, "train")["steps"] == 6
-    assert sorted(path.name for path in out.glob("checkpoint-*")) == [
-        "checkpoint-3",
-        "checkpoint-6",
-    ]
+    checkpoints = sorted(path.name for path in out.glob("checkpoint-*"))
+    assert checkpoints == ["checkpoint-3", "checkpoint-6"]
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +144,9 @@ def stopped(
 ) -> list[str]:
     """The command of a run that was stopped after two of its four steps."""
     folder = tmp_path_factory.mktemp("stopped")
-    command = [*training_flags(tiny_bert_dir, bitext_dir), "--max_steps", "4", "--use_cpu"]
-    command += ["--save_strategy", "steps", "--save_steps", "2", "--output_dir", str(folder)]
+    steps = "--max_steps 4 --use_cpu --save_strategy steps --save_steps 2"
+    command = [*training_flags(tiny_bert_dir, bitext_dir), *steps.split()]
+    command += ["--output_dir", str(folder)]
     run(command)
     (folder / FINISHED).unlink()
     shutil.rmtree(folder / "checkpoint-4")
@@ -149,7 +168,7 @@ def stopped(
         ("--model_name_or_path", "other", "model_name_or_path='.*', now 'other'"),
     ],
 )
-def test_another_run_does_not_resume(
+def test_a_run_with_other_arguments_does_not_resume(
     stopped: list[str],
     flag: str,
     value: str,
@@ -159,111 +178,79 @@ def test_another_run_does_not_resume(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(stopped[1], "other")
-    message = f"checkpoint-2 is of a run with {named}: give the same arguments; or another --output_dir, with --model"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"checkpoint-2 is of a run with {named}: give"):
         run([*stopped, flag, value])
 
 
-def test_epochs_in_place_of_steps_do_not_resume(stopped: list[str]) -> None:
+def test_a_run_with_epochs_instead_of_steps_does_not_resume(stopped: list[str]) -> None:
     place = stopped.index("--max_steps")
+    command = [*stopped[:place], *stopped[place + 2 :], "--num_train_epochs", "1"]
     with pytest.raises(ValueError, match="num_train_epochs=3.0, now 1.0; max_steps=4, now -1"):
-        run([*stopped[:place], *stopped[place + 2 :], "--num_train_epochs", "1"])
+        run(command)
 
 
-def test_another_text_with_as_many_pairs_does_not_resume(
-    stopped: list[str], tmp_path: Path
-) -> None:
+def test_a_run_with_other_text_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
+    # The same lines, of which two changed places.
     shutil.copytree(stopped[3], tmp_path / "text")
     file = tmp_path / "text" / "de-en.tsv"
-    lines = file.read_text().splitlines()
-    file.write_text(
-        "".join(f"{lines[row]}\n" for row in [1, 0, *range(2, len(lines))])
-    )  # two lines change places
-    message = (
-        r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}: give"
-    )
+    first, second, *others = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([second, first, *others]))
+    message = r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}"
     with pytest.raises(ValueError, match=message):
         run([*stopped[:3], str(tmp_path / "text"), *stopped[4:]])
+
+    # Two languages less.
+    one = str(Path(stopped[3]) / "de-en.tsv")
     with pytest.raises(ValueError, match="training text={'fr'.*'sw'.*}, now {}"):
-        run(
-            [
-                *stopped[:3],
-                str(Path(stopped[3]) / "de-en.tsv"),
-                *stopped[4:],
-                "--no_restrict_target_vocabulary",
-            ]
-        )
+        run([*stopped[:3], one, *stopped[4:], "--no_restrict_target_vocabulary"])
 
 
-def test_what_does_not_change_the_weights_may_differ(stopped: list[str], tmp_path: Path) -> None:
-    for source, name in ((stopped[-1], "run"), (stopped[3], "text")):
-        shutil.copytree(source, tmp_path / name)  # both were moved
-    free = "--logging_steps 1 --save_steps 1 --eval_strategy steps --eval_steps 1 --save_total_limit 2 --run_name x "
-    free += "--early_stopping_patience 9 --load_best_model_at_end --dataloader_num_workers 1 --max_bad_lines 0.1"
-    text, out = str(tmp_path / "text"), str(tmp_path / "run")
-    record = json.loads((tmp_path / "run" / RECORD).read_text()) | {"of an older version": 1}
-    del record["max_grad_norm"]  # as of a version that did not keep it
-    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
-    run([*stopped[:3], text, *stopped[4:-1], out, *free.split(), "--attn_implementation", "eager"])
-    assert state(tmp_path / "run")["global_step"] == 4
-    assert [line["step"] for line in state(tmp_path / "run")["log_history"] if "loss" in line] == [
-        3,
-        4,
-    ]
+def test_arguments_that_do_not_change_the_weights_may_differ(
+    stopped: list[str], tmp_path: Path
+) -> None:
+    # The text and the output folder may be elsewhere.
+    text = tmp_path / "text"
+    out = tmp_path / "run"
+    shutil.copytree(stopped[3], text)
+    shutil.copytree(stopped[-1], out)
+
+    # Another version may have kept other arguments.
+    record = json.loads((out / RECORD).read_text())
+    record["of an older version"] = 1
+    del record["max_grad_norm"]
+    (out / RECORD).write_text(json.dumps(record))
+
+    free = (
+        "--logging_steps 1 --save_steps 1 --eval_strategy steps --eval_steps 1 "
+        "--save_total_limit 2 --run_name x --early_stopping_patience 9 --load_best_model_at_end "
+        "--dataloader_num_workers 1 --max_bad_lines 0.1 --attn_implementation eager"
+    )
+    run([*stopped[:3], str(text), *stopped[4:-1], str(out), *free.split()])
+    assert state(out)["global_step"] == 4
+    logged = [line["step"] for line in state(out)["log_history"] if "loss" in line]
+    assert logged == [3, 4]
 
 
-def test_a_stream_is_known_by_its_paths(flags: list[str], tmp_path: Path) -> None:
-    streamed = [
-        *flags,
-        "--streaming",
-        "--max_steps",
-        "4",
-        "--save_steps",
-        "2",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
+def test_a_stream_with_other_files_or_order_does_not_resume(
+    flags: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    streamed = [*flags, *["--streaming", "--max_steps", "4", "--save_steps", "2"]]
+    streamed += ["--output_dir", str(out)]
     run(streamed)
-    (tmp_path / "out" / FINISHED).unlink()
+    (out / FINISHED).unlink()
     shutil.copytree(flags[3], tmp_path / "text")
-    changed = [
-        "--train_data",
-        str(tmp_path / "text"),
-        "--shuffle_buffer",
-        "5",
-        "--dataloader_num_workers",
-        "1",
-    ]
-    with pytest.raises(
-        ValueError, match="train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_work"
-    ):
+    changed = ["--train_data", str(tmp_path / "text"), "--shuffle_buffer", "5"]
+    changed += ["--dataloader_num_workers", "1"]
+    named = "train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_workers"
+    with pytest.raises(ValueError, match=named):
         run([*streamed, *changed])
 
 
-def test_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
-    best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
-    for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
-        remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
-        ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
-        assert remembering.best_model_checkpoint == str(best)
-
-
-def test_checkpoints_from_before_a_run_was_begun_anew_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_run_that_resumes_in_another_folder_is_recorded_there(
+    stopped: list[str], tmp_path: Path
 ) -> None:
-    for step, seed in ((4, 7), (8, 42)):
-        write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
-    write_json({"seed": 7}, tmp_path / RECORD)
-    assert find_resumable(DAPTrainingArguments(output_dir=str(tmp_path))) == str(
-        tmp_path / "checkpoint-4"
-    )
-    assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
-
-
-def test_a_run_that_goes_on_elsewhere_is_recorded_there(stopped: list[str], tmp_path: Path) -> None:
     (last,) = Path(stopped[-1]).glob("checkpoint-*")
     run([*stopped[:-1], str(tmp_path), "--resume_from_checkpoint", str(last)])
-    assert json.loads((tmp_path / RECORD).read_text()) == json.loads(
-        (Path(stopped[-1]) / RECORD).read_text()
-    )
+    before = json.loads((Path(stopped[-1]) / RECORD).read_text())
+    assert json.loads((tmp_path / RECORD).read_text()) == before

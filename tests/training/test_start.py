@@ -20,26 +20,31 @@ from dap.search import retrieval_accuracy
 from dap.training.training_arguments import parse_arguments
 from train_dap import build_trainer, run
 
+# A DAP checkpoint
 
-def test_dap_checkpoints_go_on_with_their_weights_and_keep_what_these_are_made_for(
+
+def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
     flags: list[str], tmp_path: Path
 ) -> None:
-    run([*flags, "--max_steps", "1", "--output_dir", str(tmp_path / "first")])
-    flags[1] = str(tmp_path / "first")
-    changed = ["--max_steps", "1", "--tr_temperature", "0.1", "--tr_bidirectional"]
-    with pytest.raises(ValueError, match="first was trained with objective='tr\\+rtl', not 'tr'"):
-        run([*flags, *changed, "--objective", "tr", "--output_dir", str(tmp_path / "second")])
-    run([*flags, *changed, "--learning_rate", "0", "--output_dir", str(tmp_path / "second")])
-    first, second = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("first", "second")
-    )
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    config = json.loads((tmp_path / "second" / "config.json").read_text())
-    assert (config["objective"], config["tr_temperature"], config["tr_bidirectional"]) == (
-        "tr+rtl",
-        0.1,
-        True,
-    )
+    first = tmp_path / "first"
+    second = tmp_path / "second"
+    run([*flags, "--max_steps", "1", "--output_dir", str(first)])
+    flags[1] = str(first)
+    changed = "--max_steps 1 --tr_temperature 0.1 --tr_bidirectional --learning_rate 0"
+    command = [*flags, *changed.split(), "--output_dir", str(second)]
+    with pytest.raises(ValueError, match=r"objective='tr\+rtl', not 'tr'"):
+        run([*command, "--objective", "tr"])
+
+    run(command)
+    before = load_file(first / "model.safetensors")
+    after = load_file(second / "model.safetensors")
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    config = json.loads((second / "config.json").read_text())
+    assert config["objective"] == "tr+rtl"
+    assert (config["tr_temperature"], config["tr_bidirectional"]) == (0.1, True)
+
+
+# Random weights
 
 
 @pytest.fixture(scope="module")
@@ -48,38 +53,17 @@ def scratch(
     bitext_dir: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> tuple[Path, list[str]]:
-    """An encoder made by masked language modelling, and the flags that made it."""
+    """A folder with an encoder (`mlm`) trained from random weights, and the flags that made it."""
     folder = tmp_path_factory.mktemp("scratch")
     tiny_config("bert").save_pretrained(folder / "shape")
     tiny_tokenizer.save_pretrained(folder / "tokenizer")
-    flags = [
-        "--tokenizer_name",
-        str(folder / "tokenizer"),
-        "--train_data",
-        str(bitext_dir),
-        "--max_seq_length",
-        "24",
-    ]
-    flags += [
-        "--per_device_train_batch_size",
-        "32",
-        "--dev_pairs",
-        "20",
-        "--report_to",
-        "none",
-        "--use_cpu",
-    ]
-    flags += [
-        "--logging_steps",
-        "10",
-        "--learning_rate",
-        "5e-3",
-        "--max_steps",
-        "50",
-        "--disable_tqdm",
-        "true",
-    ]
-    flags += ["--config_name", str(folder / "shape" / "config.json"), "--save_strategy", "no"]
+    settings = (
+        "--max_seq_length 24 --per_device_train_batch_size 32 --dev_pairs 20 --max_steps 50 "
+        "--learning_rate 5e-3 --logging_steps 10 --report_to none --use_cpu --disable_tqdm true "
+        "--save_strategy no"
+    )
+    flags = ["--tokenizer_name", str(folder / "tokenizer"), "--train_data", str(bitext_dir)]
+    flags += ["--config_name", str(folder / "shape" / "config.json"), *settings.split()]
     run([*flags, "--objective", "mlm", "--pooling", "mean", "--output_dir", str(folder / "mlm")])
     return folder, flags
 
@@ -87,7 +71,7 @@ def scratch(
 def changed_tokenizer(
     scratch: tuple[Path, list[str]], folder: Path, **tokens: str | None
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer of that encoder with other special tokens, written into a folder."""
+    """Save that encoder's tokenizer with other special tokens."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
     for name, token in tokens.items():
         setattr(tokenizer, name, token)
@@ -96,17 +80,31 @@ def changed_tokenizer(
 
 
 def without(flags: list[str], *names: str) -> list[str]:
-    """The flags but for some that have a value."""
-    places = {flags.index(name) + step for name in names for step in (0, 1)}
-    return [flag for place, flag in enumerate(flags) if place not in places]
+    """Return the flags without some that have a value."""
+    left = list(flags)
+    for name in names:
+        place = left.index(name)
+        del left[place : place + 2]
+    return left
 
 
-def test_an_encoder_learns_from_scratch(scratch: tuple[Path, list[str]]) -> None:
+def from_mlm(scratch: tuple[Path, list[str]]) -> list[str]:
+    """Return the flags of a training that starts from the encoder made here."""
+    folder, flags = scratch
+    return [
+        *without(flags, "--config_name", "--tokenizer_name"),
+        "--model_name_or_path",
+        str(folder / "mlm"),
+    ]
+
+
+def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, list[str]]) -> None:
     history = state(scratch[0] / "mlm")["log_history"]
     losses = [line["mlm_loss"] for line in history if "mlm_loss" in line]
-    assert losses[0] < 5.52 + 0.1  # the log of the vocabulary of 250
+    assert losses[0] < np.log(250) + 0.1  # the vocabulary has 250 tokens
     assert losses[-1] < losses[0] - 0.4
-    assert {"tr_loss", "accuracy"} & {name for line in history for name in line} == set()
+    logged = {name for line in history for name in line}
+    assert not logged & {"tr_loss", "accuracy"}
     assert "eval_sw-en_accuracy" in results(scratch[0] / "mlm")
 
 
@@ -114,176 +112,139 @@ def test_an_encoder_learns_from_scratch(scratch: tuple[Path, list[str]]) -> None
 def test_an_encoder_made_here_starts_dual_alignment(
     restricted: str, scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    folder, flags = scratch
-    start = [
-        *without(flags, "--config_name", "--tokenizer_name"),
-        "--model_name_or_path",
-        str(folder / "mlm"),
-    ]
-    start += [
-        "--objective",
-        "tr+rtl",
-        "--rtl_layers",
-        "2",
-        "--restrict_target_vocabulary",
-        restricted,
-    ]
-    trainer = built([*start, "--output_dir", str(tmp_path)])
-    found, made = trainer.model.state_dict(), load_file(folder / "mlm" / "model.safetensors")
+    more = f"--objective tr+rtl --rtl_layers 2 --restrict_target_vocabulary {restricted}"
+    trainer = built([*from_mlm(scratch), *more.split(), "--output_dir", str(tmp_path)])
     assert (trainer.model.config.objective, trainer.model.config.pooling) == ("tr+rtl", "mean")
+
+    # Encoder and prediction head are those of the checkpoint.
+    found = trainer.model.state_dict()
+    made = load_file(scratch[0] / "mlm" / "model.safetensors")
     ids = found.pop("prediction_head.token_ids", torch.arange(250))
     assert (len(ids) < 250) == (restricted == "true")
-    torch.testing.assert_close(
-        found["prediction_head.bias"], made.pop("prediction_head.bias")[ids], rtol=0, atol=0
-    )
-    assert all(
-        torch.equal(found[name], value) for name, value in made.items()
-    )  # encoder and prediction head
+    bias = made.pop("prediction_head.bias")[ids]
+    assert torch.equal(found["prediction_head.bias"], bias)
+    assert all(torch.equal(found[name], value) for name, value in made.items())
+
+    # The RTL head starts as the encoder's last two layers.
+    prefix = "rtl_head.blocks.encoder.layer."
     blocks = {name: value for name, value in found.items() if name.startswith("rtl_head.")}
-    for name, value in blocks.items():
-        layer, rest = name.removeprefix("rtl_head.blocks.encoder.layer.").split(".", 1)
-        assert torch.equal(value, made[f"dap.encoder.encoder.layer.{int(layer) + 1}.{rest}"])
     assert blocks
+    for name, value in blocks.items():
+        layer, rest = name.removeprefix(prefix).split(".", 1)
+        assert torch.equal(value, made[f"dap.encoder.encoder.layer.{int(layer) + 1}.{rest}"])
 
 
-def test_masked_language_modelling_goes_on(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_masked_language_modelling_continues(
+    scratch: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     folder, flags = scratch
-    more = [
-        *without(flags, "--config_name", "--max_steps"),
-        "--model_name_or_path",
-        str(folder / "mlm"),
-    ]
-    more += ["--max_steps", "1", "--mlm_probability", "0.3", "--output_dir", str(tmp_path / "more")]
-    run([*more, "--learning_rate", "0"])
+    more = f"--model_name_or_path {folder / 'mlm'} --max_steps 1 --mlm_probability 0.3"
+    command = [*without(flags, "--config_name", "--max_steps"), *more.split()]
+    run([*command, "--learning_rate", "0", "--output_dir", str(tmp_path / "more")])
     config = json.loads((tmp_path / "more" / "config.json").read_text())
-    assert (config["objective"], config["mlm_probability"], config["pooling"]) == (
-        "mlm",
-        0.3,
-        "mean",
-    )
-    first, second = (
-        load_file(path / "model.safetensors") for path in (folder / "mlm", tmp_path / "more")
-    )
+    assert (config["objective"], config["mlm_probability"]) == ("mlm", 0.3)
+    assert config["pooling"] == "mean"
+    first = load_file(folder / "mlm" / "model.safetensors")
+    second = load_file(tmp_path / "more" / "model.safetensors")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_masks_are_of_the_tokenizer_that_reads_the_text(
+def test_the_mask_token_is_that_of_the_given_tokenizer(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    folder, flags = scratch
     tokenizer = changed_tokenizer(scratch, tmp_path / "other", mask_token="a")
-    flags = [
-        *without(flags, "--config_name", "--tokenizer_name"),
-        "--model_name_or_path",
-        str(folder / "mlm"),
-    ]
-    flags += ["--tokenizer_name", str(tmp_path / "other"), "--output_dir", str(tmp_path / "out")]
-    trainer = built([*flags, "--objective", "tr+rtl", "--pooling", "mean"])
+    flags = [*from_mlm(scratch), "--tokenizer_name", str(tmp_path / "other"), "--pooling", "mean"]
+    flags += ["--output_dir", str(tmp_path / "out")]
+    trainer = built([*flags, "--objective", "tr+rtl"])
     assert trainer.model.config.mask_token_id == tokenizer.mask_token_id != 4
-    with pytest.raises(
-        ValueError,
-        match=f"mlm was trained with mask token 4, .*other has {tokenizer.mask_token_id}",
-    ):
-        built([*flags, "--objective", "mlm", "--pooling", "mean"])
+    with pytest.raises(ValueError, match=f"mask token 4, .*other has {tokenizer.mask_token_id}"):
+        built([*flags, "--objective", "mlm"])
 
 
-def test_the_token_that_ends_a_sentence_is_not_counted_for_masks(
+def test_masked_language_modelling_does_not_count_the_last_token_of_sentences(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     changed_tokenizer(scratch, tmp_path / "other", sep_token=None)
-    flags = [
-        *scratch[1],
-        "--objective",
-        "mlm",
-        "--prediction_bias",
-        "frequencies",
-        "--output_dir",
-        str(tmp_path),
-    ]
-    with_sep, without_sep = (
-        built([*flags, "--tokenizer_name", str(name)]).model.prediction_head.bias
-        for name in (scratch[0] / "tokenizer", tmp_path / "other")
-    )
+    more = ["--objective", "mlm", "--prediction_bias", "frequencies", "--output_dir", str(tmp_path)]
+    biases = []
+    for tokenizer in (scratch[0] / "tokenizer", tmp_path / "other"):
+        trainer = built([*scratch[1], *more, "--tokenizer_name", str(tokenizer)])
+        biases.append(trainer.model.prediction_head.bias)
+    with_sep, without_sep = biases
     assert torch.equal(with_sep, without_sep)
     assert with_sep[2] == with_sep.min() < with_sep.max()
 
 
-def test_another_encoder_of_the_shape_of_one_made_here(
+def test_a_dap_checkpoint_can_give_the_shape_of_an_encoder(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     folder, flags = scratch
-    flags = [
-        *without(flags, "--config_name"),
-        "--config_name",
-        str(folder / "mlm"),
-        "--output_dir",
-        str(tmp_path),
-    ]
-    trainer = built([*flags, "--objective", "mlm", "--per_device_train_batch_size", "1"])
+    more = f"--config_name {folder / 'mlm'} --objective mlm --per_device_train_batch_size 1"
+    command = [*without(flags, "--config_name"), *more.split(), "--output_dir", str(tmp_path)]
+    found = built(command).model.state_dict()
     made = load_file(folder / "mlm" / "model.safetensors")
-    found = trainer.model.state_dict()
-    assert {name: value.shape for name, value in found.items()} == {
-        name: made[name].shape for name in found
-    }
+    for name, value in found.items():
+        assert value.shape == made[name].shape
     name = "dap.encoder.embeddings.word_embeddings.weight"
     assert not torch.equal(found[name], made[name])
 
 
-def test_dual_alignment_starts_from_scratch_too(
+def test_dual_alignment_can_start_from_random_weights(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    trainer = built([*scratch[1], "--output_dir", str(tmp_path)])
-    config = trainer.model.config
-    assert (config.objective, config.mask_token_id, config.encoder_config.pad_token_id) == (
-        "tr+rtl",
-        4,
-        1,
-    )
-    assert config.target_vocab_size == len(trainer.model.prediction_head.token_ids) < 250
-    assert trainer.model.prediction_head.token_ids[0] > 0  # CLS is not predicted
+    model = built([*scratch[1], "--output_dir", str(tmp_path)]).model
+    config = model.config
+    assert (config.objective, config.mask_token_id) == ("tr+rtl", 4)
+    assert config.encoder_config.pad_token_id == 1
+    ids = model.prediction_head.token_ids
+    assert config.target_vocab_size == len(ids) < 250
+    assert ids[0] > 0  # CLS is not predicted
 
 
-def test_what_to_start_from_is_given_once(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_exactly_one_start_must_be_given(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, flags = scratch
     out = ["--output_dir", str(tmp_path)]
-    with pytest.raises(ValueError, match="--model_name_or_path and --config_name say the same"):
+    with pytest.raises(ValueError, match="--model_name_or_path and --config_name"):
         parse_arguments([*flags, *out, "--model_name_or_path", str(folder / "mlm")])
     with pytest.raises(ValueError, match="give --model_name_or_path, or --config_name"):
         parse_arguments([*without(flags, "--config_name"), *out])
+
+    # A flag replaces the start of the recipe.
     recipe = str(REPOSITORY / "configs" / "mlm.yaml")
     model, _, _ = parse_arguments([recipe, "--model_name_or_path", "a", *out])
     assert (model.model_name_or_path, model.config_name) == ("a", None)
 
 
-def test_configurations_that_do_not_fit_the_tokenizer_are_refused(
+def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    flags = [
-        *without(scratch[1], "--config_name", "--tokenizer_name"),
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    small, shape, whole = (
-        str(folder)
-        for folder in (tmp_path / "small", scratch[0] / "shape", scratch[0] / "tokenizer")
-    )
+    flags = without(scratch[1], "--config_name", "--tokenizer_name")
+    flags += ["--output_dir", str(tmp_path / "out")]
+    shape = scratch[0] / "shape"
+    whole = scratch[0] / "tokenizer"
+    small = tmp_path / "small"
     tiny_config("bert", vocab_size=99).save_pretrained(small)
     bare = changed_tokenizer(scratch, tmp_path / "maskless", mask_token=None)
     bare.backend_tokenizer.post_processor = processors.Sequence([])
     bare.save_pretrained(tmp_path / "bare")
-    for config, tokenizer, message in (
-        (small, whole, "small has vocab_size=99, its tokenizer has ids up to 246"),
-        (shape, None, "shape holds no tokenizer: add its files, or to train give --tokenizer_name"),
-        (shape, "bare", r"bare makes \[.*\] of 'a', but .* a special token before and after"),
-        (shape, "maskless", "no mask token"),
+    for config, tokenizer, named in (
+        (small, whole, "vocab_size=99"),
+        (shape, None, "--tokenizer_name"),
+        (shape, tmp_path / "bare", "special token before and after"),
+        (shape, tmp_path / "maskless", "no mask token"),
     ):
-        given = ["--tokenizer_name", str(tmp_path / tokenizer)] if tokenizer else []
-        with pytest.raises(ValueError, match=message):
-            built([*flags, "--config_name", config, *given])
+        given = ["--config_name", str(config)]
+        if tokenizer is not None:
+            given += ["--tokenizer_name", str(tokenizer)]
+        with pytest.raises(ValueError, match=named):
+            built([*flags, *given])
+
+
+# A sentence-transformers folder
 
 
 def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
-    """A sentence-transformers folder with the encoder in a folder of its own, as earlier versions wrote it."""
+    """Make a sentence-transformers folder that has its encoder in a subfolder."""
     folder.mkdir()
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
     encoder = SentenceEncoder(BertModel.from_pretrained(encoder_dir), tokenizer, **settings)
@@ -291,97 +252,116 @@ def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
     shutil.copytree(encoder_dir, folder / "0_Transformer")
     shutil.move(folder / "sentence_bert_config.json", folder / "0_Transformer")
     modules = json.loads((folder / "modules.json").read_text())
-    (folder / "modules.json").write_text(
-        json.dumps([modules[0] | {"path": "0_Transformer"}, *modules[1:]])
-    )
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
     return folder
 
 
-def test_a_sentence_transformers_folder_gives_its_settings_and_the_model_keeps_them(
-    flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+@pytest.fixture
+def from_library(flags: list[str], tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
+    """The flags of a TR training from a sentence-transformers folder, without a length."""
+    settings = {"pooling": "mean", "prefix": "ka: ", "max_seq_length": 9}
+    flags[1] = str(library_folder(tmp_path / "start", tiny_bert_dir, **settings))
+    command = [*without(flags, "--max_seq_length"), "--objective", "tr"]
+    return [*command, "--output_dir", str(tmp_path / "out")]
+
+
+def test_training_takes_the_settings_of_a_sentence_transformers_folder(
+    from_library: list[str],
 ) -> None:
-    flags[1] = str(
-        library_folder(
-            tmp_path / "start", tiny_bert_dir, pooling="mean", prefix="ka: ", max_seq_length=9
-        )
-    )
-    given = [*flags[:4], *flags[6:], "--objective", "tr", "--output_dir", str(tmp_path / "out")]
-    trainer, record = build_trainer(*parse_arguments(given))
+    trainer, record = build_trainer(*parse_arguments(from_library))
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("mean", "ka: ", 9)
-    tokenizer, row = trainer.processing_class, trainer.train_dataset[7]
+    tokenizer = trainer.processing_class
+
+    # Training pairs have the prefix.
+    row = trainer.train_dataset[7]
     language, number = row["pair_id"].split(":")
-    for side, text in zip(
-        ("source", "target"), synthetic_pairs(language)[int(number)], strict=True
-    ):
-        assert (
-            row[f"{side}_input_ids"]
-            == tokenizer("ka: " + text, truncation=True, max_length=9)["input_ids"]
-        )
-    encoders = [
-        SentenceEncoder(trainer.model.dap, tokenizer, "mean", prefix, 9) for prefix in ("ka: ", "")
-    ]
+    source, target = synthetic_pairs(language)[int(number)]
+    for side, text in (("source", source), ("target", target)):
+        expected = tokenizer("ka: " + text, truncation=True, max_length=9)["input_ids"]
+        assert row[f"{side}_input_ids"] == expected
+
+    # So do dev pairs.
     sides = trainer.dev_bitext["de"]
-    accuracies = [retrieval_accuracy(*map(encoder.encode, sides)) for encoder in encoders]
+    accuracies = []
+    for prefix in ("ka: ", ""):
+        encoder = SentenceEncoder(trainer.model.dap, tokenizer, "mean", prefix, 9)
+        accuracies.append(tuple(retrieval_accuracy(*map(encoder.encode, sides))))
     found = trainer.evaluate()
-    assert (
-        (found["eval_de-en_accuracy"], found["eval_en-de_accuracy"])
-        == tuple(accuracies[0])
-        != tuple(accuracies[1])
-    )
+    found = found["eval_de-en_accuracy"], found["eval_en-de_accuracy"]
+    assert found == accuracies[0] != accuracies[1]
+
+
+def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
+    from_library: list[str], tmp_path: Path
+) -> None:
+    trainer = built(from_library)
     trainer.save_model()
-    expected = encoders[0].encode(sides[0])
+    sentences = trainer.dev_bitext["de"][0]
+    encoder = SentenceEncoder(trainer.model.dap, trainer.processing_class, "mean", "ka: ", 9)
+    expected = encoder.encode(sentences)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     saved = SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    np.testing.assert_allclose(saved.encode(sides[0]), expected, atol=1e-5)
+    np.testing.assert_allclose(saved.encode(sentences), expected, atol=1e-5)
     assert saved.prompts["other"] == "lo: "
-    again = built([*given[:-1], str(tmp_path / "2"), "--model_name_or_path", str(tmp_path / "out")])
+
+    # A training that starts from the saved model has them, too.
+    start = ["--model_name_or_path", str(tmp_path / "out"), "--output_dir", str(tmp_path / "2")]
+    again = built([*from_library, *start])
     assert (again.prefix, again.max_seq_length, again.model.config.pooling) == ("ka: ", 9, "mean")
+
+
+def test_arguments_override_a_sentence_transformers_folder(from_library: list[str]) -> None:
     other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
-    trainer, record = build_trainer(*parse_arguments([*given, *other]))
+    _, record = build_trainer(*parse_arguments([*from_library, *other]))
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
-    trainer, _ = build_trainer(*parse_arguments([*given, "--tr_hard_negatives", "1"]))
-    copies = trainer.data_collator.negatives([trainer.train_dataset[row] for row in range(8)])
-    kept = tokenizer("ka:")["input_ids"][:-1]
-    assert any(copies)
-    assert all(copy[: len(kept)] in (kept, []) for copy in copies)
 
 
-def test_a_bias_from_frequencies_is_refused_or_left_out_with_a_word(
-    flags: list[str],
+def test_hard_negatives_keep_the_prefix_of_a_sentence_transformers_folder(
+    from_library: list[str],
+) -> None:
+    trainer = built([*from_library, "--tr_hard_negatives", "1"])
+    rows = [trainer.train_dataset[row] for row in range(8)]
+    copies = [copy for copy in trainer.data_collator.negatives(rows) if copy]
+    kept = trainer.processing_class("ka:")["input_ids"][:-1]
+    assert copies
+    assert all(copy[: len(kept)] == kept for copy in copies)
+
+
+# The bias of a prediction head
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("frequencies --objective tr", "predicts no tokens"),
+        ("frequencies --streaming --language_mix uniform", "stream"),
+        ("uniform", "prediction_bias='uniform'"),
+    ],
+)
+def test_a_prediction_bias_without_effect_is_refused(
+    more: str, named: str, flags: list[str], tmp_path: Path
+) -> None:
+    command = [*flags, "--output_dir", str(tmp_path), "--prediction_bias", *more.split()]
+    with pytest.raises(ValueError, match=named):
+        built(command)
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [("tr+tlm", "has a masked-LM head: its bias is taken"), ("mlm", "its bias stays")],
+)
+def test_a_trained_prediction_head_keeps_its_bias(
+    objective: str,
+    said: str,
     scratch: tuple[Path, list[str]],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked = [*flags, "--output_dir", str(tmp_path), "--prediction_bias"]
-    for more, message in (
-        (
-            ["frequencies", "--objective", "tr"],
-            "does nothing, as objective 'tr' predicts no tokens",
-        ),
-        (
-            ["frequencies", "--streaming", "--language_mix", "uniform"],
-            "does nothing, as a stream cannot be counted",
-        ),
-        (["uniform"], "prediction_bias='uniform': give 'zeros' or 'frequencies'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            built([*asked, *more])
-    with pytest.raises(ValueError, match="prediction_bias='uniform': give"):
-        built([*asked, "uniform", "--model_name_or_path", str(scratch[0] / "mlm")])
     modeling_dap.logger.addHandler(caplog.handler)
+    more = f"--prediction_bias frequencies --pooling mean --objective {objective}"
+    trainer = built([*from_mlm(scratch), *more.split(), "--output_dir", str(tmp_path)])
     made = load_file(scratch[0] / "mlm" / "model.safetensors")["prediction_head.bias"]
-    for objective, word in (
-        ("tr+tlm", "has a masked-LM head: its bias is taken"),
-        ("mlm", "its bias stays"),
-    ):
-        start = [
-            "--model_name_or_path",
-            str(scratch[0] / "mlm"),
-            "--objective",
-            objective,
-            "--pooling",
-            "mean",
-        ]
-        trainer = built([*asked, "frequencies", *start])
-        assert torch.equal(trainer.model.prediction_head.bias, made)
-        assert word in caplog.text
+    ids = getattr(trainer.model.prediction_head, "token_ids", None)
+    assert torch.equal(trainer.model.prediction_head.bias, made if ids is None else made[ids])
+    assert said in caplog.text
