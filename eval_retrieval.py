@@ -1,6 +1,6 @@
 """Bitext retrieval accuracy in both directions, on Tatoeba or on your own parallel text.
 
-    python eval_retrieval.py --model_name_or_path user/dap-xlmr --data_dir tatoeba/ --output_file results.json
+    python eval_retrieval.py --model user/dap-xlmr --data_dir tatoeba/ --output_file out.json
 
 - Data: `--data_dir` takes a folder in Tatoeba's layout (`tatoeba.deu-eng.deu` and
   `tatoeba.deu-eng.eng`) or any other parallel text that training reads, such as `de-en.tsv`.
@@ -254,7 +254,7 @@ def copies_of(pairs: PairsByLanguage) -> CopiesByLanguage:
 
 
 def texts_of(pairs: PairsByLanguage, copies: CopiesByLanguage | None = None) -> Texts:
-    """Collect the texts to encode: both sides of each language and, if given, its hard negatives."""
+    """Collect the texts to encode: both sides of each language, and its hard negatives if given."""
     texts: Texts = {}
     for code, rows in pairs.items():
         texts[code, SOURCE] = [source for source, _ in rows]
@@ -395,8 +395,8 @@ def hard_negative_numbers(
 
     Returns:
         Language code -> "pairs", "without_copies" (pairs whose English sentence has no copy),
-        "copies" (their number by kind) and "error" (in percent: the whole, and by what was preferred
-        to the translation). "mean" -> "error", averaged over the languages.
+        "copies" (their number by kind) and "error" (in percent: the whole, and by what was
+        preferred to the translation). "mean" -> "error", averaged over the languages.
     """
     numbers: dict[str, Any] = {}
     errors = []
@@ -424,7 +424,7 @@ def hard_negative_numbers(
 
 
 def hard_negative_table(numbers: dict[str, Any]) -> str:
-    """Show the result of `hard_negative_numbers` as a table with a row per language and the mean."""
+    """Show the result of `hard_negative_numbers` as a table, with a row per language."""
     header = ["hard negatives", "pairs", "without"]
     header += [f"{kind}s" for kind in COPY_KINDS]
     header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]

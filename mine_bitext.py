@@ -4,12 +4,12 @@
     python mine_bitext.py news.fr news.en --model out --score_only --output scores.tsv
     python mine_bitext.py --bucc bucc2018/ --pair fr-en --model out --output fr-en.tsv
 
-- Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined once,
-  under its first line.
-- Output: the columns score, source, target, source line and target line. Lines count from 1. The best
-  pairs come first. With `--score_only` the pairs keep the order of the texts.
-- Resuming: sentence vectors are kept in shards in `OUTPUT.embeddings`. If a run was stopped, the same
-  command continues it.
+- Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined
+  once, under its first line.
+- Output: the columns score, source, target, source line and target line. Lines count from 1. The
+  best pairs come first. With `--score_only` the pairs keep the order of the texts.
+- Resuming: sentence vectors are kept in shards in `OUTPUT.embeddings`. If a run was stopped, the
+  same command continues it.
 - Several processes: `accelerate launch` shares the encoding among processes. `--ray` encodes and
   searches on a cluster.
 
@@ -132,8 +132,8 @@ class MiningArguments:
             raise UserError("--output is missing: name the file for the pairs")
         if self.output.endswith((".bz2", ".zst", ".lz4", ".7z", ".zip")):
             raise UserError(
-                f"--output {self.output}: pairs can only be compressed as .gz or .xz; end the name in "
-                ".gz, .xz or .tsv"
+                f"--output {self.output}: pairs can only be compressed as .gz or .xz; end the "
+                "name in .gz, .xz or .tsv"
             )
         self.report_file = self.report_file or f"{self.output}.json"
         self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
@@ -312,8 +312,8 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     target_lines = len(target.text.rows)
     if is_parallel and source_lines != target_lines:
         raise UserError(
-            f"{files[0]} has {source_lines} lines, {files[1]} has {target_lines}: --score_only pairs "
-            "them line by line"
+            f"{files[0]} has {source_lines} lines, {files[1]} has {target_lines}: --score_only "
+            "pairs them line by line"
         )
     return MiningTask(source, target)
 
@@ -348,7 +348,9 @@ def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int)
 def encode(
     encoder: Encoder, tasks: Sequence[MiningTask], args: MiningArguments, progress: bool
 ) -> list[Vectors]:
-    """Encode both sides of all tasks. Several processes share the work, and the first gets the vectors.
+    """Encode both sides of all tasks.
+
+    Several processes share the work. Only the first one gets the vectors.
 
     Returns:
         For each task the vectors of its source sentences (N, D) and target sentences (M, D).

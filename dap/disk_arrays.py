@@ -1,7 +1,7 @@
 """Arrays in temporary files, for results that may be larger than memory.
 
-The operating system moves the pages of such a file to the disk when it needs their memory. The files
-have no name, so each of them disappears together with the last array that uses it.
+The operating system moves the pages of such a file to the disk when it needs their memory. The
+files have no name, so each of them disappears together with the last array that uses it.
 """
 
 import os
@@ -71,7 +71,8 @@ def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
     [0, 1, 0, 1, 2]
 
     Args:
-        arrays: at least one array. All have the same dtype and the same shape except for the first axis.
+        arrays: at least one array. All have the same dtype and the same shape except for the first
+            axis.
     """
     with temporary_file() as file:
         for array in arrays:

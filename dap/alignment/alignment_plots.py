@@ -1,6 +1,7 @@
-"""Pictures of token states: parallel sentences on the plane (the paper's Figure 1), and who aligns with whom.
+"""Pictures of token states (the paper's Figure 1) and of word alignments.
 
-Legend: `N` tokens, `S` source tokens, `T` target tokens, `D` hidden size, `L` links.
+Legend: `N` source tokens and `M` target tokens of a cloud, `S` source tokens and `T` target tokens
+of a sentence pair, `D` hidden size, `L` links.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,52 +13,63 @@ import numpy as np
 from dap.alignment.word_alignment import align_tokens
 from dap.errors import UserError
 
+#: States of source tokens and of target tokens.
 TokenStates = tuple[np.ndarray, np.ndarray]
+SOURCE_COLOUR = "#d1495b"
+TARGET_COLOUR = "#2e6f9e"
 
 
 def principal_plane(states: np.ndarray) -> np.ndarray:
-    """The points projected onto their two directions of greatest variance, (N, D) -> (N, 2) float64, centred.
+    """Project points (N, D) onto their two directions of greatest variance (PCA).
 
-    The sign is fixed: the coordinate of largest size on each axis is positive, so a figure never flips.
+    The result is centred. On each axis the coordinate of largest size is positive, so that the
+    picture of the same states never flips.
+
+    Returns:
+        (N, 2) float64.
 
     Raises:
-        ValueError: fewer than two points or dimensions.
+        ValueError: there are fewer than two points or dimensions.
     """
     points = np.asarray(states, np.float64)
     if points.ndim != 2 or min(points.shape) < 2:
         raise UserError(f"states have shape {points.shape}: a plane needs at least (2, 2)")
     points = points - points.mean(0)
-    _, axes = np.linalg.eigh(points.T @ points)  # ascending eigenvalues, (D, D)
-    plane = points @ axes[:, :-3:-1]  # (N, 2)
-    extremes = plane[np.abs(plane).argmax(0), [0, 1]]
+    _, axes = np.linalg.eigh(points.T @ points)  # (D, D), by ascending variance
+    plane = points @ axes[:, :-3:-1]  # (N, 2), the last two
+    extremes = plane[np.abs(plane).argmax(0), [0, 1]]  # (2,)
     return plane * np.where(extremes < 0, -1.0, 1.0)
 
 
 def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
-    """Distance of the two clouds' centroids in units of the spread of the points around their own centroid.
+    """Measure how far apart the centres of two clouds of points are, in units of their spread.
 
-    0: the clouds share their centre; 1: the centres are as far apart as a point is from its own centre (root mean
-    square). Measured in all D dimensions, not on the plane.
+    The spread is the root mean square distance of a point from its own cloud's centre. 0 means that
+    the clouds have the same centre. The distance is measured in all D dimensions, not in the plane.
 
     >>> cloud_distance(np.array([[0.0, 1.0], [0.0, -1.0]]), np.array([[3.0, 1.0], [3.0, -1.0]]))
     3.0
 
+    Args:
+        source: (N, D).
+        target: (M, D).
+
     Raises:
-        ValueError: an empty cloud, or two clouds of a single repeated point, which have no spread.
+        ValueError: a cloud is empty, or the points of each cloud are all the same.
     """
-    clouds = [np.asarray(cloud, np.float64) for cloud in (source, target)]
-    if not all(len(cloud) for cloud in clouds):
+    if not len(source) or not len(target):
         raise UserError(f"clouds of {len(source)} and {len(target)} points: both need points")
-    centres = [cloud.mean(0) for cloud in clouds]
-    residuals = np.concatenate(
-        [cloud - centre for cloud, centre in zip(clouds, centres, strict=True)]
-    )  # (N, D)
+    source = np.asarray(source, np.float64)
+    target = np.asarray(target, np.float64)
+    source_centre = source.mean(0)
+    target_centre = target.mean(0)
+    residuals = np.concatenate([source - source_centre, target - target_centre])  # (N + M, D)
     spread = np.sqrt((residuals**2).sum(1).mean())
     if spread == 0:
         raise UserError(
             "every point of a cloud is the same: there is no spread to measure the distance by"
         )
-    return float(np.linalg.norm(centres[0] - centres[1]) / spread)
+    return float(np.linalg.norm(source_centre - target_centre) / spread)
 
 
 def plot_token_states(
@@ -68,47 +80,52 @@ def plot_token_states(
     target_name: str = "English",
     titles: tuple[str, str] = ("before", "after"),
 ) -> tuple[float, float]:
-    """Writes a picture of two panels, each with the tokens of both sides on that panel's own principal plane.
+    """Draw the tokens of both sides in the plane, for two models side by side.
+
+    Each panel has its own principal plane.
 
     Args:
-        before: (source token states (N, D), target token states (M, D)) of one model, such as
-            `np.concatenate(encoder.encode_tokens(sentences))` of each side.
-        after: the same of the other model.
+        before: source token states (N, D) and target token states (M, D) of one model, such as
+            `np.concatenate(encoder.encode_tokens(sentences))` for each side.
+        after: the same for the other model.
         path: .png, .pdf or .svg.
         source_name: name of the source side in the legend.
         target_name: name of the target side in the legend.
-        titles: of the two panels.
+        titles: titles of the two panels.
 
     Returns:
-        `cloud_distance` of both panels, which the titles show as well.
+        `cloud_distance` in both panels, which the titles also show.
     """
     from matplotlib.figure import Figure
 
-    distances = cloud_distance(*before), cloud_distance(*after)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for axes, states, title, distance in zip(
-        panels, (before, after), titles, distances, strict=True
-    ):
-        plane = principal_plane(np.concatenate(states))
-        clouds = np.split(plane, [len(states[0])])
-        for cloud, name, colour in zip(
-            clouds, (source_name, target_name), ("#d1495b", "#2e6f9e"), strict=True
-        ):
-            axes.scatter(
-                *cloud.T,
-                s=7,
-                alpha=0.55,
-                linewidths=0,
-                color=colour,
-                label=f"{name} ({len(cloud)} tokens)",
-            )
-        axes.set(title=f"{title}: centres {distance:.2f} spreads apart", xticks=[], yticks=[])
-        axes.set_aspect("equal", "datalim")
-    panels[0].legend(loc="best", markerscale=2.5, fontsize=9)
+    left, right = figure.subplots(1, 2)
+    names = (source_name, target_name)
+    distances = (
+        _draw_clouds(left, before, titles[0], names),
+        _draw_clouds(right, after, titles[1], names),
+    )
+    left.legend(loc="best", markerscale=2.5, fontsize=9)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return distances
+
+
+def _draw_clouds(axes: Any, states: TokenStates, title: str, names: tuple[str, str]) -> float:
+    """Draw one panel of `plot_token_states`. Returns: the distance of the clouds."""
+    source, target = states
+    plane = principal_plane(np.concatenate(states))  # (N + M, 2)
+    source_points, target_points = np.split(plane, [len(source)])
+    for points, name, colour in (
+        (source_points, names[0], SOURCE_COLOUR),
+        (target_points, names[1], TARGET_COLOUR),
+    ):
+        label = f"{name} ({len(points)} tokens)"
+        axes.scatter(*points.T, s=7, alpha=0.55, linewidths=0, color=colour, label=label)
+    distance = cloud_distance(source, target)
+    axes.set(title=f"{title}: centres {distance:.2f} spreads apart", xticks=[], yticks=[])
+    axes.set_aspect("equal", "datalim")
+    return distance
 
 
 def plot_alignment(
@@ -118,23 +135,25 @@ def plot_alignment(
     path: str | Path,
     font: str | Path | None = None,
 ) -> dict[str, np.ndarray]:
-    """Writes a picture with a heat map a model: the cosines of the tokens, or words, of one sentence pair.
+    """Draw a heat map per model with the cosines of the words or tokens of one sentence pair.
 
-    Tokens that are each other's nearest (`align_tokens`) are marked with a dot. Every panel has its own colour scale.
-    matplotlib before 3.11 draws the letters of Arabic unjoined and from left to right.
+    A dot marks words that are each other's nearest (`align_tokens`). Every panel has its own colour
+    scale. matplotlib before 3.11 draws Arabic letters unjoined and from left to right.
 
     Args:
-        states: title of the panel -> (source states (S, D), target states (T, D)), each panel of another model.
+        states: title of a panel -> source states (S, D) and target states (T, D) of one model.
         source_tokens: S labels, from top to bottom.
         target_tokens: T labels, from left to right.
         path: .png, .pdf or .svg.
-        font: a font file; None takes matplotlib's own (DejaVu Sans), which has Latin, Greek, Cyrillic, Arabic, Hebrew.
+        font: a font file. None takes matplotlib's DejaVu Sans, which has Latin, Greek, Cyrillic,
+            Arabic and Hebrew letters.
 
     Returns:
-        title -> links (L, 2).
+        Title -> links (L, 2).
 
     Raises:
-        ValueError: no panel, another number of states than of labels, or a label with a character that the font lacks.
+        ValueError: there is no panel, the numbers of states and labels differ, or the font lacks a
+            character of a label.
     """
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
@@ -142,12 +161,12 @@ def plot_alignment(
     _require_labels(states, source_tokens, target_tokens)
     properties = FontProperties(fname=font) if font else FontProperties(family="DejaVu Sans")
     _require_glyphs(properties, [*source_tokens, *target_tokens])
-    width, height = (
-        1.9 + 0.36 * len(target_tokens),
-        1.5 + 0.3 * len(source_tokens),
-    )  # inches of a panel
+
+    width = 1.9 + 0.36 * len(target_tokens)  # inches per panel
+    height = 1.5 + 0.3 * len(source_tokens)
     figure = Figure(figsize=(len(states) * width, height), layout="constrained")
-    panels, links = figure.subplots(1, len(states), squeeze=False)[0], {}
+    panels = figure.subplots(1, len(states), squeeze=False)[0]
+    links = {}
     for axes, (title, pair) in zip(panels, states.items(), strict=True):
         links[title] = draw_alignment(axes, pair, source_tokens, target_tokens)
         axes.set_title(title)
@@ -161,11 +180,16 @@ def plot_alignment(
 def draw_alignment(
     axes: Any, states: TokenStates, source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> np.ndarray:
-    """One heat map of `plot_alignment` on matplotlib axes, with its colour bar; returns the links (L, 2)."""
+    """Draw one heat map of `plot_alignment`, with its colour bar, on matplotlib axes.
+
+    Returns:
+        Links (L, 2).
+    """
     links, similarity = align_tokens(*states)
     axes.figure.colorbar(axes.imshow(similarity, cmap="Blues"), ax=axes, shrink=0.8)
-    columns, rows = links[:, 1], links[:, 0]
-    axes.scatter(columns, rows, s=40, color="#d1495b", edgecolors="white", linewidths=0.8)
+    rows = links[:, 0]
+    columns = links[:, 1]
+    axes.scatter(columns, rows, s=40, color=SOURCE_COLOUR, edgecolors="white", linewidths=0.8)
     axes.set_xticks(
         range(len(target_tokens)), target_tokens, rotation=55, ha="right", rotation_mode="anchor"
     )
@@ -176,30 +200,33 @@ def draw_alignment(
 def _require_labels(
     states: Mapping[str, TokenStates], source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> None:
+    """Raise `UserError` unless there are panels and each has one state per label."""
     if not states:
         raise UserError("there is no panel to draw: give the states of one model or more")
-    labels = len(source_tokens), len(target_tokens)
+    labels = (len(source_tokens), len(target_tokens))
     if not all(labels):
         raise UserError(
-            f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens on both sides"
+            f"{labels[0]} source and {labels[1]} target labels: a picture needs tokens "
+            "on both sides"
         )
     for title, (source, target) in states.items():
         if (len(source), len(target)) != labels:
             raise UserError(
-                f"{title}: {len(source)} and {len(target)} states for {labels[0]} and {labels[1]} labels: "
-                "give one label a state"
+                f"{title}: {len(source)} and {len(target)} states for {labels[0]} and {labels[1]} "
+                "labels: give one label per state"
             )
 
 
 def _require_glyphs(properties: Any, labels: Sequence[str]) -> None:
-    """Raises where the font has no picture of a character, of which matplotlib would draw a box."""
+    """Raise `UserError` if the font lacks a character. matplotlib would only draw a box for it."""
     from matplotlib.font_manager import findfont, get_font
 
     name = findfont(properties)
     known = get_font(name).get_charmap()
-    if missing := sorted(
-        {character for label in labels for character in label if ord(character) not in known}
-    ):
+    characters = sorted(set("".join(labels)))
+    missing = [character for character in characters if ord(character) not in known]
+    if missing:
         raise UserError(
-            f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that has"
+            f"{Path(name).name} has no {' '.join(missing[:8])}: give `font`, a file of a font that "
+            "has them"
         )

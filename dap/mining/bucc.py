@@ -1,15 +1,19 @@
-"""BUCC 2018: its files, and precision, recall and F1 of mined pairs against its true ("gold") pairs.
+"""BUCC 2018: its files, and precision, recall and F1 of mined pairs against its gold pairs.
+
+Gold pairs are the true pairs of sentences, as published with the data.
 
 A split is three files in one folder. `fr-en.training.fr` and `fr-en.training.en` have lines
-`id<TAB>sentence`. `fr-en.training.gold` has one true pair per line, `fr-000000057<TAB>en-000008530`.
+`id<TAB>sentence`. `fr-en.training.gold` has one true pair per line,
+`fr-000000057<TAB>en-000008530`.
 
-Which splits the paper uses: its Table 2, "BUCC training set", is BUCC's *sample* split at that split's
-own best threshold. Its Table 3, "BUCC test set", is the *training* split at the sample's threshold.
-The released scripts rename `sample` to `dev` and `training` to `test`, so both names are found here.
-The gold pairs of BUCC's real test split are not public.
+Which splits the paper uses: its Table 2, "BUCC training set", is BUCC's *sample* split at that
+split's own best threshold. Its Table 3, "BUCC test set", is the *training* split at the sample's
+threshold. The released scripts rename `sample` to `dev` and `training` to `test`, so both names are
+found here. The gold pairs of BUCC's real test split are not public.
 
-A mined pair of sentences stands for all pairs of ids that hold these two sentences. So every gold pair
-can be found, even if its sentence is repeated. Each repetition that gold does not list is an error.
+A mined pair of sentences stands for all pairs of ids that hold these two sentences. So every gold
+pair can be found, even if its sentence is repeated. Each repetition that gold does not list is an
+error.
 
 Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 """
@@ -126,7 +130,15 @@ def default_protocol(folder: str | Path, pair: str) -> str:
 
 
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
-    """Find the files of a split that may have several names. The first complete set of files counts."""
+    """Find the files of a split.
+
+    Args:
+        names: names that the split may have. The one with most files counts, of equal ones the
+            first.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
     languages_and_gold = (*pair.split("-"), "gold")
     places = (folder, folder / pair)
 
@@ -148,7 +160,8 @@ def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
     if missing:
         present = sorted({path.name for place in places for path in place.glob("*-*.*.*")})
         raise FileNotFoundError(
-            f"{folder} has no {', '.join(missing)}; it has {' '.join(present[:12]) or 'no such files'}"
+            f"{folder} has no {', '.join(missing)}; it has "
+            f"{' '.join(present[:12]) or 'no such files'}"
         )
     source, target, gold = files
     return Split(name, source, target, gold)
@@ -198,7 +211,8 @@ def read_gold(
         target_ids: id -> index of its line in the target, from 0.
 
     Raises:
-        ValueError: a line is not two ids, has an unknown id or repeats a pair, or the file is empty.
+        ValueError: a line is not two ids, has an unknown id or repeats a pair, or the file is
+            empty.
     """
     first_line: dict[tuple[int, int], int] = {}
     for number, line in enumerate(read_sentences(split.gold), 1):
@@ -239,7 +253,8 @@ def count_gold(
     Args:
         pairs: P pairs of sentences.
         gold: (G, 2) indices of lines.
-        source_rows: (L,) sentence of each source line, -1 for an empty line (`DistinctSentences.rows`).
+        source_rows: (L,) sentence of each source line, -1 for an empty line
+            (`DistinctSentences.rows`).
         target_rows: the same for the target lines.
 
     Returns:
@@ -268,10 +283,11 @@ def count_gold(
 def best_threshold(
     scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> float:
-    """Find the threshold of highest F1 in O(P log P) (the paper's appendix "Scoring Function For BUCC").
+    """Find the threshold of highest F1, in O(P log P).
 
-    It lies in the middle between two consecutive different scores. If all pairs together have the
-    highest F1, it is the lowest score. Of thresholds with equal F1 the highest is chosen.
+    As in the paper's appendix "Scoring Function For BUCC", it lies in the middle between two
+    consecutive different scores. If all pairs together have the highest F1, it is the lowest score.
+    Of thresholds with equal F1 the highest is chosen.
 
     >>> best_threshold(np.array([3.0, 2.0, 1.0]), np.ones(3), np.array([1, 1, 0]), gold=2)
     1.5

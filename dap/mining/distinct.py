@@ -1,7 +1,7 @@
 """The distinct sentences of a text, which may be larger than memory.
 
-A repeated sentence must be mined only once. Otherwise its copies would fill up the neighbourhoods of
-other sentences.
+A repeated sentence must be mined only once. Otherwise its copies would fill up the neighbourhoods
+of other sentences.
 
 Legend: `N` distinct sentences, `L` lines.
 """
@@ -93,7 +93,7 @@ class DistinctSentences:
 
 
 def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
-    """Write all lines to files, and yield the `HASHED_LINE` records of the lines that are not empty.
+    """Write all lines to files, and yield `HASHED_LINE` records of those that are not empty.
 
     Args:
         text: receives the sentences in UTF-8, without line ends and without empty lines.

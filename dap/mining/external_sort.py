@@ -15,8 +15,9 @@ MERGE_ROWS = 2**17
 def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
     """Yield the records of several structured arrays in ascending order (external merge sort).
 
-    Each array is sorted in memory and written to a temporary file. Then these sorted runs are merged.
-    Records are compared by their first field, records with equal first fields by the second, and so on.
+    Each array is sorted in memory and written to a temporary file. Then these sorted runs are
+    merged. Records are compared by their first field, records with equal first fields by the
+    second, and so on.
 
     >>> first, second = np.array([(2, 1), (1, 7)], "i8,i8"), np.array([(1, 3)], "i8,i8")
     >>> list(sort_records([first, second]))

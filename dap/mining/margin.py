@@ -1,4 +1,4 @@
-"""Find the sentences of two texts that translate each other, by margin scores over nearest neighbours.
+"""Find translations in two texts, by margin scores over nearest neighbours.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs.
 """
@@ -104,7 +104,8 @@ def margin_scores(
 ) -> np.ndarray:
     """Compare the cosine of a pair with the neighbourhoods of its two sentences.
 
-    With b the mean of `source_mean` and `target_mean`, the score is (Artetxe & Schwenk 2019, section 3):
+    With b the mean of `source_mean` and `target_mean`, the score is (Artetxe & Schwenk 2019,
+    section 3):
 
     - "ratio": cosine / b, or 0 where b is not positive, because the ratio means nothing there
     - "distance": cosine - b
@@ -136,8 +137,8 @@ def margin_scores(
 def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") -> MinedPairs:
     """Choose the pairs that may be translations, best first.
 
-    The candidate of a sentence is the one of its k neighbours with the best margin. The retrieval says
-    which candidates are kept:
+    The candidate of a sentence is the one of its k neighbours with the best margin. The retrieval
+    says which candidates are kept:
 
     - "forward": the candidate of every source sentence
     - "backward": the candidate of every target sentence
@@ -203,7 +204,9 @@ def _best_candidates(
     other_means: np.ndarray,
     margin: str,
 ) -> MinedPairs:
-    """Pair each of n rows, as the source, with the one of its k neighbours that has the best margin.
+    """Pair each of n rows with the one of its k neighbours that has the best margin.
+
+    The rows are the source of the pairs.
 
     Args:
         cosines: (n, k), of the rows and their neighbours.
@@ -239,7 +242,7 @@ def _intersection(forward: MinedPairs, backward: MinedPairs) -> Iterator[MinedPa
 def _without_repeated_sentences(
     ordered: Iterable[tuple], source_count: int, target_count: int
 ) -> Iterator[tuple]:
-    """Yield the records of `PAIR`, in their order, whose two sentences no earlier pair has taken."""
+    """Yield, in their order, the pairs whose two sentences no earlier pair has taken."""
     source_taken = memoryview(zeros_on_disk((source_count,), np.uint8))
     target_taken = memoryview(zeros_on_disk((target_count,), np.uint8))
     for pair in ordered:
@@ -251,7 +254,7 @@ def _without_repeated_sentences(
 
 
 def _blocks_of_sorted(ordered: Iterator[tuple]) -> Iterator[MinedPairs]:
-    """Collect records of `PAIR` in blocks that fit into memory, and make their scores positive again."""
+    """Collect sorted records in blocks that fit into memory, and undo the negated scores."""
     while True:
         block = np.fromiter(islice(ordered, disk_arrays.BLOCK_ROWS), PAIR)
         yield MinedPairs(-block["score"], block["source"], block["target"])
@@ -294,9 +297,9 @@ def score_pairs(
 def select(
     pairs: MinedPairs, threshold: float | None = None, top_n: int | None = None
 ) -> MinedPairs:
-    """Keep the pairs that score at least `threshold`, and of those the `top_n` best, in the given order.
+    """Keep the pairs that score at least `threshold`, and of those the `top_n` best.
 
-    Of pairs with equal scores the earlier one counts as better.
+    They keep their order. Of pairs with equal scores the earlier one counts as better.
 
     >>> pairs = MinedPairs(np.array([0.1, 0.3, 0.2]), np.arange(3), np.arange(3))
     >>> select(pairs, threshold=0.2).source.tolist(), select(pairs, top_n=1).source.tolist()

@@ -38,7 +38,7 @@ class TextSide:
         return {"file": self.path.name} | self.text.counts()
 
     def line(self, number: int) -> str:
-        """Return the sentence of a line, counted from 0, with spaces instead of tabs and line breaks."""
+        """Return the sentence of a line, counted from 0, with spaces for tabs and line breaks."""
         return self.text[self.text.rows[number]].translate(TO_SPACES)
 
 
@@ -82,7 +82,9 @@ class MiningTask:
         neighbours: Neighbours,
         margin: str,
     ) -> MinedPairs:
-        """Score line i of the source with line i of the target, for all lines that are empty on neither side.
+        """Score line i of the source with line i of the target.
+
+        Lines that are empty on one side are left out.
 
         Args:
             source_vectors: (N, D).
@@ -135,7 +137,9 @@ def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> l
 
 
 def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
-    """Write score, source sentence, target sentence and both line numbers (from 1), separated by tabs.
+    """Write the pairs as a table with tabs: score, source, target, source line, target line.
+
+    Lines are counted from 1.
 
     Args:
         pairs: pairs of lines, counted from 0.

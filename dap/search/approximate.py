@@ -1,4 +1,4 @@
-"""Approximate nearest neighbours by cosine with faiss, for texts that are too large for exact search.
+"""Approximate nearest neighbours by cosine with faiss, where exact search takes too long.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` rows of a block.
 """
@@ -23,7 +23,8 @@ from dap.search.similarity import (
 
 #: Rows that are added to an index or searched in it at a time.
 BLOCK_ROWS = 4096
-#: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per cluster.
+#: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per
+#: cluster.
 TRAINING_ROWS = 1_000_000
 ROWS_A_CLUSTER = 256
 #: Rows of each side that are searched exactly to measure the recall.
@@ -40,22 +41,24 @@ def approximate_neighbours(
 ) -> Neighbours:
     """Find about the same neighbours as `mutual_neighbours`, by one faiss index per side.
 
-    The index only finds the neighbours. Their cosines are computed from the vectors, in float32. A row
-    for which the index finds fewer than k neighbours is compared with all rows of the other side.
+    The index only finds the neighbours. Their cosines are computed from the vectors, in float32. A
+    row for which the index finds fewer than k neighbours is compared with all rows of the other
+    side.
 
     Args:
         source: (N, D), need not be normalised.
         target: (M, D), need not be normalised.
         k: 1 to min(N, M).
-        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon its
-            search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits the
-            square root of its number of lists.
+        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon
+            its search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits
+            the square root of its number of lists.
         progress: show a bar.
-        built: the results of `built_index` for source and target. Indexes that are None are built here.
+        built: the results of `built_index` for source and target. Indexes that are None are built
+            here.
 
     Raises:
-        ValueError: faiss is not installed or refuses the index, k is out of range, or a row has NaN or
-            infinity.
+        ValueError: faiss is not installed or refuses the index, k is out of range, or a row has NaN
+            or infinity.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     source_index, target_index = built
@@ -196,7 +199,7 @@ def _training_step(rows: int, factory: str, lists: int) -> int:
 
 @contextmanager
 def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
-    """Turn faiss's errors into a `UserError` that names the index, without faiss's C++ locations."""
+    """Turn faiss's errors into a `UserError` that names the index, without C++ locations."""
     try:
         yield
     except RuntimeError as error:

@@ -15,8 +15,8 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     """Compute the accuracy of nearest-neighbour retrieval by cosine, in both directions.
 
     With English as the target these are the paper's "xx→en" (queries xx, retrieval from the English
-    side) and "en→xx". As on Tatoeba, only the same line counts: an equal sentence on another line is a
-    miss. Of equal scores the lowest line is taken.
+    side) and "en→xx". As on Tatoeba, only the same line counts: an equal sentence on another line
+    is a miss. Of equal scores the lowest line is taken.
 
     >>> retrieval_accuracy(np.eye(4), np.eye(4)[[0, 1, 2, 2]])
     (75.0, 75.0)
@@ -33,7 +33,8 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     """
     if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
         raise UserError(
-            f"{len(source_embeds)} source and {len(target_embeds)} target rows: retrieval needs pairs"
+            f"{len(source_embeds)} source and {len(target_embeds)} target rows: "
+            "retrieval needs pairs"
         )
     forward = _share_of_own_lines(nearest(source_embeds, target_embeds))
     backward = _share_of_own_lines(nearest(target_embeds, source_embeds))
@@ -48,8 +49,8 @@ def _share_of_own_lines(found: np.ndarray) -> float:
 def group_averages(accuracies: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
     """Average over each of the paper's groups of 14, 28 and 36 languages that is complete.
 
-    If some of the 36 languages are missing, or there are other languages, their means are added under
-    names that say so.
+    If some of the 36 languages are missing, or there are other languages, their means are added
+    under names that say so.
 
     >>> group_averages({"de": (90.0, 80.0), "fr": (100.0, 100.0)})
     {'2 of 36 languages': (95.0, 90.0)}

@@ -1,16 +1,16 @@
-"""Find the pairs of a block that can be among the nearest neighbours, without computing all cosines.
+"""Find the pairs that can be nearest neighbours, without computing all cosines exactly.
 
 A product of int8 numbers gives an upper bound of every cosine at half the cost of float32 or less.
-Only pairs whose bound exceeds the k-th best cosine so far are computed exactly. So the result is that
-of a full search.
+Only pairs whose bound exceeds the k-th best cosine so far are computed exactly. So the result is
+that of a full search.
 
 **The bound.** The vectors of an encoder lie close together, so both sides are centred first. With
 a = a' + m and b = b' + n, where m and n are the means of the two sides,
 
     a·b = a'·b' + a·n + m·(b - n).
 
-The centred rows are rounded to whole numbers p and q from -127 to 127, so that a' ~ s·p and b' ~ t·q.
-By the Cauchy-Schwarz inequality
+The centred rows are rounded to whole numbers p and q from -127 to 127, so that a' ~ s·p and b' ~
+t·q. By the Cauchy-Schwarz inequality
 
     |a'·b' - s·t·p·q| <= |a' - s·p| |b'| + |s·p| |b' - t·q|.
 
@@ -18,8 +18,8 @@ The lengths of the rounding errors, |a' - s·p| and |b' - t·q|, are computed, n
 whole numbers are exact. A float32 sum of D terms of unit rows errs by at most D·2⁻²⁴, and the bound
 allows for eight such errors. Larger cosines than the bound therefore cannot exist.
 
-Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `H` pairs of a block that
-can be among the k best.
+Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `H` pairs of a block
+that can be among the k best.
 """
 
 import math
@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-#: A bound that leaves more than this share of a block's pairs is of no use, unless the pairs are few.
+#: A bound that leaves more than this share of a block's pairs is of no use, unless the pairs are
+#: few.
 USEFUL_SHARE = 1 / 16
 FEW_PAIRS = 2**16
 #: Smallest rounding step. With it, 1 divided by the product of two steps is far below 2³¹.
@@ -100,7 +101,9 @@ def takes_half(
     wait: Callable,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Tell whether a product takes less than half the time of another. The fastest of six runs counts.
+    """Tell whether a product takes less than half the time of another.
+
+    The fastest of six runs counts.
 
     Args:
         product: starts the product.
@@ -187,7 +190,7 @@ class Screen:
     def _near_by_rounding(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> Tensor | None:
-        """Return which pairs matter, (R, C) bool, by the int8 bound. None if the bound is of no use."""
+        """Return which pairs matter, (R, C) bool, by the int8 bound. None if too many remain."""
         if self._rounded is None:
             return None
         highest, unit = self._bounds(queries)

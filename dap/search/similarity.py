@@ -3,8 +3,8 @@
 The similarity matrix is computed block by block. Of each block only those similarities are computed
 exactly that can be among the k best so far (`dap.search.screening`).
 
-Legend: `N` source rows or queries, `M` target rows or keys, `D` dimensions, `k` neighbours, `H` pairs
-of a block whose similarity is computed.
+Legend: `N` source rows or queries, `M` target rows or keys, `D` dimensions, `k` neighbours, `H`
+pairs of a block whose similarity is computed.
 """
 
 import logging
@@ -61,14 +61,15 @@ def mutual_neighbours(
     blocks: tuple[int, int] | None = None,
     above: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Neighbours:
-    """Find the k nearest target rows of every source row, and the k nearest source rows of every target row.
+    """Find the k nearest rows of the other side, for every source row and every target row.
 
-    The search is exact in float32. Tensors are searched on their device. Arrays are searched on CUDA if
-    there is a GPU; memory-mapped arrays are read block by block. Beyond the inputs and the result it
-    needs the memory of a few blocks. A zero row has cosine 0 with every row.
+    The search is exact in float32. Tensors are searched on their device. Arrays are searched on
+    CUDA if there is a GPU; memory-mapped arrays are read block by block. Beyond the inputs and the
+    result it needs the memory of a few blocks. A zero row has cosine 0 with every row.
 
-    If very many cosines of a block are equal within rounding (more than a sixteenth, for example if most
-    rows are repeated), ties may not go to the lowest index. Leave repeated rows out if that matters.
+    If very many cosines of a block are equal within rounding (more than a sixteenth, for example if
+    most rows are repeated), ties may not go to the lowest index. Leave repeated rows out if that
+    matters.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward_indices.tolist(), found.backward_indices.tolist()
@@ -80,8 +81,9 @@ def mutual_neighbours(
         k: 1 to min(N, M).
         progress: show a bar.
         blocks: source rows and target rows of a block. The default is `BLOCKS`.
-        above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed. Use
-            it if other parts of the data were searched before. Missing neighbours have index -1.
+        above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed.
+            Use it if other parts of the data were searched before. Missing neighbours have index
+            -1.
 
     Raises:
         ValueError: wrong shapes, k out of range, or a row with NaN or infinity, which is named.
@@ -97,7 +99,7 @@ def mutual_neighbours(
 def nearest_neighbours(
     queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k keys of highest cosine for every query. This is one direction of `mutual_neighbours`.
+    """Find the k keys of highest cosine for every query: one direction of `mutual_neighbours`.
 
     >>> keys = np.array([[0.0, 1.0], [3.0, 0.0], [1.0, 0.0]])
     >>> scores, indices = nearest_neighbours(np.array([[2.0, 0.0]]), keys, k=2)
@@ -124,8 +126,8 @@ def nearest_neighbours(
 def nearest(queries: Array, keys: Array) -> np.ndarray:
     """Find the key of highest cosine for every query, (N,) int64.
 
-    Of equal keys the first is found, because repeated keys are left out of the search. Errors are those
-    of `mutual_neighbours`.
+    Of equal keys the first is found, because repeated keys are left out of the search. Errors are
+    those of `mutual_neighbours`.
 
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
@@ -149,7 +151,8 @@ def unit_rows(
         device: device of the result. None keeps the array's device.
 
     Raises:
-        ValueError: the array is not two-dimensional, or a row has NaN or infinity. The row is named.
+        ValueError: the array is not two-dimensional, or a row has NaN or infinity. The row is
+            named.
     """
     _require_matrix(array, name)
     if isinstance(array, Tensor):
@@ -197,8 +200,8 @@ def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
     (name, queries), (other, keys) = sides.items()
     if queries.shape[1] != keys.shape[1]:
         raise UserError(
-            f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one encoder for "
-            "both"
+            f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one "
+            "encoder for both"
         )
     if not 1 <= k <= most:
         raise UserError(
@@ -299,7 +302,8 @@ class Best:
 
         Args:
             rows: (H,) queries, in ascending order.
-            indices: (H,) keys. Those of one query are in ascending order and after all keys added before.
+            indices: (H,) keys. Those of one query are in ascending order and after all keys added
+                before.
             scores: (H,) cosines.
         """
         # leave out what cannot be among the k best: earlier keys win a tie

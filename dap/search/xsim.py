@@ -1,9 +1,10 @@
 """Hard negatives as in xsim++: copies of an English sentence that say something else.
 
 After Chen et al. (2023, arXiv 2306.12907). There are three kinds of changes: another number; a
-negation added or removed, or an antonym ("causality alternation"); another name. The rules find these
-words by lists and patterns, without a parser. What a rule chooses depends on the sentence. For names it
-also depends on which other names the text has. It never depends on the order of the sentences.
+negation added or removed, or an antonym ("causality alternation"); another name. The rules find
+these words by lists and patterns, without a parser. What a rule chooses depends on the sentence.
+For names it also depends on which other names the text has. It never depends on the order of the
+sentences.
 
 These copies are for evaluation. Training uses the other rules of `dap/training/word_edits.py`.
 
@@ -26,34 +27,48 @@ MOST = 3
 
 #: Each word may be replaced by any other word of its line.
 NUMBER_WORDS = """
-two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen eighteen
+two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen \
+sixteen eighteen
 twenty thirty forty fifty sixty seventy eighty ninety
 hundred thousand million billion
 hundreds thousands millions billions
 first third fourth fifth sixth seventh eighth ninth tenth
 """
 ANTONYMS = """
-accept/reject accepted/rejected add/remove added/removed after/before agree/disagree agreed/disagreed alive/dead
-allow/forbid allowed/forbidden always/never asleep/awake bad/good beautiful/ugly began/ended begin/end best/worst
-better/worse big/small bought/sold bright/dark buy/sell cheap/expensive clean/dirty close/open closed/opened cold/hot
-correct/wrong dangerous/safe day/night decrease/increase decreased/increased decreases/increases difficult/easy
-down/up dry/wet early/late east/west empty/full enemy/friend everybody/nobody everyone/nobody everything/nothing
-everywhere/nowhere exclude/include excluded/included export/import failed/succeeded failure/success false/true far/near
-fast/slow fell/rose female/male few/many find/lose first/last forget/remember forgot/remembered found/lost happy/sad
-hard/soft hate/love hated/loved hates/loves healthy/ill heavy/light high/low higher/lower husband/wife illegal/legal
-important/unimportant impossible/possible inside/outside known/unknown large/tiny left/right less/more long/short
-longer/shorter lose/win loss/profit man/woman maximum/minimum men/women most/least negative/positive new/old
-north/south often/rarely old/young older/younger oppose/support opposed/supported over/under peace/war poor/rich
-private/public same/different strong/weak usually/rarely with/without
+accept/reject accepted/rejected add/remove added/removed after/before agree/disagree
+agreed/disagreed alive/dead allow/forbid allowed/forbidden always/never asleep/awake bad/good
+beautiful/ugly began/ended begin/end best/worst better/worse big/small bought/sold bright/dark
+buy/sell cheap/expensive clean/dirty close/open closed/opened cold/hot correct/wrong
+dangerous/safe day/night decrease/increase decreased/increased decreases/increases difficult/easy
+down/up dry/wet early/late east/west empty/full enemy/friend everybody/nobody everyone/nobody
+everything/nothing everywhere/nowhere exclude/include excluded/included export/import
+failed/succeeded failure/success false/true far/near fast/slow fell/rose female/male few/many
+find/lose first/last forget/remember forgot/remembered found/lost happy/sad hard/soft hate/love
+hated/loved hates/loves healthy/ill heavy/light high/low higher/lower husband/wife illegal/legal
+important/unimportant impossible/possible inside/outside known/unknown large/tiny left/right
+less/more long/short longer/shorter lose/win loss/profit man/woman maximum/minimum men/women
+most/least negative/positive new/old north/south often/rarely old/young older/younger
+oppose/support opposed/supported over/under peace/war poor/rich private/public same/different
+strong/weak usually/rarely with/without
 """
 #: Names by class, for texts that have too few names themselves.
 NAMES = {
     "day": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",
-    "month": "January, February, March, April, May, June, July, August, September, October, November, December",
-    "people": "American, British, French, German, Greek, Chinese, Japanese, Russian, Spanish, Turkish, Brazilian",
+    "month": (
+        "January, February, March, April, May, June, July, August, September, October, "
+        "November, December"
+    ),
+    "people": (
+        "American, British, French, German, Greek, Chinese, Japanese, Russian, Spanish, "
+        "Turkish, Brazilian"
+    ),
     "acronym": "BBC, EU, IBM, NASA, NATO, UN, WHO",
-    "one word": "Alice, Berlin, Canada, David, Egypt, Helen, Kenya, London, Maria, Robert, Sydney, Toronto",
-    "several words": "Buenos Aires, Jane Smith, New Zealand, Peter Brown, South Africa, United Nations",
+    "one word": (
+        "Alice, Berlin, Canada, David, Egypt, Helen, Kenya, London, Maria, Robert, Sydney, Toronto"
+    ),
+    "several words": (
+        "Buenos Aires, Jane Smith, New Zealand, Peter Brown, South Africa, United Nations"
+    ),
 }
 
 _GROUP = {word: line.split() for line in NUMBER_WORDS.splitlines() for word in line.split()}
@@ -187,7 +202,10 @@ def _without_negation(text: str, found: re.Match[str]) -> str:
 
 
 def _with_negation(text: str) -> Iterator[str]:
-    """Yield the text with "not" after an auxiliary verb or else "never" after a subject, if it has one."""
+    """Yield the text with "not" after an auxiliary verb, or else "never" after a subject.
+
+    Yields nothing if the text has neither.
+    """
     is_question = text.rstrip().endswith("?")
     asked = _ASKED.search(text) if is_question else None
     if place := asked or _AUXILIARY.search(text):
@@ -304,12 +322,13 @@ def hard_negative_errors(
 ) -> dict[str, float]:
     """Measure how often a source's nearest candidate is not its translation (xsim++).
 
-    Candidates are all target sentences and all copies. A copy with the same vector as the translation
-    counts as nearer, because the encoder cannot tell them apart. Of equal targets the first counts.
-    Without copies the error is 100 minus the accuracy of `retrieval_accuracy`.
+    Candidates are all target sentences and all copies. A copy with the same vector as the
+    translation counts as nearer, because the encoder cannot tell them apart. Of equal targets the
+    first counts. Without copies the error is 100 minus the accuracy of `retrieval_accuracy`.
 
     >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
-    >>> hard_negative_errors(np.eye(2), np.array([[0.8, 0.2], [0.0, 1.0]]), copies, ["number", "name"])
+    >>> targets = np.array([[0.8, 0.2], [0.0, 1.0]])
+    >>> hard_negative_errors(np.eye(2), targets, copies, ["number", "name"])
     {'error': 50.0, 'number': 50.0, 'negation': 0.0, 'name': 0.0, 'other': 0.0}
 
     Args:
@@ -319,8 +338,8 @@ def hard_negative_errors(
         kinds: the kind of each copy, (C,).
 
     Returns:
-        Percentages of the sources: "error" in all, and its parts by the nearest candidate, which is a
-        copy of a kind in `COPY_KINDS` or an "other" target sentence.
+        Percentages of the sources: "error" in all, and its parts by the nearest candidate, which is
+        a copy of a kind in `COPY_KINDS` or an "other" target sentence.
 
     Raises:
         ValueError: no rows, rows with NaN or infinity, or sides that do not fit together.

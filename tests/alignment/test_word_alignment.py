@@ -82,7 +82,7 @@ def test_alignment_equals_a_plain_loop() -> None:
 def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> None:
     twice = np.ones((2, 3), np.float32)
     assert align_tokens(twice, twice)[0].tolist() == [[0, 0]]
-    assert align_tokens(twice * 1e30, twice * 1e-30)[1].tolist() == [[1, 1], [1, 1]]
+    np.testing.assert_allclose(align_tokens(twice * 1e30, twice * 1e-30)[1], 1, rtol=1e-6)
     links, similarity = align_tokens(np.empty((0, 3)), twice)
     assert (links.shape, similarity.shape) == ((0, 2), (0, 2))
 
@@ -91,8 +91,8 @@ def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> Non
     ("source", "target", "words"),
     [
         (np.ones((2, 3)), np.ones((2, 4)), "3 dimensions, target states 4"),
-        (np.ones((2, 3)), np.array([[1.0, 1, 1], [1, np.nan, 1]]), "target states: token 1"),
-        (np.ones(3), np.ones((2, 3)), r"source states have shape \(3,\)"),
+        (np.ones((2, 3)), np.array([[1.0, 1, 1], [1, np.nan, 1]]), "target states: row 1"),
+        (np.ones(3), np.ones((2, 3)), r"source states: shape \(3,\)"),
     ],
 )
 def test_alignment_refuses_what_cannot_be_compared(
