@@ -196,8 +196,10 @@ def require_safetensors(folder: Path) -> None:
 
 
 def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
+    config_file = checkpoint / "config.json"
     with loading("configuration", checkpoint):
-        _require_publishable(checkpoint, _read_if_there(checkpoint / "config.json"), options)
+        config = read_object(config_file) if config_file.is_file() else {}
+        _require_publishable(checkpoint, config, options)
     encoder = load_encoder(
         str(checkpoint),
         pooling=options.pooling,
@@ -413,7 +415,3 @@ def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path)
             f"pooler_output is not the sentence vector, their cosine is {difference:.1e} below 1: "
             "nothing was written"
         )
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}

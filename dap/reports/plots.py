@@ -96,8 +96,10 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
     from matplotlib.figure import Figure
 
     found = {label: drawable_languages(report) for label, report in reports.items()}
-    first = next(iter(found.values()))
-    codes = [code for code in first if all(code in languages for languages in found.values())]
+    first, *others = found.values()
+    codes = list(first)
+    for languages in others:
+        codes = [code for code in codes if code in languages]
     if not codes:
         labels = ", ".join(found)
         raise UserError(f"no language is in all of the reports {labels}: evaluate on the same text")

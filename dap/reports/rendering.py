@@ -15,7 +15,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     mBERT+DAP  90.9
     mine          -
     """
-    cells = [[_cell(value) for value in row] for row in [header, *rows]]
+    cells = [list(map(_cell, row)) for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in widths])
 
