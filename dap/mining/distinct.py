@@ -93,7 +93,7 @@ class DistinctSentences:
 
 
 def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
-    """Write all lines to files, and yield `HASHED_LINE` records of those that are not empty.
+    """Write all lines to files, and yield a `HASHED_LINE` record for each line that is not empty.
 
     Args:
         text: receives the sentences in UTF-8, without line ends and without empty lines.

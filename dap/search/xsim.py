@@ -192,7 +192,10 @@ def negations(text: str) -> Iterator[str]:
 
 
 def _without_negation(text: str, found: re.Match[str]) -> str:
-    """Remove a negation: "cannot" and "can't" become "can"; "not", "no" and "never" disappear."""
+    """Remove a negation.
+
+    "cannot" and "can't" become "can". The words "not", "no" and "never" disappear.
+    """
     rest = text[found.end() :]
     short = (found[1] or found[2] or "").lower()  # "can" of "cannot", "wo" of "won't"
     verb = _in_case_of(found[0], _FULL_VERB.get(short, short))
