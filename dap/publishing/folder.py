@@ -267,7 +267,7 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
 
 
 def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
-    """Raise `ValueError` if a report's settings differ from those of the published model."""
+    """Raise `ValueError` if a report was measured with settings that the published model lacks."""
     settings = report.get("settings", {})
     names = ["pooling", "prefix"]
     if "prefix" in settings:  # else max_seq_length is about pairs of texts, as in run_xnli.py
