@@ -1,4 +1,4 @@
-"""Changed targets to train with: one word put in, left out or replaced, always other ids, the same for a seed."""
+"""Hard negatives for training: one word is inserted, deleted or replaced, the same for a seed."""
 
 import random
 
@@ -14,23 +14,32 @@ from dap.training.word_edits import LONGEST, HardNegatives, Word, edited, word_s
 def rows_of(
     tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32, prefix: str = ""
 ) -> list[dict]:
+    """Tokenise pairs that have these targets."""
     return tokenize_pairs(targets, targets, "de", tokenizer, length, prefix)
 
 
-def one_edit_away(words: list[Word], others: list[Word]) -> list[list[Word]]:
-    """All ways to put in, leave out or replace a word."""
+def english(count: int) -> list[str]:
+    return [target for _, target in synthetic_pairs("de", count)]
+
+
+def all_edits(words: list[Word], others: list[Word]) -> list[list[Word]]:
+    """Insert, delete and replace a word in every possible way."""
     found = []
     for place, own in enumerate(words):
-        for middle in ([], *([other] for other in others), *([other, own] for other in others)):
-            found.append([*words[:place], *middle, *words[place + 1 :]])
+        before = words[:place]
+        after = words[place + 1 :]
+        found.append([*before, *after])
+        for other in others:
+            found.append([*before, other, *after])
+            found.append([*before, other, own, *after])
     return found
 
 
 @pytest.mark.parametrize("words", [[[5]], [[5], [6, 7]], [[5], [6, 7], [5], [8]]])
-def test_copies_are_all_that_is_one_edit_away_and_nothing_else(words: list[Word]) -> None:
+def test_copies_are_all_possible_edits_and_nothing_else(words: list[Word]) -> None:
     others = [[5], [9, 9]]
     copies = [edited(words, others, random.Random(seed)) for seed in range(400)]
-    wanted = one_edit_away(words, others)
+    wanted = all_edits(words, others)
     assert all(copy in wanted for copy in copies)
     assert all(copy in copies for copy in wanted)
 
@@ -44,19 +53,16 @@ def test_copies_are_all_that_is_one_edit_away_and_nothing_else(words: list[Word]
     ],
 )
 def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: set[int]) -> None:
-    vocabulary = models.WordLevel(
-        {piece: number for number, piece in enumerate(pieces)}, unk_token=pieces[0]
-    )
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    vocabulary = models.WordLevel(ids, unk_token=pieces[0])
     assert word_starts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary))) == starts
 
 
 @pytest.mark.parametrize(("length", "prefix"), [(6, ""), (32, ""), (12, "misut ka: ")])
-def test_copies_are_a_word_away_from_their_targets(
+def test_a_copy_differs_by_a_word_and_keeps_the_prefix(
     length: int, prefix: str, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    rows = rows_of(
-        tiny_tokenizer, [target for _, target in synthetic_pairs("de", 60)], length, prefix
-    )
+    rows = rows_of(tiny_tokenizer, english(60), length, prefix)
     copies = HardNegatives(tiny_tokenizer, length, 1.0, 0, prefix)(rows)
     kept = rows_of(tiny_tokenizer, [prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
     assert len(kept) == 1 or prefix
@@ -65,30 +71,30 @@ def test_copies_are_a_word_away_from_their_targets(
         ids = row["target_input_ids"].tolist()
         if copy:
             assert copy != ids
-            assert (copy[: len(kept)], copy[-1]) == (kept, ids[-1])
+            assert copy[: len(kept)] == kept
+            assert copy[-1] == ids[-1]
             assert max(3, len(ids) - LONGEST) <= len(copy) <= min(length, len(ids) + LONGEST)
 
 
-def test_copies_depend_on_seed_and_batch_alone(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    rows = rows_of(tiny_tokenizer, [target for _, target in synthetic_pairs("de", 100)])
+def test_copies_depend_only_on_the_seed_and_the_batch(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    rows = rows_of(tiny_tokenizer, english(100))
     make = HardNegatives(tiny_tokenizer, 32, 0.5, 0)
     copies = make(rows)
     assert 30 < sum(map(bool, copies)) < 70
     make(rows[:7])
     assert make(rows) == HardNegatives(tiny_tokenizer, 32, 0.5, 0)(rows) == copies
     assert HardNegatives(tiny_tokenizer, 32, 0.5, 1)(rows) != copies
-    assert make(rows[::-1])[::-1] != copies  # as of another epoch
+    assert make(rows[::-1])[::-1] != copies  # as in another epoch
 
 
-def test_a_target_without_text_brings_no_copy_and_lends_no_word(
+def test_a_target_without_text_gets_no_copy_and_lends_no_word(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
+    doubled = len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"])
+    rows = rows_of(tiny_tokenizer, ["", "misut"])
     for seed in range(8):
-        empty, word = HardNegatives(tiny_tokenizer, 32, 1.0, seed)(
-            rows_of(tiny_tokenizer, ["", "misut"])
-        )
+        empty, word = HardNegatives(tiny_tokenizer, 32, 1.0, seed)(rows)
         assert empty == []
-        assert len(word) in (
-            0,
-            len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"]),
-        )
+        assert len(word) in (0, doubled)
