@@ -1,5 +1,6 @@
-"""Vectors on disk against `encode`, and that what was finished survives kills, full disks and changes elsewhere."""
+"""Vectors on disk equal `encode`, and finished shards outlive kills, full disks and edited text."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ import dap.encoding.embeddings
 from dap.encoding.embeddings import embed_to_disk, launched, model_fingerprint
 from dap.encoding.sentence_encoder import SentenceEncoder, load_encoder
 
-SENTENCES = [side for pair in synthetic_pairs("de", 25) for side in pair]  # 50
+SENTENCES = [*itertools.chain(*synthetic_pairs("de", 25))]  # 50
 
 TEXT = ["ban", "der", "fin", "gol"]
 
@@ -30,12 +31,12 @@ def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
 
 
 def shards(folder: Path) -> dict[str, int]:
-    """Name and modification time of everything in the folder, in order."""
+    """Return name and modification time of every file in the folder, in order."""
     return {path.name: path.stat().st_mtime_ns for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize(("shard_size", "piece"), [(7, 1000), (50, 1000), (1000, 1000), (1000, 8)])
-def test_vectors_are_those_of_encode(
+def test_vectors_equal_encode(
     encoder: SentenceEncoder,
     shard_size: int,
     piece: int,
@@ -52,18 +53,17 @@ def test_vectors_are_those_of_encode(
         found[0, 0] = 1.0
 
 
-def test_no_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_no_sentences_give_no_vectors(encoder: SentenceEncoder, tmp_path: Path) -> None:
     assert embed_to_disk(encoder, [], tmp_path).shape == (0, 32)
     with pytest.raises(ValueError, match="shard_size=0"):
         embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=0)
 
 
-def test_text_is_taken_one_shard_at_a_time(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_text_is_read_one_shard_at_a_time(encoder: SentenceEncoder, tmp_path: Path) -> None:
     def text() -> Iterator[str]:
         for number, sentence in enumerate(SENTENCES):
-            assert (
-                len(shards(tmp_path)) == number // 10
-            )  # all shards before this one are on disk already
+            # All shards before this one are on disk already.
+            assert len(shards(tmp_path)) == number // 10
             yield sentence
 
     assert len(embed_to_disk(encoder, text(), tmp_path, shard_size=10)) == 50
@@ -72,11 +72,8 @@ def test_text_is_taken_one_shard_at_a_time(encoder: SentenceEncoder, tmp_path: P
 def test_only_changed_text_is_encoded_again(encoder: SentenceEncoder, tmp_path: Path) -> None:
     embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
     before = list(shards(tmp_path).items())
-    changed = [
-        *SENTENCES[:25],
-        "another sentence",
-        *SENTENCES[26:35],
-    ]  # in the third of now four shards
+    # The text now ends in the fourth shard, and differs in the third.
+    changed = [*SENTENCES[:25], "another sentence", *SENTENCES[26:35]]
     found = embed_to_disk(encoder, changed, tmp_path, shard_size=10)
     after = list(shards(tmp_path).items())
     assert [new == old for new, old in zip(after, before)] == [True, True, False, False]
@@ -107,71 +104,70 @@ def test_a_damaged_shard_is_made_again(
 
 @pytest.fixture
 def spoilt(encoder: SentenceEncoder) -> SentenceEncoder:
-    """An encoder with NaN in the vector of "q"."""
+    """Return an encoder that gives NaN for the sentence "q"."""
     token = encoder.tokenizer("q", add_special_tokens=False)["input_ids"][-1]
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
     return encoder
 
 
-def test_nan_names_the_sentence_and_the_other_shards_are_encoded(
+def test_sentences_with_nan_are_named_and_the_other_shards_are_encoded(
     spoilt: SentenceEncoder, tmp_path: Path
 ) -> None:
     text = ["ban", "der", "fin", "q", "gol", "sut", "q"]
-    said = "^2 fail: line 4: NaN or infinity in the vector of 'q' .*; line 7: NaN "
-    with pytest.raises(ValueError, match=said):
-        embed_to_disk(spoilt, text, tmp_path, shard_size=2, where=lambda row: f"line {row + 1}")
-    assert [name[:12] for name in shards(tmp_path)] == ["shard-000000", "shard-000002"]
+    options = {"shard_size": 2, "where": lambda row: f"line {row + 1}"}
+    with pytest.raises(ValueError, match="^2 fail: line 4: NaN .*; line 7: NaN "):
+        embed_to_disk(spoilt, text, tmp_path, **options)
     made = shards(tmp_path)
+    assert [name[:12] for name in made] == ["shard-000000", "shard-000002"]
     with pytest.raises(ValueError, match="^line 4: NaN"):
-        embed_to_disk(spoilt, text[:6], tmp_path, shard_size=2, where=lambda row: f"line {row + 1}")
+        embed_to_disk(spoilt, text[:6], tmp_path, **options)
     assert shards(tmp_path) == made
+
+
+def test_the_rest_is_left_after_five_failed_shards(spoilt: SentenceEncoder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^5 fail: "):
-        embed_to_disk(spoilt, ["q"] * 9 + ["ban"], tmp_path / "all", shard_size=1)
-    assert not shards(tmp_path / "all")  # not even tried
+        embed_to_disk(spoilt, ["q"] * 9 + ["ban"], tmp_path, shard_size=1)
+    assert not shards(tmp_path)
 
 
 def one_of_two(rank: int, folder: Path) -> None:
-    """One process of two; writes the vectors that it got, and why it ended."""
+    """Encode in one of two processes, and write the vectors and the error that it gets."""
     launched()
     encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
-    np.save(
-        folder / f"found-{rank}.npy", embed_to_disk(encoder, TEXT, folder / "shared", shard_size=1)
-    )
+    vectors = embed_to_disk(encoder, TEXT, folder / "shared", shard_size=1)
+    np.save(folder / f"found-{rank}.npy", vectors)
     with pytest.raises(ValueError, match="NaN") as refused:
         embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1)
-    (folder / f"said-{rank}").write_text(str(refused.value))
+    (folder / f"error-{rank}").write_text(str(refused.value))
     torch.distributed.destroy_process_group()
 
 
-def test_processes_share_the_shards_and_all_name_what_one_cannot_encode(
-    spoilt: SentenceEncoder, tmp_path: Path
-) -> None:
+def test_processes_share_the_shards_and_the_errors(spoilt: SentenceEncoder, tmp_path: Path) -> None:
     save(tmp_path / "model", spoilt.model, spoilt.tokenizer)
     run_two(one_of_two, tmp_path)
     assert np.load(tmp_path / "found-1.npy").shape == (0, 32)
     np.testing.assert_allclose(np.load(tmp_path / "found-0.npy"), spoilt.encode(TEXT), atol=1e-6)
     assert len(shards(tmp_path / "shared")) == len(TEXT)
-    assert all(
-        (tmp_path / f"said-{rank}").read_text().startswith("sentence 1: NaN") for rank in range(2)
-    )
+    for rank in range(2):
+        assert (tmp_path / f"error-{rank}").read_text().startswith("sentence 1: NaN")
     assert [name[:12] for name in shards(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 
 
-def test_a_full_disk_leaves_whole_shards_only(
+def test_a_full_disk_leaves_only_complete_shards(
     encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, made = dap.encoding.embeddings.write_vectors, []
+    write = dap.encoding.embeddings.write_vectors
+    paths = []
 
-    def third_is_full(vectors: np.ndarray, path: Path) -> None:
-        made.append(path)
-        with full_disk(600) if len(made) == 3 else nullcontext():
+    def write_or_find_disk_full(vectors: np.ndarray, path: Path) -> None:
+        paths.append(path)
+        with full_disk(600) if len(paths) == 3 else nullcontext():
             write(vectors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dap.encoding.embeddings, "write_vectors", third_is_full)
-        message = r"shard-000002-\w+\.npy: the disk is full \(1,280 bytes to write, .* free\); "
-        with pytest.raises(OSError, match=message):
+        patch.setattr(dap.encoding.embeddings, "write_vectors", write_or_find_disk_full)
+        with pytest.raises(OSError, match=r"shard-000002-\w+\.npy: the disk is full"):
             embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
     before = shards(tmp_path)
     assert [name[:12] for name in before] == ["shard-000000", "shard-000001"]
@@ -181,14 +177,17 @@ def test_a_full_disk_leaves_whole_shards_only(
 
 
 def embed_until_killed(model: str, folder: Path) -> None:
+    """Encode, and be killed in the middle of the fourth shard."""
+
     def text() -> Iterator[str]:
-        yield from (f"ban der {i}" for i in range(175))
-        os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the fourth shard
+        for number in range(175):
+            yield f"ban der {number}"
+        os.kill(os.getpid(), signal.SIGKILL)
 
     embed_to_disk(SentenceEncoder.from_pretrained(model, "mean"), text(), folder, shard_size=50)
 
 
-def test_a_killed_run_goes_on_with_its_shards(
+def test_a_killed_run_resumes_with_its_shards(
     encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "vectors"
@@ -199,7 +198,7 @@ def test_a_killed_run_goes_on_with_its_shards(
     finished = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
     assert len(finished) == 3
     (folder / "shard-000001-0123.tmp").write_bytes(b"what a kill may leave")
-    text = [f"ban der {i}" for i in range(50 * len(finished) + 120)]
+    text = [f"ban der {number}" for number in range(270)]
     found = embed_to_disk(encoder, text, folder, shard_size=50)
     assert finished.items() <= shards(folder).items()
     assert all(name.endswith(".npy") for name in shards(folder))
@@ -207,6 +206,7 @@ def test_a_killed_run_goes_on_with_its_shards(
 
 
 def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
+    """Return a function that changes an attribute of an encoder."""
     return lambda encoder: setattr(encoder, name, value)
 
 
@@ -223,27 +223,26 @@ def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
         setting("layer", 3),
     ],
 )
-def test_the_fingerprint_sees_what_shapes_a_vector(
+def test_whatever_shapes_a_vector_changes_the_fingerprint(
     encoder: SentenceEncoder, change: Callable[[SentenceEncoder], None]
 ) -> None:
-    before = model_fingerprint(encoder)
+    fingerprint = model_fingerprint(encoder)
     change(encoder)
-    assert model_fingerprint(encoder) != before
+    assert model_fingerprint(encoder) != fingerprint
 
 
-def test_the_fingerprint_is_that_of_a_copy_and_of_a_used_model(
+def test_copying_or_using_a_model_keeps_the_fingerprint(
     encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
-    before = model_fingerprint(encoder)
+    fingerprint = model_fingerprint(encoder)
     encoder.encode(SENTENCES)
+    assert model_fingerprint(encoder) == fingerprint
     shutil.copytree(tiny_bert_dir, tmp_path / "copy")
-    assert model_fingerprint(encoder) == before
-    assert (
-        model_fingerprint(SentenceEncoder.from_pretrained(str(tmp_path / "copy"), "mean")) == before
-    )
+    copy = SentenceEncoder.from_pretrained(str(tmp_path / "copy"), "mean")
+    assert model_fingerprint(copy) == fingerprint
 
 
-def test_a_pooler_that_is_random_at_each_loading_does_not_count(tiny_bert_dir: Path) -> None:
+def test_a_randomly_initialised_pooler_keeps_the_fingerprint(tiny_bert_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_dir)
     models = [AutoModel.from_pretrained(tiny_bert_dir) for _ in range(2)]
     assert isinstance(models[0], BertModel)
@@ -252,17 +251,15 @@ def test_a_pooler_that_is_random_at_each_loading_does_not_count(tiny_bert_dir: P
     assert first == second
 
 
-def test_models_of_the_sentence_transformers_library(tiny_bert_dir: Path, tmp_path: Path) -> None:
+def test_a_model_of_the_library_is_kept_on_disk(tiny_bert_dir: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     torch.manual_seed(0)
-    parts = [
-        modules.Transformer(str(tiny_bert_dir)),
-        modules.Pooling(32, "mean"),
-        modules.Dense(32, 8),
-    ]
+    transformer = modules.Transformer(str(tiny_bert_dir))
+    parts = [transformer, modules.Pooling(32, "mean"), modules.Dense(32, 8)]
     library.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(tmp_path / "st"))
-    one, two = load_encoder(str(tmp_path / "st")), load_encoder(str(tmp_path / "st"))
+    one = load_encoder(str(tmp_path / "st"))
+    two = load_encoder(str(tmp_path / "st"))
     found = embed_to_disk(one, SENTENCES, tmp_path / "vectors")
     before = shards(tmp_path / "vectors")
     embed_to_disk(two, SENTENCES, tmp_path / "vectors")

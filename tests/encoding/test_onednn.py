@@ -1,5 +1,6 @@
-"""Products by oneDNN against those of `torch.nn.functional.linear`, and where they are left alone."""
+"""oneDNN multiplies as `torch.nn.functional.linear` does, and only plain float32 tensors."""
 
+import copy
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +14,17 @@ from torch.nn.functional import linear
 from dap.encoding import SentenceEncoder, onednn
 
 
-def count(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes of the states that oneDNN is given from now on."""
-    found, product = [], onednn.onednn_linear
+def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Return a list to which every later call of oneDNN adds the shape of its states."""
+    shapes = []
+    onednn_linear = onednn.onednn_linear
 
-    def counted(states: Tensor, *rest: Tensor | None) -> Tensor:
-        found.append(states.shape)
-        return product(states, *rest)
+    def recorded(states: Tensor, *rest: Tensor | None) -> Tensor:
+        shapes.append(states.shape)
+        return onednn_linear(states, *rest)
 
-    monkeypatch.setattr(onednn, "onednn_linear", counted)
-    return found
+    monkeypatch.setattr(onednn, "onednn_linear", recorded)
+    return shapes
 
 
 @pytest.mark.parametrize(
@@ -31,65 +33,68 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_the_products_are_those_of_float64(shape: tuple[int, ...], has_bias: bool) -> None:
     torch.manual_seed(0)
-    layer, states = nn.Linear(24, 50, has_bias), torch.randn(shape)
+    layer = nn.Linear(24, 50, has_bias)
+    states = torch.randn(shape)
+    exact = copy.deepcopy(layer).double()
     for each in (states, states.flip(-1), states.expand(2, *shape)):
         with torch.inference_mode(), onednn.OneDNNLinear():
             found = layer(each)
-        wanted = linear(
-            each.double(), layer.weight.double(), layer.bias.double() if has_bias else None
-        )
-        torch.testing.assert_close(found, wanted.detach().float(), rtol=1e-5, atol=2e-6)
-    turned = torch.randn(24, 50).T
-    torch.testing.assert_close(
-        onednn.onednn_linear(states, turned), states @ turned.T, rtol=1e-5, atol=1e-5
-    )
+        expected = exact(each.double()).detach().float()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+    transposed = torch.randn(24, 50).T  # not contiguous
+    found = onednn.onednn_linear(states, transposed)
+    torch.testing.assert_close(found, states @ transposed.T, rtol=1e-5, atol=1e-5)
 
 
 def test_other_tensors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Own(Tensor):
+    class OwnTensor(Tensor):
         pass
 
-    taken, weight = count(monkeypatch), torch.randn(3, 4)
+    calls = record_calls(monkeypatch)
+    states = torch.ones(2, 4)
+    weight = torch.randn(3, 4)
     with torch.inference_mode(), onednn.OneDNNLinear():
-        for states, weights in ((torch.ones(2, 4, dtype=torch.double), weight.double()),
-                                (torch.ones(2, 4, dtype=torch.bfloat16), weight.bfloat16()),
-                                (torch.ones(2, 4), weight.as_subclass(Own)),
-                                (torch.ones(2, 4, device="meta"), weight.to("meta"))):  # fmt: skip
-            assert linear(states, weights).shape == (2, 3)
-        assert not taken
-        linear(torch.ones(2, 4), weight)
-    linear(torch.ones(2, 4), weight)
-    assert taken == [(2, 4)]
+        linear(states.double(), weight.double())
+        linear(states.bfloat16(), weight.bfloat16())
+        linear(states.to("meta"), weight.to("meta"))
+        linear(states, weight.as_subclass(OwnTensor))
+        assert not calls
+        linear(states, weight)
+    linear(states, weight)  # outside of the context
+    assert calls == [(2, 4)]
 
 
-@pytest.mark.parametrize(("instructions", "pays"), [("AVX512", True), ("AVX2", False)])
-def test_an_encoder_takes_them_where_they_pay_and_for_float32_alone(
-    tiny_bert_dir: Path, monkeypatch: pytest.MonkeyPatch, instructions: str, pays: bool
+@pytest.mark.parametrize(("instructions", "calls_per_batch"), [("AVX512", 3 * 6 + 1), ("AVX2", 0)])
+def test_an_encoder_uses_them_in_float32_on_cpus_with_avx512(
+    tiny_bert_dir: Path, monkeypatch: pytest.MonkeyPatch, instructions: str, calls_per_batch: int
 ) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     rough = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", bf16=True)
-    expected = [each.encode(["ka lo", "mi"]) for each in (encoder, rough)]
-    taken = count(monkeypatch)
+    sentences = ["ka lo", "mi"]
+    expected = encoder.encode(sentences)
+    expected_rough = rough.encode(sentences)
+    calls = record_calls(monkeypatch)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
-    np.testing.assert_array_equal(rough.encode(["ka lo", "mi"]), expected[1])
-    assert not taken
-    np.testing.assert_allclose(encoder.encode(["ka lo", "mi"]), expected[0], atol=1e-6)
-    assert len(taken) == (3 * 6 + 1 if pays else 0)  # of each layer and the pooler
-    assert linear(
-        torch.ones(1, 2), nn.Parameter(torch.ones(1, 2))
-    ).requires_grad  # training is as it was
+    np.testing.assert_array_equal(rough.encode(sentences), expected_rough)
+    assert not calls
+    np.testing.assert_allclose(encoder.encode(sentences), expected, atol=1e-6)
+    assert len(calls) == calls_per_batch  # six for each of three layers, and the pooler's
+    # Training still has gradients.
+    assert linear(torch.ones(1, 2), nn.Parameter(torch.ones(1, 2))).requires_grad
 
 
-def test_a_torch_without_it_does_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_onednn_keeps_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     assert isinstance(onednn.fast_linear(torch.device("cpu")), nullcontext)
 
 
-def test_a_compiled_model_is_left_to_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, layer, states = count(monkeypatch), nn.Linear(4, 3), torch.ones(2, 4)
+def test_a_compiled_model_is_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = record_calls(monkeypatch)
+    layer = nn.Linear(4, 3)
+    states = torch.ones(2, 4)
     with torch.inference_mode(), onednn.OneDNNLinear():
         expected = layer(states)
         layer.compile(backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(layer(states), expected)
-    assert taken == [(2, 4)]
+    assert calls == [(2, 4)]  # the first one, before compiling
