@@ -307,12 +307,14 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     Raises:
         UserError: invalid UTF-8, no sentences, or parallel texts with different numbers of lines.
     """
-    source, target = (_read_side(Path(file), read_sentences(file)) for file in files)
+    source_file, target_file = files
+    source = _read_side(Path(source_file), read_sentences(source_file))
+    target = _read_side(Path(target_file), read_sentences(target_file))
     source_lines = len(source.text.rows)
     target_lines = len(target.text.rows)
     if is_parallel and source_lines != target_lines:
         raise UserError(
-            f"{files[0]} has {source_lines} lines, {files[1]} has {target_lines}: --score_only "
+            f"{source_file} has {source_lines} lines, {target_file} has {target_lines}: --score_only "
             "pairs them line by line"
         )
     return MiningTask(source, target)
@@ -340,7 +342,9 @@ def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
 
 def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int) -> str:
     """Return one line that says how the cluster shares the encoding."""
-    sizes = [len(side.text) for task in tasks for side in (task.source, task.target)]
+    sizes = []
+    for task in tasks:
+        sizes += [len(task.source.text), len(task.target.text)]
     shards = sum(-(-size // shard_size) for size in sizes)
     return f"Ray: {sum(sizes):,} sentences in {shards:,} shards on {len(encoder.actors)} encoders"
 

@@ -75,7 +75,10 @@ def semantic_search(source: np.ndarray, target: np.ndarray) -> Indices:
 
     def search(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         rows = semantic_search(torch.from_numpy(queries), torch.from_numpy(keys), top_k=K)
-        return np.array([[hit["corpus_id"] for hit in row] for row in rows])
+        indices = []
+        for row in rows:
+            indices.append([hit["corpus_id"] for hit in row])
+        return np.array(indices)
 
     return search(source, target), search(target, source)
 
@@ -137,7 +140,7 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
 
 
 def made_vectors(rows: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Read the `--vectors`, or draw pairs of random rows; both sides normalised."""
+    """Read the `--vectors` or draw random pairs, and normalise all rows."""
     if args.vectors:
         source, target = (np.load(path)[:rows] for path in args.vectors)
     else:

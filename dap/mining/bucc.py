@@ -158,10 +158,12 @@ def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
         if file is None:
             missing.append(f"{pair}.{name}.{ending}")
     if missing:
-        present = sorted({path.name for place in places for path in place.glob("*-*.*.*")})
+        present = set()
+        for place in places:
+            present |= {path.name for path in place.glob("*-*.*.*")}
         raise FileNotFoundError(
             f"{folder} has no {', '.join(missing)}; it has "
-            f"{' '.join(present[:12]) or 'no such files'}"
+            f"{' '.join(sorted(present)[:12]) or 'no such files'}"
         )
     source, target, gold = files
     return Split(name, source, target, gold)

@@ -70,7 +70,8 @@ class DistinctSentences:
 
     def __getitem__(self, row: int) -> str:
         line = int(self.first_line[row])
-        start, end = self._ends[line - 1], self._ends[line]
+        start = self._ends[line - 1]
+        end = self._ends[line]
         return str(self._text[start:end], errors="surrogatepass")
 
     def __iter__(self) -> Iterator[str]:

@@ -71,7 +71,9 @@ NAMES = {
     ),
 }
 
-_GROUP = {word: line.split() for line in NUMBER_WORDS.splitlines() for word in line.split()}
+_GROUP: dict[str, list[str]] = {}
+for _line in NUMBER_WORDS.splitlines():
+    _GROUP.update(dict.fromkeys(_line.split(), _line.split()))
 _OPPOSITE: dict[str, str] = {}
 for _pair in ANTONYMS.split():
     _one, _other = _pair.split("/")

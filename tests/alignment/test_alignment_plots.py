@@ -16,10 +16,11 @@ from dap.alignment.word_alignment import align_tokens
 
 
 def clouds(shift: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Make two clouds of random points whose centres differ by `shift` in every dimension."""
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(120, 8)).astype(np.float32), rng.normal(size=(90, 8)).astype(
-        np.float32
-    ) + shift
+    source = rng.normal(size=(120, 8)).astype(np.float32)
+    target = rng.normal(size=(90, 8)).astype(np.float32)
+    return source, target + shift
 
 
 def test_plane_equals_scikit_learns_pca_up_to_sign() -> None:
@@ -66,28 +67,28 @@ def test_clouds_without_points_or_spread() -> None:
         principal_plane(np.ones((1, 5)))
 
 
-def translations(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
+def random_states(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(source)
     return rng.normal(size=(source, 6)), rng.normal(size=(target, 6))
 
 
 def test_heat_map_has_a_row_a_source_word_and_a_dot_a_link() -> None:
     figure = pytest.importorskip("matplotlib.figure")
-    states, axes = translations(3, 5), figure.Figure().subplots()
+    states = random_states(3, 5)
+    axes = figure.Figure().subplots()
     links = draw_alignment(axes, states, list("abc"), list("vwxyz"))
     expected, similarity = align_tokens(*states)
     np.testing.assert_array_equal(links, expected)
     np.testing.assert_array_equal(axes.images[0].get_array(), similarity)
-    np.testing.assert_array_equal(
-        axes.collections[0].get_offsets(), expected[:, ::-1]
-    )  # x: target, y: source
+    dots = axes.collections[0].get_offsets()  # x: target, y: source
+    np.testing.assert_array_equal(dots, expected[:, ::-1])
     assert [label.get_text() for label in axes.get_yticklabels()] == list("abc")
     assert [label.get_text() for label in axes.get_xticklabels()] == list("vwxyz")
 
 
 def test_heat_maps_of_two_models_are_written_in_one_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    states = {"TR": translations(3, 4), "DAP": translations(3, 4)}
+    states = {"TR": random_states(3, 4), "DAP": random_states(3, 4)}
     path = tmp_path / "new" / "pair.png"
     links = plot_alignment(states, ["كتاب", "$a_b$", "ş"], list("wxyz"), path)
     assert list(links) == ["TR", "DAP"]
@@ -97,7 +98,8 @@ def test_heat_maps_of_two_models_are_written_in_one_picture(tmp_path: Path) -> N
 
 def test_heat_map_refuses_labels_that_do_not_fit_or_would_be_boxes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    states, path = translations(2, 1), tmp_path / "pair.png"
+    states = random_states(2, 1)
+    path = tmp_path / "pair.png"
     with pytest.raises(ValueError, match="DejaVuSans.ttf has no 学 校: give `font`"):
         plot_alignment({"TR": states}, ["学校", "a"], ["b"], path)
     with pytest.raises(ValueError, match="TR: 2 and 1 states for 1 and 1 labels"):

@@ -10,18 +10,25 @@ from dap.alignment.word_alignment import (
     word_states,
 )
 
-Pairs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
+#: Source states, target states and links of each pair.
+AlignedPairs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 
 
-def pairs(seed: int, count: int = 7) -> Pairs:
-    """Noisy translations in another order, with some of their links; the last pair has no tokens and no links."""
+def pairs(seed: int, count: int = 7) -> AlignedPairs:
+    """Make noisy translations in another order, with some of their links.
+
+    The last pair has no tokens and no links.
+    """
     rng = np.random.default_rng(seed)
     source = [rng.normal(size=(rng.integers(2, 7), 5)) for _ in range(count)]
     orders = [rng.permutation(len(states)) for states in source]
-    target = [
-        states[order] + rng.normal(size=states.shape) for states, order in zip(source, orders)
-    ]
-    links = [np.stack([order, np.arange(len(order))], 1)[: rng.integers(1, 7)] for order in orders]
+    target = []
+    for states, order in zip(source, orders):
+        target.append(states[order] + rng.normal(size=states.shape))
+    links = []
+    for order in orders:
+        all_links = np.stack([order, np.arange(len(order))], 1)
+        links.append(all_links[: rng.integers(1, 7)])
     links[0] = np.concatenate([links[0], [[0, 0], [0, 1]]])  # a token may have several links
     empty = np.empty((0, 5))
     return [*source, empty], [*target, empty], [*links, np.empty((0, 2), np.int64)]
@@ -35,8 +42,10 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 def naive_alignment(
     source: np.ndarray, target: np.ndarray
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Links between rows that are each other's nearest, and the cosine of each row with each, all in plain loops."""
-    table = [[cosine(a, b) for b in target.astype(np.float64)] for a in source.astype(np.float64)]
+    """Return the links of rows that are each other's nearest, and all cosines, by plain loops."""
+    table = []
+    for a in source.astype(np.float64):
+        table.append([cosine(a, b) for b in target.astype(np.float64)])
     links = []
     for s, row in enumerate(table):
         t = row.index(max(row))
@@ -49,7 +58,8 @@ def naive_alignment(
 def naive_accuracy(
     queries: list[np.ndarray], keys: list[np.ndarray], links: list[np.ndarray]
 ) -> tuple[float, float]:
-    hits, total = [0, 0], 0
+    hits = [0, 0]  # among all keys, and among those of the own pair
+    total = 0
     for row, states in enumerate(queries):
         for i, query in enumerate(states):
             gold = {(row, int(b)) for a, b in links[row] if a == i}
@@ -57,11 +67,10 @@ def naive_accuracy(
                 continue
             total += 1
             own = {(row, j): cosine(query, key) for j, key in enumerate(keys[row])}
-            pool = {
-                (other, j): cosine(query, key)
-                for other, side in enumerate(keys)
-                for j, key in enumerate(side)
-            }
+            pool = {}
+            for other, side in enumerate(keys):
+                for j, key in enumerate(side):
+                    pool[other, j] = cosine(query, key)
             hits[0] += max(pool, key=pool.get) in gold
             hits[1] += max(own, key=own.get) in gold
     return 100 * hits[0] / total, 100 * hits[1] / total
@@ -70,7 +79,9 @@ def naive_accuracy(
 def test_alignment_equals_a_plain_loop() -> None:
     random = np.random.default_rng(0)
     for sizes in ((1, 1), (7, 4), (3, 11)):
-        source, target = (random.normal(size=(size, 5)).astype(np.float32) * 100 for size in sizes)
+        source_size, target_size = sizes
+        source = random.normal(size=(source_size, 5)).astype(np.float32) * 100
+        target = random.normal(size=(target_size, 5)).astype(np.float32) * 100
         target[0] = 0  # no direction
         links, similarity = align_tokens(source, target)
         expected_links, expected = naive_alignment(source, target)
@@ -108,14 +119,12 @@ def test_token_retrieval_equals_a_plain_loop(seed: int) -> None:
     found = token_retrieval_accuracy(source, target, links)
     forward = naive_accuracy(source, target, links)
     backward = naive_accuracy(target, source, [pair[:, ::-1] for pair in links])
-    assert list(zip(found.pool, found.sentence)) == [
-        pytest.approx(forward),
-        pytest.approx(backward),
-    ]
+    assert (found.pool[0], found.sentence[0]) == pytest.approx(forward)
+    assert (found.pool[1], found.sentence[1]) == pytest.approx(backward)
     assert 0 < found.pool[0] < found.sentence[0] < 100  # the pool is harder, and neither is trivial
-    assert found.queries == tuple(
-        sum(len(set(pair[:, side].tolist())) for pair in links) for side in (0, 1)
-    )
+    for side in (0, 1):
+        linked_tokens = [len(set(pair[:, side].tolist())) for pair in links]
+        assert found.queries[side] == sum(linked_tokens)
 
 
 def test_retrieval_is_of_angles_and_of_pairs_in_any_order() -> None:
@@ -124,30 +133,30 @@ def test_retrieval_is_of_angles_and_of_pairs_in_any_order() -> None:
     scaled = [states * 10.0 ** np.arange(len(states))[:, None] for states in source]
     assert token_retrieval_accuracy(scaled, target, links) == found
     order = np.random.default_rng(0).permutation(len(source))
-    assert (
-        token_retrieval_accuracy(
-            *([side[row] for row in order] for side in (source, target, links))
-        )
-        == found
-    )
+    source = [source[row] for row in order]
+    target = [target[row] for row in order]
+    links = [links[row] for row in order]
+    assert token_retrieval_accuracy(source, target, links) == found
 
 
 def test_quality_equals_a_plain_loop() -> None:
     rng = np.random.default_rng(0)
-    draw = [
-        [np.unique(rng.integers(0, 4, size=(size, 2)), axis=0) for size in (5, 0, 7)]
-        for _ in range(3)
-    ]
-    links, sure, further = draw
+
+    def random_links() -> list[np.ndarray]:
+        return [np.unique(rng.integers(0, 4, size=(size, 2)), axis=0) for size in (5, 0, 7)]
+
+    links = random_links()
+    sure = random_links()
+    further = random_links()
     right = correct = found = certain = 0
     for row in range(3):
-        one, gold = (
-            {tuple(link) for link in links[row].tolist()},
-            {tuple(link) for link in sure[row].tolist()},
-        )
-        allowed = gold | {tuple(link) for link in further[row].tolist()}
-        found, certain = found + len(one), certain + len(gold)
-        right, correct = right + len(one & gold), correct + len(one & allowed)
+        one = set(map(tuple, links[row].tolist()))
+        gold = set(map(tuple, sure[row].tolist()))
+        allowed = gold | set(map(tuple, further[row].tolist()))
+        found += len(one)
+        certain += len(gold)
+        right += len(one & gold)
+        correct += len(one & allowed)
     quality = alignment_quality(links, sure, further)
     assert quality.precision == pytest.approx(100 * correct / found)
     assert quality.recall == pytest.approx(100 * right / certain)
@@ -167,9 +176,8 @@ def test_quality_of_one_kind_of_link_is_one_minus_f1() -> None:
 
 def test_word_states_are_means_of_the_subwords_that_touch_the_word() -> None:
     states = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    tokens = np.array(
-        [[0, 3], [3, 5], [5, 8], [8, 8], [9, 12]]
-    )  # 5-8 spans a space, 8-8 has no character
+    # the token 5-8 contains a space, and 8-8 has no character
+    tokens = np.array([[0, 3], [3, 5], [5, 8], [8, 8], [9, 12]])
     words = np.array([[0, 5], [6, 7], [7, 8], [20, 22]])
     found = word_states(states, tokens, words)
     expected = [states[:2].mean(0), states[2], states[2], np.zeros(3)]

@@ -1,6 +1,7 @@
 """BUCC's files, the best threshold against all thresholds, and repeated sentences."""
 
 import random
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,11 @@ SHARED = REPOSITORY.parent / "shared" / "data" / "bucc"
 
 
 def write_split(folder: Path, name: str = "training", pair: str = "fr-en", **sides: str) -> Path:
-    """A split of four sentences a side, of which two are pairs; `sides` replaces files by language."""
+    """Write a split of four sentences per side, with two gold pairs.
+
+    Args:
+        sides: replace the text of a file, by language or "gold".
+    """
     first, second = pair.split("-")
     files = {
         first: "".join(f"{first}-{i}\tphrase {i}\n" for i in range(4)),
@@ -43,10 +48,8 @@ def read(
     split = find_splits(folder, pair, protocol)[-1]
     source_ids: dict[str, int] = {}
     target_ids: dict[str, int] = {}
-    source, target = (
-        list(read_text(split.source, source_ids)),
-        list(read_text(split.target, target_ids)),
-    )
+    source = list(read_text(split.source, source_ids))
+    target = list(read_text(split.target, target_ids))
     return source, target, read_gold(split, source_ids, target_ids).tolist()
 
 
@@ -140,15 +143,12 @@ def test_unknown_pairs_and_protocols(
 
 def test_an_example_by_hand() -> None:
     # scores 5 and 4 are right, 3 is wrong, 2 is right, 1 is wrong, and one gold pair is not mined
-    scores, correct, one = (
-        np.array([2.0, 5.0, 3.0, 1.0, 4.0]),
-        np.array([1, 1, 0, 0, 1]),
-        np.ones(5, int),
-    )
+    scores = np.array([2.0, 5.0, 3.0, 1.0, 4.0])
+    correct = np.array([1, 1, 0, 0, 1])
+    one = np.ones(5, int)
     threshold = best_threshold(scores, one, correct, gold=4)
-    assert (
-        threshold == 1.5
-    )  # F1 there is 2·3 / (4 + 4); above it 2·2 / (2 + 4), below it 2·3 / (5 + 4)
+    # F1 there is 2·3 / (4 + 4), above it 2·2 / (2 + 4), and below it 2·3 / (5 + 4)
+    assert threshold == 1.5
     found = score_at(threshold, scores, one, correct, gold=4)
     assert (found.precision, found.recall, found.f1) == (75.0, 75.0, 75.0)
     assert (found.extracted, found.correct, found.gold) == (4, 3, 4)
@@ -191,8 +191,11 @@ def test_the_threshold_is_the_best_of_all_thresholds() -> None:
         gold = max(1, sum(correct) + rng.randint(0, 3))
 
         def f1(threshold: float) -> float:
-            chosen = [i for i in range(count) if scores[i] >= threshold]  # noqa: B023
-            right, found = sum(correct[i] for i in chosen), sum(extracted[i] for i in chosen)  # noqa: B023
+            right = found = 0
+            for score, count, gold_count in zip(scores, extracted, correct):  # noqa: B023
+                if score >= threshold:
+                    found += count
+                    right += gold_count
             return 200 * right / (found + gold)  # noqa: B023
 
         arrays = np.array(scores), np.array(extracted), np.array(correct)
@@ -202,7 +205,8 @@ def test_the_threshold_is_the_best_of_all_thresholds() -> None:
 
 
 def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
-    source, target = DistinctSentences(["x", "y", "x", ""]), DistinctSentences(["p", "p", "q"])
+    source = DistinctSentences(["x", "y", "x", ""])
+    target = DistinctSentences(["p", "p", "q"])
     mined = MinedPairs(np.array([2.0, 1.5]), np.array([0, 1]), np.array([0, 1]))  # x-p, y-q
     gold = np.array([[2, 1], [0, 0], [1, 2], [3, 2]])  # two copies of x-p, y-q, and an empty line
     extracted, correct = count_gold(mined, gold, source.rows, target.rows)
@@ -214,9 +218,8 @@ def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
 def test_judging_agrees_with_sets_of_ids() -> None:
     random_state = np.random.default_rng(0)
     for _ in range(20):
-        source, target = (
-            DistinctSentences([str(n) for n in random_state.integers(0, 8, 15)]) for _ in range(2)
-        )
+        source = DistinctSentences(map(str, random_state.integers(0, 8, 15)))
+        target = DistinctSentences(map(str, random_state.integers(0, 8, 15)))
         gold = np.unique(random_state.integers(0, 15, (9, 2)), axis=0)
         rows = np.unique(
             np.stack(
@@ -227,11 +230,8 @@ def test_judging_agrees_with_sets_of_ids() -> None:
         mined = MinedPairs(np.arange(float(rows.shape[1])), *rows)
         extracted, correct = count_gold(mined, gold, source.rows, target.rows)
         for number, (i, j) in enumerate(rows.T):
-            ids = {
-                (a, b)
-                for a in np.flatnonzero(source.rows == i)
-                for b in np.flatnonzero(target.rows == j)
-            }
+            lines = np.flatnonzero(source.rows == i), np.flatnonzero(target.rows == j)
+            ids = set(product(*lines))
             assert extracted[number] == len(ids)
             assert correct[number] == len(ids & set(map(tuple, gold)))
 

@@ -40,7 +40,10 @@ def cosines(source: np.ndarray, target: np.ndarray) -> list[list[float]]:
             sum(x * x for x in a) * sum(y * y for y in b)
         )
 
-    return [[cosine(a, b) for b in target.tolist()] for a in source.tolist()]
+    table = []
+    for a in source.tolist():
+        table.append([cosine(a, b) for b in target.tolist()])
+    return table
 
 
 def naive_margins(source: np.ndarray, target: np.ndarray, k: int, margin: str) -> list[list[float]]:
@@ -53,21 +56,25 @@ def naive_margins(source: np.ndarray, target: np.ndarray, k: int, margin: str) -
         "distance": lambda a, b: a - b,
         "absolute": lambda a, b: a,
     }[margin]
-    return [
-        [score(s, of_source[i] + of_target[j]) for j, s in enumerate(row)]
-        for i, row in enumerate(similar)
-    ]
+    table = []
+    for i, row in enumerate(similar):
+        table.append([score(s, of_source[i] + of_target[j]) for j, s in enumerate(row)])
+    return table
 
 
 def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retrieval: str) -> dict:
-    similar, scores = cosines(source, target), naive_margins(source, target, k, margin)
-    rows, columns = range(len(source)), range(len(target))
+    similar = cosines(source, target)
+    scores = naive_margins(source, target, k, margin)
+    rows = range(len(source))
+    columns = range(len(target))
     near = [sorted(columns, key=lambda j: -similar[i][j])[:k] for i in rows]
     near_target = [sorted(rows, key=lambda i: -similar[i][j])[:k] for j in columns]
     forward = {(i, max(near[i], key=lambda j: scores[i][j])) for i in rows}
     backward = {(max(near_target[j], key=lambda i: scores[i][j]), j) for j in columns}
     if retrieval == "max":
-        found, used_rows, used_columns = set(), set(), set()
+        found = set()
+        used_rows = set()
+        used_columns = set()
         for i, j in sorted(forward | backward, key=lambda pair: -scores[pair[0]][pair[1]]):
             if i not in used_rows and j not in used_columns:
                 found.add((i, j))
@@ -81,10 +88,8 @@ def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retr
 
 
 def as_dict(pairs: MinedPairs) -> dict[tuple[int, int], float]:
-    return {
-        (i, j): s
-        for i, j, s in zip(pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist())
-    }
+    rows = zip(pairs.source.tolist(), pairs.target.tolist())
+    return dict(zip(rows, pairs.scores.tolist()))
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
@@ -109,7 +114,8 @@ def test_given_pairs_get_the_margin_over_both_texts(
 ) -> None:
     monkeypatch.setattr("dap.mining.margin.VECTOR_BLOCK", 3)
     a, b = vectors(20, 30)
-    source, target = np.array([3, 0, 3, 19]), np.array([7, 7, 7, 29])
+    source = np.array([3, 0, 3, 19])
+    target = np.array([7, 7, 7, 29])
     found = score_pairs(a, b, source, target, neighbourhoods(a, b), margin)
     expected = naive_margins(a, b, 4, margin)
     assert found.scores.tolist() == pytest.approx(
@@ -119,7 +125,8 @@ def test_given_pairs_get_the_margin_over_both_texts(
 
 
 def test_a_ratio_without_positive_neighbourhoods_is_0() -> None:
-    cosine, mean = np.array([0.5, -0.2, 0.0, 0.5]), np.array([-0.1, -0.3, 0.0, 0.25])
+    cosine = np.array([0.5, -0.2, 0.0, 0.5])
+    mean = np.array([-0.1, -0.3, 0.0, 0.25])
     assert margin_scores(cosine, mean, mean).tolist() == [0.0, 0.0, 0.0, 2.0]
     zeros = np.zeros((3, 4), np.float32)
     assert mine(neighbourhoods(zeros, zeros, 2), retrieval="forward").scores.tolist() == [0.0] * 3
@@ -183,19 +190,17 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
 ) -> None:
     generator = np.random.default_rng(0)
     lines = [" " * int(n) if n < 3 else f"{n} ü" for n in generator.integers(0, 60, 96)]
-    a, b = (side.round(1) for side in vectors(60, 50))  # with equal scores
-    neighbours = neighbourhoods(a, b, 3)
+    source, target = vectors(60, 50)
+    neighbours = neighbourhoods(source.round(1), target.round(1), 3)  # rounded: with equal scores
 
     def outcome() -> list:
         with temporary_folder(tmp_path):
             text = DistinctSentences(iter(lines))
             mined = [mine(neighbours, retrieval=retrieval) for retrieval in RETRIEVALS]
             kept = [select(pairs, 0.9, 20) for pairs in mined]
-        numbers = [
-            array.tolist()
-            for pairs in mined + kept
-            for array in (pairs.scores, pairs.source, pairs.target)
-        ]
+        numbers = []
+        for pairs in mined + kept:
+            numbers += [pairs.scores.tolist(), pairs.source.tolist(), pairs.target.tolist()]
         return [
             list(text),
             text.rows.tolist(),

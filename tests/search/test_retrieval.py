@@ -1,4 +1,4 @@
-"""Retrieval accuracy against a naive loop and sentence-transformers; averages over the paper's groups."""
+"""Retrieval accuracy against a naive loop and sentence-transformers, and group averages."""
 
 import numpy as np
 import pytest
@@ -38,16 +38,15 @@ def test_equals_the_translation_evaluator_of_sentence_transformers() -> None:
         def embed_inputs(
             self, model: object, sentences: list[str], **_: object
         ) -> list[torch.Tensor]:
-            return [
-                torch.tensor({"s": source, "t": target}[name[0]][int(name[1:])])
-                for name in sentences
-            ]
+            rows = {"s": source, "t": target}
+            return [torch.tensor(rows[name[0]][int(name[1:])]) for name in sentences]
 
         def store_metrics_in_model_card_data(self, *_: object) -> None:
             """There is no model."""
 
-    names = [[f"{side}{i}" for i in range(len(source))] for side in "st"]
-    metrics = GivenEmbeddings(*names, write_csv=False)(None)
+    source_names = [f"s{i}" for i in range(len(source))]
+    target_names = [f"t{i}" for i in range(len(source))]
+    metrics = GivenEmbeddings(source_names, target_names, write_csv=False)(None)
     expected = metrics["src2trg_accuracy"] * 100, metrics["trg2src_accuracy"] * 100
     assert retrieval_accuracy(source, target) == pytest.approx(expected)
 
