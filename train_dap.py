@@ -43,13 +43,13 @@ from dap.training import (
     describe_run,
     drop_targets,
     find_resumable,
-    keep_record,
     leave_together,
     load_model,
     mix_streams,
     mix_weights,
     parse_arguments,
     read_start,
+    record_run,
     require_batch,
     split_validation,
     tokenize_bitext,
@@ -204,7 +204,7 @@ def build_trainer(
     set_seed(training.seed)
     model = load_model(model_args, start, train, model_class)
     check_run(data, training, dev, model)
-    logger.info("%s", describe(model, train, dev, training))
+    logger.info("%s", summarise(model, train, dev, training))
 
     dataset, sampler = mix_languages(train, data, training)
     share = model.config.tr_hard_negatives
@@ -248,10 +248,10 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
         )
 
 
-def describe(
+def summarise(
     model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments
 ) -> str:
-    """Describe the run in one line for the log."""
+    """Summarise the run in one line for the log."""
     config = model.config
     is_streamed = not all(hasattr(part, "__len__") for part in train.values())
     pairs = "streamed" if is_streamed else sum(len(part) for part in train.values())
@@ -272,7 +272,7 @@ def describe(
 # --------------------------------------------------------------------------------- the end of a run
 
 
-def save(
+def finish(
     trainer: DAPTrainer, metrics: dict[str, float], model_args: PretrainingModelArguments
 ) -> None:
     """Save the model and its evaluation, mark the run as finished, and publish it if asked for.
@@ -376,9 +376,9 @@ def run(
     with guarded(folders=outputs, inputs=inputs, model=start, is_writer=is_writer):
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training, model_class)
-        keep_record(record | (also_recorded or {}), training, checkpoint)
+        record_run(record | (also_recorded or {}), training, checkpoint)
         metrics = train_to_end(trainer, checkpoint)
-        save(trainer, metrics, model_args)
+        finish(trainer, metrics, model_args)
 
 
 @command

@@ -16,11 +16,11 @@ from dap.training.resuming import (
     describe_run,
     differences,
     find_resumable,
-    keep_record,
+    record_run,
     train_to_end,
 )
 from dap.training.source_reading import HARDLY, READERS
-from dap.training.start import Start, load_model, read_start, token_counts
+from dap.training.start import Start, load_model, read_start
 from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together, require_batch
 from dap.training.training_arguments import (
     DAPTrainingArguments,

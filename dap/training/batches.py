@@ -35,14 +35,14 @@ DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
 CACHE_VERSION = 2
 MIXES = ("natural", "uniform", "temperature")
 
-Bitext = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # by language
+PairsByLanguage = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
 
 
 # -------------------------------------------------------------------------------------------- split
 
 
 def split_validation(
-    datasets: Bitext, dev_pairs: int, seed: int
+    datasets: PairsByLanguage, dev_pairs: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, Dataset]]:
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
@@ -93,7 +93,7 @@ def split_validation(
     return _without(rest, held_out), dev
 
 
-def drop_targets(datasets: Bitext, targets: Iterable[str]) -> dict[str, Any]:
+def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str, Any]:
     """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
 
     Targets are compared by `dap.languages.normalise`. Map-style datasets that lose pairs get a
@@ -124,7 +124,7 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
     return sorted(first_rows[:count].tolist())
 
 
-def _without(datasets: Bitext, held_out: set[int]) -> dict[str, Any]:
+def _without(datasets: PairsByLanguage, held_out: set[int]) -> dict[str, Any]:
     """Remove the pairs whose target is held out.
 
     Args:
@@ -198,7 +198,7 @@ def _nothing_left(language: str) -> UserError:
 
 
 def tokenize_bitext(
-    datasets: Bitext,
+    datasets: PairsByLanguage,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
     prefix: str = "",

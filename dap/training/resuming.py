@@ -54,7 +54,7 @@ REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
 
 #: Number of pairs per language that its digest is made from.
-SAMPLE = 2000
+PAIRS_IN_DIGEST = 2000
 
 
 # ----------------------------------------------------------------------------- finding a checkpoint
@@ -250,21 +250,19 @@ def describe_run(
 
 
 def describe_text(part: Dataset) -> str:
-    """Return the number of pairs and a digest of `SAMPLE` pairs, evenly spread over the text.
+    """Return the number of pairs and a digest of `PAIRS_IN_DIGEST` pairs, evenly spread over the text.
 
     The result does not depend on where the text is stored.
 
     >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
     '2 pairs, 9b96b64269e1'
     """
-    rows = np.linspace(0, len(part) - 1, min(len(part), SAMPLE)).astype(int).tolist()
+    rows = np.linspace(0, len(part) - 1, min(len(part), PAIRS_IN_DIGEST)).astype(int).tolist()
     digest = hashlib.sha256(json.dumps(part[rows] if rows else {}).encode())
     return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
 
 
-def keep_record(
-    run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None
-) -> None:
+def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
     """Compare a run with the one that made the checkpoint, or write the record of a new run.
 
     Raises:

@@ -484,7 +484,7 @@ def frequencies_of_text(
         return {}
 
     sides = predicted_sides(start)
-    counts = torch.from_numpy(token_counts(train, start.tokenizer, sides))  # (V,)
+    counts = torch.from_numpy(count_tokens(train, start.tokenizer, sides))  # (V,)
     if "rtl" not in start.predicts:
         # Only RTL predicts the token that ends a sentence.
         for last in (start.tokenizer.sep_token_id, start.tokenizer.eos_token_id):
@@ -510,7 +510,7 @@ def is_streamed(datasets: Mapping[str, Any]) -> bool:
     return any(isinstance(dataset, IterableDataset) for dataset in datasets.values())
 
 
-def token_counts(
+def count_tokens(
     datasets: Mapping[str, Dataset],
     tokenizer: PreTrainedTokenizerBase,
     sides: Sequence[str] = ("target",),
@@ -546,7 +546,7 @@ def target_vocabulary(
 
     RTL and BOW predict only these ids, which makes their softmax smaller.
     """
-    return np.flatnonzero(token_counts(datasets, tokenizer)).tolist()
+    return np.flatnonzero(count_tokens(datasets, tokenizer)).tolist()
 
 
 def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:

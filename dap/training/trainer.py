@@ -48,7 +48,7 @@ from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
-Bitext = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
+DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 
 
 class DAPTrainer(Trainer):
@@ -81,7 +81,7 @@ class DAPTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        dev_bitext: Mapping[str, Bitext] | None = None,
+        dev_bitext: Mapping[str, DevPairs] | None = None,
         target_language: str = "en",
         max_seq_length: int = 32,
         prefix: str = "",
@@ -351,7 +351,7 @@ class DAPTrainer(Trainer):
 
     def evaluate(
         self,
-        eval_dataset: Mapping[str, Bitext] | None = None,
+        eval_dataset: Mapping[str, DevPairs] | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
@@ -394,7 +394,7 @@ class DAPTrainer(Trainer):
         return metrics
 
     def _retrieval(
-        self, model: DAPForPreTraining, bitext: Mapping[str, Bitext]
+        self, model: DAPForPreTraining, bitext: Mapping[str, DevPairs]
     ) -> dict[str, float]:
         """Measure the retrieval accuracy of every language, in both directions.
 

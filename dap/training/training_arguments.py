@@ -433,7 +433,7 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
         UserError: the file is not a mapping, or has an unknown argument or an empty list.
     """
     flags: list[str] = []
-    for key, value in read_recipe(path).items():
+    for key, value in recipe_arguments(path).items():
         if value == []:
             raise UserError(f"{path}: {key} is an empty list: give a value, or remove the line.")
         if value is None or key in without:
@@ -448,7 +448,7 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     return flags
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
+def recipe_arguments(path: Path) -> dict[str, Any]:
     """Read a recipe, and check that its keys are arguments of `train_dap.py`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe. The project's recipes are in configs/.")

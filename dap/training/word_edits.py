@@ -4,7 +4,7 @@ Such a copy is no translation of its source any more, but looks almost like one.
 
 There are no word lists and no language rules, unlike in the evaluation (`dap/search/xsim.py`). A
 new word comes from another target of the batch, so targets may be in any language. In languages
-that write no spaces, up to `LONGEST` tokens count as a word.
+that write no spaces, up to `TOKENS_OF_LONGEST_WORD` tokens count as a word.
 """
 
 import random
@@ -20,7 +20,7 @@ BEGINS = ("\u2581", "\u0120")
 CONTINUES = "##"
 
 #: Tokens of the longest word.
-LONGEST = 4
+TOKENS_OF_LONGEST_WORD = 4
 
 Word = list[int]  # token ids
 
@@ -117,7 +117,7 @@ class HardNegatives:
         """Group the tokens between the prefix and the last token into words."""
         words: list[Word] = []
         for token in ids[self.first : -1]:
-            if token in self.starts or not words or len(words[-1]) == LONGEST:
+            if token in self.starts or not words or len(words[-1]) == TOKENS_OF_LONGEST_WORD:
                 words.append([])
             words[-1].append(token)
         return words

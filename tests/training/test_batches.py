@@ -28,7 +28,7 @@ from dap.training.batches import (
     split_validation,
     tokenize_bitext,
 )
-from dap.training.start import target_vocabulary, token_counts
+from dap.training.start import count_tokens, target_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_tokens_are_counted_as_by_a_loop(
                 for side in sides:
                     for token in row[f"{side}_input_ids"][1:]:  # without CLS
                         naive[token] += 1
-        assert token_counts(parts, tiny_tokenizer, sides).tolist() == naive
+        assert count_tokens(parts, tiny_tokenizer, sides).tolist() == naive
 
 
 # Split

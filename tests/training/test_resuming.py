@@ -231,6 +231,26 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
     assert logged == [3, 4]
 
 
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_stopped_stream_resumes_to_the_same_weights(
+    workers: str, flags: list[str], tmp_path: Path
+) -> None:
+    more = (
+        "--streaming --shuffle_buffer 50 --per_device_train_batch_size 100 --max_steps 8 "
+        f"--save_strategy steps --save_steps 5 --dataloader_num_workers {workers}"
+    )
+    command = [*flags, *more.split(), "--output_dir", str(tmp_path)]
+    run(command)
+    expected = load_file(tmp_path / "model.safetensors")
+    (tmp_path / FINISHED).unlink()
+    shutil.rmtree(tmp_path / "checkpoint-8")
+
+    # An epoch would have 5 steps, so the rest is in the second pass over the text.
+    run(command)
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(resumed[key], expected[key]) for key in expected)
+
+
 def test_a_stream_with_other_files_or_order_does_not_resume(
     flags: list[str], tmp_path: Path
 ) -> None:

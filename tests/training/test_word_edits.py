@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from dap.training.batches import tokenize_pairs
-from dap.training.word_edits import LONGEST, HardNegatives, Word, edited, word_starts
+from dap.training.word_edits import TOKENS_OF_LONGEST_WORD, HardNegatives, Word, edited, word_starts
 
 
 def rows_of(
@@ -73,7 +73,11 @@ def test_a_copy_differs_by_a_word_and_keeps_the_prefix(
             assert copy != ids
             assert copy[: len(kept)] == kept
             assert copy[-1] == ids[-1]
-            assert max(3, len(ids) - LONGEST) <= len(copy) <= min(length, len(ids) + LONGEST)
+            assert (
+                max(3, len(ids) - TOKENS_OF_LONGEST_WORD)
+                <= len(copy)
+                <= min(length, len(ids) + TOKENS_OF_LONGEST_WORD)
+            )
 
 
 def test_copies_depend_only_on_the_seed_and_the_batch(
