@@ -221,6 +221,13 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
     assert not list(tmp_path.iterdir())
 
 
+def test_temporary_files_are_in_the_folder_asked_for(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    with temporary_folder(absent), pytest.raises(FileNotFoundError, match="absent"):
+        DistinctSentences(["a"])
+    assert len(DistinctSentences(["a"])) == 1
+
+
 def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", 2048)
     monkeypatch.setattr(external_sort, "MERGE_ROWS", 2048)
@@ -230,13 +237,10 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
         for name in "ab":
             text = DistinctSentences(f"{name} {row}" for row in range(count))
             assert len(text) == count
-        scores = concatenate_on_disk(
-            np.full((part.stop - part.start, 2), 0.5, np.float32) for part in row_blocks(count)
-        )
-        rows = concatenate_on_disk(
-            np.arange(2 * part.start, 2 * part.stop).reshape(-1, 2) % count
-            for part in row_blocks(count)
-        )
+        sizes = [block.stop - block.start for block in row_blocks(count)]
+        scores = concatenate_on_disk(np.full((size, 2), 0.5, np.float32) for size in sizes)
+        random = np.random.default_rng(0)
+        rows = concatenate_on_disk(random.integers(0, count, (size, 2)) for size in sizes)
         pairs = select(mine(Neighbours(scores, rows, scores, rows)), 0.5, count // 2)
         assert 0 < len(pairs) <= count // 2
         found = tracemalloc.get_traced_memory()[1]

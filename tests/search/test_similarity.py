@@ -1,4 +1,4 @@
-"""Blocked nearest neighbours against a naive float64 loop: exactness, both directions, ties, bad rows, memory."""
+"""Nearest neighbours in blocks against a naive float64 loop: exactness, ties, bad rows, memory."""
 
 import os
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from dap.search.similarity import (
 
 @pytest.fixture(autouse=True, params=["float32", "rounded"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Blocks are screened by products in float32 or by those of whole numbers, whatever this CPU is fast at.
+    """Screen blocks by float32 or by int8 products, whatever this CPU is faster at.
 
-    Those of whole numbers have the shapes that CUDA takes.
+    The int8 products must have shapes that CUDA takes.
     """
     numbers = torch.full((32, 768), 127, dtype=torch.int8)
     if request.param == "rounded" and not torch._int_mm(numbers, numbers.T).eq(768 * 127**2).all():
@@ -46,12 +46,10 @@ def naive_neighbours(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cosine by cosine in float64, sorted by (-score, index)."""
     scores = np.zeros((len(queries), len(keys)))
-    queries, keys = (
-        [(row, np.linalg.norm(row)) for row in rows.astype(np.float64)] for rows in (queries, keys)
-    )
-    for i, (query, length) in enumerate(queries):
-        for j, (key, other) in enumerate(keys):
-            scores[i, j] = query @ key / (length * other) if length and other else 0.0
+    for i, query in enumerate(queries.astype(np.float64)):
+        for j, key in enumerate(keys.astype(np.float64)):
+            lengths = np.linalg.norm(query) * np.linalg.norm(key)
+            scores[i, j] = query @ key / lengths if lengths else 0.0
     indices = np.array([sorted(range(len(keys)), key=lambda j: (-row[j], j))[:k] for row in scores])
     return np.take_along_axis(scores, indices, 1), indices
 
@@ -161,7 +159,8 @@ def assert_equal_neighbours(found: Neighbours, expected: Neighbours) -> None:
 )
 def test_neighbours_are_those_of_the_naive_loop(k: int, blocks: tuple[int, int] | None) -> None:
     rng = np.random.default_rng(5)
-    source, target = rng.normal(size=(131, 8)) * 1e3, rng.normal(size=(170, 8)) * 1e-3
+    source = rng.normal(size=(131, 8)) * 1e3
+    target = rng.normal(size=(170, 8)) * 1e-3
     found = mutual_neighbours(source, target, k, blocks=blocks)
     assert_equal_neighbours(found, both_directions(source, target, k))
     scores, indices = nearest_neighbours(source, target, k, blocks)
@@ -181,10 +180,8 @@ def test_neighbours_are_those_of_float32_whatever_else_multiplies_in_half_precis
     torch.set_float32_matmul_precision("medium")  # bfloat16 on CPUs that have it
     with torch.autocast("cpu", torch.bfloat16):
         found = mutual_neighbours(source, target, 3, blocks=(64, 64))
-        assert (torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()) == (
-            True,
-            "medium",
-        )
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_float32_matmul_precision() == "medium"
     assert_equal_neighbours(found, both_directions(source, target, 3))
 
 
@@ -194,9 +191,8 @@ def test_neighbours_are_those_of_float32_whatever_else_multiplies_in_half_precis
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
     rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
-    keys = layout(
-        np.concatenate([rows, rows, rows, rows])[: CHECKED_ROWS + 1]
-    )  # the last part has one row
+    repeated = np.concatenate([rows, rows, rows, rows])
+    keys = layout(repeated[: CHECKED_ROWS + 1])  # the last block that is checked has one row
     keys = torch.from_numpy(np.array(keys).T.copy()).T if as_tensor else keys
     _, indices = nearest_neighbours(rows, keys, 4)
     np.testing.assert_array_equal(indices[:1, :4] % 65, np.zeros((1, 4)))
@@ -207,10 +203,10 @@ def test_equal_rows_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None
 def test_whole_numbers_tie_exactly_in_both_directions(
     blocks: tuple[int, int] | None, k: int
 ) -> None:
-    signs = np.random.default_rng(7).choice(
-        [-1.0, 1.0], size=(300, 16)
-    )  # products of quarters: exact in float32
-    source, target = signs[:140], signs[140:]
+    # products of quarters: exact in float32
+    signs = np.random.default_rng(7).choice([-1.0, 1.0], size=(300, 16))
+    source = signs[:140]
+    target = signs[140:]
     source[7] = target[3] = 0  # a zero row ties with everything
     target[90:] = target[:70]
     assert_equal_neighbours(
@@ -239,7 +235,7 @@ def in_a_corner(spread: float) -> Callable:
     return lambda rng, rows: rng.normal(size=rows.shape[1]) + 2 + spread * rows
 
 
-#: What becomes of random rows (N, D) that is hard to bound.
+#: Turns random rows (N, D) into rows whose cosines are hard to bound.
 SHAPES: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
     "spiky": lambda rng, rows: rows * np.where(np.arange(rows.shape[1]) < 2, 1e3, 1),
     "hub": lambda rng, rows: np.where(
@@ -255,17 +251,18 @@ SHAPES: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
 
 
 def hard_rows(shape: str, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
-    """400 × 300 rows."""
+    """Make 400 source rows and 300 target rows."""
     rng = np.random.default_rng(dimensions)
     rows = SHAPES[shape](rng, rng.normal(size=(700, dimensions))).astype(np.float32)
     return rows[:400], rows[400:]
 
 
 def in_float64(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    source, target = (rows.astype(np.float64) for rows in (source, target))
-    return (source / np.linalg.norm(source, axis=1)[:, None]) @ (
-        target / np.linalg.norm(target, axis=1)[:, None]
-    ).T
+    source = source.astype(np.float64)
+    target = target.astype(np.float64)
+    source /= np.linalg.norm(source, axis=1)[:, None]
+    target /= np.linalg.norm(target, axis=1)[:, None]
+    return source @ target.T
 
 
 @pytest.mark.parametrize("dimensions", [1, 3, 48, 384])
@@ -275,10 +272,8 @@ def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
 ) -> None:
     monkeypatch.setattr(screening, "FEW_PAIRS", 0)
     source, target = hard_rows(shape, dimensions)
-    found, cosines = (
-        mutual_neighbours(source, target, 4, blocks=(64, 128)),
-        in_float64(source, target),
-    )
+    found = mutual_neighbours(source, target, 4, blocks=(64, 128))
+    cosines = in_float64(source, target)
     for matrix, indices, scores in (
         (cosines, found.forward_indices, found.forward_scores),
         (cosines.T, found.backward_indices, found.backward_scores),
@@ -304,7 +299,8 @@ def test_scores_are_the_same_bits_whatever_the_blocks(
 
 def test_only_neighbours_above_given_cosines_are_sought() -> None:
     rng = np.random.default_rng(2)
-    source, target = rng.normal(size=(300, 32)), rng.normal(size=(200, 32))
+    source = rng.normal(size=(300, 32))
+    target = rng.normal(size=(200, 32))
     whole = mutual_neighbours(source, target, 4)
     above = whole.forward_scores[:, 2], whole.backward_scores[:, 0]
     found = mutual_neighbours(source, target, 4, blocks=(64, 128), above=above)
@@ -313,10 +309,10 @@ def test_only_neighbours_above_given_cosines_are_sought() -> None:
     assert (found.backward_indices == -1).all()
 
 
-def certificate(
+def logged_counts(
     caplog: pytest.LogCaptureFixture, *arguments: Any, **options: Any
 ) -> dict[str, int]:
-    """What a search says of the pairs that it looked at."""
+    """Return the numbers that a search logs about its pairs."""
     with caplog.at_level("DEBUG", "dap.search.similarity"):
         mutual_neighbours(*arguments, **options)
     return caplog.records[-1].args
@@ -326,7 +322,7 @@ def test_few_pairs_are_computed_one_by_one(caplog: pytest.LogCaptureFixture, way
     rng = np.random.default_rng(1)
     source = rng.normal(size=(3000, 64)).astype(np.float32) + 1
     target = source[::-1] + 0.5 * rng.normal(size=source.shape)
-    found = certificate(caplog, source, target, 4, blocks=(512, 1024))
+    found = logged_counts(caplog, source, target, 4, blocks=(512, 1024))
     assert found["pairs"] == 9_000_000
     assert found["computed"] < 0.02 * found["pairs"]
     assert found["in_float32"] == (0 if way == "rounded" else found["pairs"])
@@ -336,15 +332,13 @@ def test_blocks_stay_whole_numbers_though_the_first_bounds_do_not_close(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(screening, "FEW_PAIRS", 0)
-    source, target = (
-        np.random.default_rng(seed).normal(size=(1024 * seed, 128)) for seed in (2, 1)
-    )
-    found = certificate(caplog, source, target, 16, blocks=(256, 1024))
-    assert (
-        found["in_float32"] == found["pairs"]
-        if way == "float32"
-        else 0 < found["in_float32"] < found["pairs"] / 2
-    )
+    source = np.random.default_rng(2).normal(size=(2048, 128))
+    target = np.random.default_rng(1).normal(size=(1024, 128))
+    found = logged_counts(caplog, source, target, 16, blocks=(256, 1024))
+    if way == "float32":
+        assert found["in_float32"] == found["pairs"]
+    else:
+        assert 0 < found["in_float32"] < found["pairs"] / 2
 
 
 def overflow(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -372,7 +366,8 @@ def test_whole_numbers_are_left_alone_where_their_products_fail(
 def test_whole_numbers_pay_where_the_device_is_done_with_them_in_half_the_time(
     seconds: float, pays: bool
 ) -> None:
-    queue, now = [], [0.0]
+    queue: list[float] = []  # seconds of work that the device still has to do
+    now = [0.0]
 
     def wait() -> None:
         now[0] += sum(queue)

@@ -22,14 +22,24 @@ from dap.search.xsim import (
 )
 
 NEGATIONS = {
-    "He is here.": "He is not here.", "It's well done.": "It's not well done.",
-    "They have already eaten.": "They have not already eaten.", "We love fish.": "We never love fish.",
-    "Can I pay?": "Can I not pay?", "Does Tom like it?": "Does Tom not like it?",
-    "He isn't here.": "He is here.", "He won’t come.": "He will come.", "Can't you see?": "Can you see?",
-    "You cannot go.": "You can go.", "CAN'T STOP": "CAN STOP", "There is no doubt.": "There is doubt.",
-    "Not now.": "Now.", "I have never seen it.": "I have seen it.", "Sit down.": "Sit up.",
-    "Good work": "Bad work", "They agreed with it": "They never agreed with it",
-}  # fmt: skip
+    "He is here.": "He is not here.",
+    "It's well done.": "It's not well done.",
+    "They have already eaten.": "They have not already eaten.",
+    "We love fish.": "We never love fish.",
+    "Can I pay?": "Can I not pay?",
+    "Does Tom like it?": "Does Tom not like it?",
+    "He isn't here.": "He is here.",
+    "He won’t come.": "He will come.",
+    "Can't you see?": "Can you see?",
+    "You cannot go.": "You can go.",
+    "CAN'T STOP": "CAN STOP",
+    "There is no doubt.": "There is doubt.",
+    "Not now.": "Now.",
+    "I have never seen it.": "I have seen it.",
+    "Sit down.": "Sit up.",
+    "Good work": "Bad work",
+    "They agreed with it": "They never agreed with it",
+}
 TEXT = [
     "Tom met Mary in New York on Monday, not in May.",
     "The French president will visit Berlin.",
@@ -65,12 +75,11 @@ def test_not_only_is_no_negation_and_a_last_word_is_not_negated() -> None:
 )
 def test_of_a_number_its_last_digit_but_zeros_changes(text: str, places: list[int]) -> None:
     copies = list(numbers(text))
-    changed = [
-        [i for i, (old, new) in enumerate(zip(text, copy, strict=True)) if old != new]
-        for copy in copies
-    ]
-    assert changed == [[place] for place in places]
-    assert all(copy[each[0]] in "123456789" for copy, each in zip(copies, changed, strict=True))
+    assert len(copies) == len(places)
+    for copy, place in zip(copies, places, strict=True):
+        assert copy[place] != text[place]
+        assert copy[place] in "123456789"
+        assert copy[:place] + text[place] + copy[place + 1 :] == text
 
 
 def test_ordinals_and_number_words_stay_what_they_are() -> None:
@@ -117,9 +126,9 @@ def test_copies_depend_on_the_sentences_and_not_on_their_order() -> None:
     for seed in range(3):
         shuffled = random.Random(seed).sample(TEXT, len(TEXT))
         assert sorted(hard_negative_copies([*shuffled, *TEXT])) == sorted(copies)
-    alone = [
-        copy for text in TEXT[2:] for copy in hard_negative_copies([text])
-    ]  # no name of another sentence
+    alone = []  # these sentences have no names of another sentence
+    for text in TEXT[2:]:
+        alone += hard_negative_copies([text])
     assert alone == [copy for copy in copies if copy.sentence in TEXT[2:]]
     assert copies[-1] == Copy(TEXT[3], "negation", "Three men bought the new house before 1998.")
 
@@ -134,9 +143,11 @@ def test_every_word_of_the_lists_has_another() -> None:
 
 
 HOSTILE = [
-    "", " ", "\n", "你好。", "Не 12 человек", "\ud800 not 7", "e\u0301ta\u0301it 5 not A\u0301nna", "٣ men", "n't",
-    "'s not", "No", "?" * 99, "1" * 9_999, "A" * 10_000, "Ab " * 3_500, "not " * 2_500, "It is not 7 Tom Anna. " * 500,
-]  # fmt: skip
+    *["", " ", "\n", "n't", "'s not", "No"],
+    *["你好。", "Не 12 человек", "٣ men", "\ud800 not 7", "e\u0301ta\u0301it 5 not A\u0301nna"],
+    *["?" * 99, "1" * 9_999, "A" * 10_000],
+    *["Ab " * 3_500, "not " * 2_500, "It is not 7 Tom Anna. " * 500],
+]
 
 
 def test_hostile_text_gives_copies_that_differ_or_none() -> None:
@@ -161,14 +172,14 @@ def naive_errors(
 ) -> dict[str, float]:
     counts = dict.fromkeys(["error", *COPY_KINDS, "other"], 0)
     for i, query in enumerate(source):
-        best, winner = -2.0, ""
-        for name, key in [
-            *zip(kinds, copies, strict=True),
-            *((str(j), row) for j, row in enumerate(target)),
-        ]:
+        best = -2.0
+        winner = ""
+        lines = map(str, range(len(target)))
+        for name, key in zip([*kinds, *lines], [*copies, *target], strict=True):
             cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
             if cosine > best:
-                best, winner = cosine, name
+                best = cosine
+                winner = name
         if winner != str(i):
             counts["error"] += 1
             counts[winner if winner in COPY_KINDS else "other"] += 1
