@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -125,19 +125,27 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     temporary = _temporary_name(path)
-    with disk_full(path.parent):
+    with disk_full(path):
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            with suppress(OSError):  # only an empty folder can be removed
-                path.rmdir()
-            if not path.is_dir():
-                temporary.rename(path)
-        except OSError:
-            if not path.is_dir():
-                raise
+            _rename_folder(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_folder(folder: Path, path: Path) -> None:
+    """Give a folder its name, unless there is a folder of that name that holds something."""
+    if path.is_dir() and not any(path.iterdir()):
+        # An empty folder may be a link or a mount point, so fill it instead of replacing it.
+        for child in folder.iterdir():
+            shutil.move(child, path / child.name)
+        return
+    try:
+        folder.replace(path)
+    except OSError:
+        if not path.is_dir():
+            raise
 
 
 def _temporary_name(path: Path) -> Path:

@@ -219,7 +219,7 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert "--adam_beta1 " not in own
     assert "--output-dir" not in text  # each name once
     if name == "train_dap":
-        assert "share of the tokens that mlm masks. (default: 0.15)" in own
+        assert re.search(r"--mlm_probability [^-]*\(default: 0\.15\)", own)
         options, listed = (
             ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder"),
             [],
@@ -531,12 +531,23 @@ def test_a_folder_has_its_name_only_when_it_is_whole_and_replaces_none_that_is_f
     pytest.raises(KeyboardInterrupt, write_half)
     assert list(tmp_path.iterdir()) == []
 
-    path.mkdir()
     for name in ("first", "second"):
         with whole_folder(path) as new:
             (new / name).touch()
     assert [each.name for each in path.iterdir()] == ["first"]
     assert list(tmp_path.iterdir()) == [path]
+
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    with whole_folder(tmp_path / "link") as new:
+        (new / "file").touch()
+    assert (tmp_path / "empty" / "file").is_file()
+
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError), whole_folder(tmp_path / "file"):
+        pass
+    with pytest.raises(FileNotFoundError), whole_folder(path) as new:
+        (new / "absent").read_text()
 
 
 def test_the_umask_decides_who_may_read_a_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Raw parallel text into training shards: repaired, filtered, checked for leaks, de-duplicated and sampled."""
+"""Turn raw parallel text into training shards: repaired, filtered, without leaks and duplicates, sampled."""
 
 try:
     import polars  # noqa: F401
@@ -10,6 +10,6 @@ except ImportError as error:
 from dap.prepare.card import counts_table, describe
 from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.options import RELEASE, PrepareOptions
-from dap.prepare.opus import NOT_IN_RELEASE, fetch
+from dap.prepare.opus import NOT_IN_RELEASE, download_corpora
 from dap.prepare.pipeline import check_names, prepare
-from dap.prepare.run_folder import Plan, RawFile, begin, finished
+from dap.prepare.run_folder import Plan, RawFile, begin, finished_report

@@ -1,4 +1,4 @@
-"""What describes prepared pairs: the table of counts, the report and the Markdown card (no models)."""
+"""Describe prepared pairs: the table of counts, the report and the data card."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,25 +13,26 @@ from dap.prepare.filters import REASONS, REPAIRS
 from dap.prepare.run_folder import CARD, REPORT
 from dap.reports import markdown_table, text_table
 
-SPLITS = {
-    "train": "train",
-    "dev": "validation",
-}  # folder and name in the counts -> split of `datasets`
-SHOWN = ("read", *SPLITS, "target_repeated")  # counts of each language in the card
-#: Why pairs are not in the training set, in the order of the steps; with `train` and `dev` they add up to `read`.
+#: Our folders -> splits of `datasets`. The folders' names are also those of their counts.
+SPLITS = {"train": "train", "dev": "validation"}
+#: Counts of each language in the card.
+CARD_COUNTS = ("read", *SPLITS, "target_repeated")
+#: Why pairs are not in the training set, in the order of the steps. These counts, with `train` and
+#: `dev`, add up to `read`.
 LOSSES = REASONS | {
     "leak": "a side equals, or nearly equals, an evaluation sentence",
     "exact_duplicate": "the same pair again",
-    "near_duplicate": "the same pair but for case, punctuation and spaces",
+    "near_duplicate": "the same pair except for case, punctuation and spaces",
     "not_sampled": "beyond the number of pairs for a language",
     "held_out": "English sentence of a dev set, of any language",
 }
 UNKNOWN = "not stated; see the source"
+#: Language -> name -> count.
 Counts = Mapping[str, Mapping[str, Any]]
 
 
 def total(languages: Counts) -> Counter[str]:
-    """The sums of the counts over all languages."""
+    """Add the counts of all languages."""
     sums: Counter[str] = Counter()
     for counts in languages.values():
         sums.update({name: value for name, value in counts.items() if isinstance(value, int)})
@@ -39,53 +40,77 @@ def total(languages: Counts) -> Counter[str]:
 
 
 def counts_table(languages: Counts) -> str:
-    """Pairs by language and reason; reasons that nothing was dropped for have no column."""
+    """Render the counts by language. Reasons for which no pair was dropped have no column."""
     sums = total(languages)
     used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
     columns = ["read", *used, "train", "dev", "target_repeated"]
-    every = {**languages, "all": sums}
-    rows = [[code, *(counts.get(name, 0) for name in columns)] for code, counts in every.items()]
+    rows = []
+    for code, counts in [*languages.items(), ("all", sums)]:
+        rows.append([code, *(counts.get(name, 0) for name in columns)])
     return text_table(["", *columns], rows)
 
 
 def describe(folder: Path, report: Mapping[str, Any]) -> None:
-    """Writes the card `README.md` and the report, which comes last and marks the end.
+    """Write the data card and the report. The report comes last and marks the end of the run.
 
-    The card has YAML that `datasets` reads (a configuration a language, and of all), counts, steps and licences.
+    Args:
+        folder: the output folder.
+        report: what `prepare_data.py` reports.
     """
-    languages, settings, licences = (report[name] for name in ("languages", "settings", "licences"))
-    target, sums, origins = settings["target_language"], total(languages), Counter()
-    configs, pairs = [], []
-    for code, counts in ("*", sums), *languages.items():
-        own = f"*.{code}-{target}.parquet"
-        files = [
-            {"split": split, "path": f"{name}/{own}"}
-            for name, split in SPLITS.items()
-            if counts[name]
-        ]
-        name = "default" if code == "*" else f"{code}-{target}"
-        configs += [{"config_name": name, "data_files": files}] if files else []
-    for code, counts in languages.items():
-        pairs.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in SHOWN)])
-        origins.update(counts["origins"])
-    named = [
-        [name, f"{count:,}", licences.get(name, UNKNOWN)] for name, count in origins.most_common()
-    ]
+    languages = report["languages"]
+    settings = report["settings"]
+    target = settings["target_language"]
+    sums = total(languages)
+
+    metadata = DatasetCardData(
+        language=[*languages, target],
+        task_categories=["translation", "sentence-similarity"],
+        configs=_configurations(languages, target),
+    )
     losses = [[name, f"{sums[name]:,}", reason] for name, reason in LOSSES.items()]
-    tasks = ["translation", "sentence-similarity"]
+    values = [[name, f"`{value}`"] for name, value in settings.items()]
     card = DatasetCard.from_template(
-        DatasetCardData(language=[*languages, target], task_categories=tasks, configs=configs),
+        metadata,
         template_path=str(Path(__file__).with_name("data_card.md")),
         sums=sums,
         languages=languages,
         target=NAMES.get(target, "one more"),
         evaluation=", ".join(settings["evaluation_data"]),
-        origins=markdown_table(["origin", "training pairs", "licence"], named),
-        pairs=markdown_table(["", "language", *SHOWN], pairs),
+        origins=_origins_table(languages, report["licences"]),
+        pairs=_pairs_table(languages),
         dropped=markdown_table(["reason", "pairs", ""], losses),
-        settings=markdown_table(
-            ["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]
-        ),
+        settings=markdown_table(["setting", "value"], values),
     )
     (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
     write_json(report, folder / REPORT)
+
+
+def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
+    """List the configurations that `datasets` loads: one of all languages, and one per language."""
+    configurations = []
+    for code, counts in [("*", total(languages)), *languages.items()]:
+        files = []
+        for folder, split in SPLITS.items():
+            if counts[folder]:
+                files.append({"split": split, "path": f"{folder}/*.{code}-{target}.parquet"})
+        if files:
+            name = "default" if code == "*" else f"{code}-{target}"
+            configurations.append({"config_name": name, "data_files": files})
+    return configurations
+
+
+def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
+    pairs: Counter[str] = Counter()
+    for counts in languages.values():
+        pairs.update(counts["origins"])
+    rows = []
+    for origin, count in pairs.most_common():
+        rows.append([origin, f"{count:,}", licences.get(origin, UNKNOWN)])
+    return markdown_table(["origin", "training pairs", "licence"], rows)
+
+
+def _pairs_table(languages: Counts) -> str:
+    rows = []
+    for code, counts in languages.items():
+        rows.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in CARD_COUNTS)])
+    return markdown_table(["", "language", *CARD_COUNTS], rows)

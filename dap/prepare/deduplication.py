@@ -1,7 +1,7 @@
-"""Which pairs are the same and which to keep, by the keys of their texts (`dap.text_keys`).
+"""Find equal pairs and draw samples, by 64-bit keys of the texts (`dap.text_keys`).
 
-Keys lie in Parquet files and are gone through in ranges of their value of about `PART` rows, so
-that a few hundred MB are enough however many there are.
+The keys lie in Parquet files. They are processed in ranges of their values, about `RANGE_ROWS` rows at
+a time, so that a few hundred MB of memory are enough for any number of pairs.
 
 Shapes: N texts or pairs.
 """
@@ -13,76 +13,126 @@ import polars as pl
 
 from dap.text_keys import scramble
 
-PART = 4_000_000  # rows whose keys are sorted at a time
+#: Rows whose keys are sorted at a time.
+RANGE_ROWS = 4_000_000
 
 
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """One key for each pair of keys, which the order of the sides changes: uint64 (N,)."""
-    return scramble(scramble(source ^ np.uint64(0x9E3779B97F4A7C15)) ^ target)
+    """Compute a key for each pair. Swapping the two sides gives another key.
+
+    Args:
+        source: keys of the source texts, uint64 (N,).
+        target: keys of the target texts, uint64 (N,).
+
+    Returns:
+        uint64 (N,).
+    """
+    salt = np.uint64(0x9E3779B97F4A7C15)
+    return scramble(scramble(source ^ salt) ^ target)
 
 
 class Admission:
-    """Turns away, while rows come in, those that cannot be among the `size` of smallest rank; None admits all.
+    """Drops rows while they come in, if they cannot be among the `size` rows of smallest rank.
 
-    What it admits holds all rows that `sample` would choose from all that came, and soon little more.
+    The admitted rows contain all rows that `sample` would choose, and not many more.
+
+    Args:
+        size: rows of the sample. None admits all rows.
     """
 
     def __init__(self, size: int | None) -> None:
-        self.size, self.limit = size, np.uint64(2**64 - 1)
+        self.size = size
+        self.limit = np.uint64(2**64 - 1)  # the largest rank that is admitted
         self._seen = np.empty(0, np.uint64)
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Whether to admit each row: bool (N,)."""
+        """Tell which rows to admit.
+
+        Args:
+            ranks: uint64 (N,).
+
+        Returns:
+            bool (N,).
+        """
         admitted = ranks <= self.limit
-        if self.size is not None:
-            self._seen = np.concatenate([self._seen, ranks[admitted]])
-            if len(self._seen) > 2 * self.size:
-                self._seen = np.unique(self._seen)[: self.size]
-                self.limit = self._seen[-1] if len(self._seen) == self.size else self.limit
+        if self.size is None:
+            return admitted
+
+        self._seen = np.concatenate([self._seen, ranks[admitted]])
+        if len(self._seen) > 2 * self.size:
+            self._seen = np.unique(self._seen)[: self.size]
+            if len(self._seen) == self.size:
+                self.limit = self._seen[-1]
         return admitted
 
 
-# Over the files of a language, or of all
-
-
-def count_distinct(rows: pl.LazyFrame, key: str, part: int = PART) -> int:
-    """The number of different keys in a column of uint64."""
-    found = (within.select(pl.col(key).n_unique()) for within in _ranges(rows, key, part))
-    return sum(each.collect(engine="streaming").item() for each in found)
-
-
-def repeated(rows: pl.LazyFrame, key: str, part: int = PART) -> pl.DataFrame:
-    """The keys that come more than once in a column of uint64, in no particular order."""
-    found = [rows.select(key).head(0)]
-    for within in _ranges(rows, key, part):
-        found.append(within.group_by(key).len().filter(pl.col("len") > 1).select(key))
-    return pl.concat(each.collect(engine="streaming") for each in found)
-
-
-def sample(rows: pl.LazyFrame, key: str, size: int | None, part: int = PART) -> pl.DataFrame:
-    """The first row of each key, and of these the `size` with the smallest keys, in the order of their keys.
+def count_distinct(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> int:
+    """Count the different keys in a column.
 
     Args:
-        rows: with a column `row`, their number, and the key, uint64.
-        size: None keeps each key's first row.
+        rows: any number of rows.
+        key: a column of uint64.
+        range_rows: rows to process at a time.
+    """
+    count = 0
+    for part in _ranges(rows, key, range_rows):
+        count += part.select(pl.col(key).n_unique()).collect(engine="streaming").item()
+    return count
+
+
+def repeated(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> pl.DataFrame:
+    """Return the keys that occur more than once in a column, in no particular order.
+
+    Args:
+        rows: any number of rows.
+        key: a column of uint64.
+        range_rows: rows to process at a time.
+    """
+    found = [rows.select(key).head(0).collect()]
+    for part in _ranges(rows, key, range_rows):
+        counts = part.group_by(key).len()
+        several = counts.filter(pl.col("len") > 1).select(key)
+        found.append(several.collect(engine="streaming"))
+    return pl.concat(found)
+
+
+def sample(
+    rows: pl.LazyFrame, key: str, size: int | None, range_rows: int = RANGE_ROWS
+) -> pl.DataFrame:
+    """Choose the first row of each key, and of these the rows with the smallest keys.
+
+    Args:
+        rows: any number of rows. The column `row` numbers them.
+        key: a column of uint64.
+        size: rows to choose. None chooses the first row of each key.
+        range_rows: rows to process at a time.
+
+    Returns:
+        The chosen rows in the order of their keys.
     """
     chosen = [rows.head(0).collect()]
-    for within in _ranges(rows, key, part):
-        left = None if size is None else size - sum(map(len, chosen))
-        if left == 0:
+    missing = size
+    for part in _ranges(rows, key, range_rows):
+        if missing == 0:
             break
-        first = (
-            within.collect(engine="streaming")
-            .sort(key, "row")
-            .unique(key, keep="first", maintain_order=True)
-        )
-        chosen.append(first if left is None else first.head(left))
+        ordered = part.collect(engine="streaming").sort(key, "row")
+        first = ordered.unique(key, keep="first", maintain_order=True)
+        if missing is not None:
+            first = first.head(missing)
+            missing -= len(first)
+        chosen.append(first)
     return pl.concat(chosen)
 
 
-def _ranges(rows: pl.LazyFrame, key: str, part: int) -> Iterator[pl.LazyFrame]:
-    """The rows in ranges of their key's values, ranges ascending; each takes about `part` rows."""
-    count = -(-rows.select(pl.len()).collect().item() // part)
+def _ranges(rows: pl.LazyFrame, key: str, range_rows: int) -> Iterator[pl.LazyFrame]:
+    """Split the rows into ascending ranges of their key, each of about `range_rows` rows.
+
+    Keys are spread evenly over all values of uint64, so ranges of equal width hold about equally many.
+    """
+    total = rows.select(pl.len()).collect().item()
+    count = -(-total // range_rows)
     for number in range(count):
-        first, last = (2**64 * number) // count, (2**64 * (number + 1)) // count - 1
-        yield rows.filter(pl.col(key).is_between(pl.lit(first, pl.UInt64), pl.lit(last, pl.UInt64)))
+        first = (2**64 * number) // count
+        last = (2**64 * (number + 1)) // count - 1
+        lower, upper = pl.lit(first, pl.UInt64), pl.lit(last, pl.UInt64)
+        yield rows.filter(pl.col(key).is_between(lower, upper))

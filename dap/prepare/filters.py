@@ -1,13 +1,15 @@
-"""Filters that repair or drop pairs of parallel text, a block at a time (polars; no models).
+"""Repair or drop pairs of parallel text, a table at a time.
 
-A pair that fails is counted under the first reason that applies, in the order of `REASONS`. The filters and their
-defaults are those of the paper's release; the script and the language are checked beyond it.
+A pair that fails several filters is counted under the first reason in the order of `REASONS`. The
+filters and their defaults are those of the paper's released code. The checks of the script and the
+language are additions.
 
-*Tokens* are those of a subword tokenizer where one is given, as in the paper's release. Else they are words: what
-stands between spaces, and in the scripts of `CHARACTERS_PER_WORD`, which put no spaces, so many characters (1.5 Han,
-3 kana or 5 Thai ones make a word; a pair's other side would seem too short otherwise).
+*Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they are
+words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces between
+words, so there a fixed number of characters counts as one word (1.5 Han, 3 kana or 5 Thai characters).
+Otherwise these sentences would seem too short beside their translations.
 
-Shapes: N pairs of the block.
+Shapes: N pairs of the table.
 """
 
 import pkgutil
@@ -38,98 +40,129 @@ REASONS = {
 REPAIRS = ("control_characters", "nfc")
 SIDES = ("source", "target")
 
-_CONTROL = r"[\p{Cc}\x{FEFF}\x{2028}\x{2029}]"  # zero-width joiners and marks of direction are text
+#: Control characters, byte order marks, and line and paragraph separators. Zero-width joiners and
+#: direction marks are text.
+_CONTROL = r"[\p{Cc}\x{FEFF}\x{2028}\x{2029}]"
 _BLANK = r"[\s\p{Cc}\x{FEFF}]"
-_UNTIDY = rf"{_BLANK}*[{_BLANK}--\x20]{_BLANK}*|\x20{{2,}}"  # all runs of blanks but a single space
+#: All runs of blanks except a single space.
+_UNTIDY = rf"{_BLANK}*[{_BLANK}--\x20]{_BLANK}*|\x20{{2,}}"
+#: A character of a script without spaces between words.
 _NO_SPACES = "".join(rf"\p{{{script}}}" for script in CHARACTERS_PER_WORD)
 _WIDE_PUNCTUATION = r"\x{3000}-\x{303F}\x{FF00}-\x{FF0F}\x{FF1A}-\x{FF20}"
+#: A word in another script, such as "Windows" in a Chinese sentence.
 _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
 
 
 def clean(
     pairs: pl.DataFrame, language: str, options: PrepareOptions
 ) -> tuple[pl.DataFrame, dict[str, int]]:
-    """The repaired pairs that pass, other columns kept, and the count of each repair and reason.
+    """Repair pairs and drop those that fail a filter.
 
     Args:
-        language: code of the source; a code without known script is not checked for it.
+        pairs: with the columns `source` and `target`. Other columns are kept.
+        language: code of the source language. The script of an unknown language is not checked.
+        options: the limits of the filters.
+
+    Returns:
+        The pairs that pass, and the count of each repair and reason.
 
     Raises:
-        ValueError: as `load_tokenizer` and `identified`, which is asked for the pairs alone that pass all else.
+        UserError: as `load_tokenizer` and `identified`.
     """
     languages = {"source": language, "target": options.target_language}
     if options.strip_quotes:
         pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
     pairs, counts = repair(pairs)
-    measured = [_measure(pairs[side], code, options) for side, code in languages.items()]
-    reason = _reason(pairs.with_columns(**measured[0], **measured[1]), options)
+
+    measures: dict[str, pl.Series] = {}
+    for side, code in languages.items():
+        measures |= _measure(pairs[side], code, options)
+    reason = _reason(pairs.with_columns(**measures), options)
+    passed = pairs.filter(reason.is_null())
     dropped = dict(reason.drop_nulls().value_counts().iter_rows())
-    passed = kept = pairs.filter(reason.is_null())
-    for side, code in languages.items() if options.language_identifier else ():
-        codes = identified(options.language_identifier, kept[side].to_list())
-        kept = kept.filter([base_language(found) == base_language(code) for found in codes])
+
+    # The language identifier is slow, so it sees only the pairs that pass all other filters.
+    kept = passed
+    if options.language_identifier:
+        for side, code in languages.items():
+            codes = identified(options.language_identifier, kept[side].to_list())
+            kept = kept.filter([base_language(found) == base_language(code) for found in codes])
     dropped["language"] = len(passed) - len(kept)
-    return kept, counts | {reason: dropped.get(reason, 0) for reason in REASONS}
+
+    for name in REASONS:
+        counts[name] = dropped.get(name, 0)
+    return kept, counts
 
 
 def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
-    """A side's tokens (N,) lists, their number (N,) ints, and whether the script is wrong (N,) bool."""
+    """Measure one side of the pairs.
+
+    Returns:
+        Its tokens (N,) lists, their number (N,) int, and whether the script is wrong (N,) bool, with
+        the side's name before each: `source_tokens`, `source_count`, `source_foreign`.
+    """
     scripts = SCRIPTS.get(language, ())
     if options.tokenizer is None:
         tokens, count = words(texts, scripts)
     else:
         backend = load_tokenizer(options.tokenizer).backend_tokenizer
-        codes = backend.encode_batch_fast(texts.to_list(), add_special_tokens=False)
-        tokens = pl.Series([code.ids for code in codes], dtype=pl.List(pl.UInt32))
+        encodings = backend.encode_batch_fast(texts.to_list(), add_special_tokens=False)
+        tokens = pl.Series([each.ids for each in encodings], dtype=pl.List(pl.UInt32))
         count = tokens.list.len()
-    foreign = wrong_script(texts, scripts, options.min_script)
+    side = texts.name
     return {
-        f"{texts.name}_tokens": tokens,
-        f"{texts.name}_count": count,
-        f"{texts.name}_foreign": foreign,
+        f"{side}_tokens": tokens,
+        f"{side}_count": count,
+        f"{side}_foreign": wrong_script(texts, scripts, options.min_script),
     }
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
-    """The first reason to drop each pair, null for none: (N,) str."""
+    """Return the first reason to drop each pair, null for none: (N,) str."""
     source, target = pl.col("source"), pl.col("target")
-    source_tokens, target_tokens = pl.col("source_tokens"), pl.col("target_tokens")
-    shortest = pl.min_horizontal("source_count", "target_count")
-    longest = pl.max_horizontal("source_count", "target_count")
-    common = source_tokens.list.set_intersection(target_tokens).list.len()
-    fewest = pl.min_horizontal(source_tokens.list.n_unique(), target_tokens.list.n_unique())
+    shorter = pl.min_horizontal("source_count", "target_count")
+    longer = pl.max_horizontal("source_count", "target_count")
+
+    source_tokens = pl.col("source_tokens").list
+    target_tokens = pl.col("target_tokens").list
+    common = source_tokens.set_intersection(pl.col("target_tokens")).list.len()
+    fewer_different = pl.min_horizontal(source_tokens.n_unique(), target_tokens.n_unique())
+    share_is_too_large = (common > 0) & (common >= options.max_shared * fewer_different)
+
     failures = {
         "empty": (source == "") | (target == ""),
         "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
-        "short": shortest < options.min_tokens,
-        "length_ratio": (longest > options.ratio_beyond) & (longest > options.max_ratio * shortest),
-        "long": shortest > options.max_tokens,
+        "short": shorter < options.min_tokens,
+        "length_ratio": (longer > options.ratio_beyond) & (longer > options.max_ratio * shorter),
+        "long": shorter > options.max_tokens,
         "identical": source == target,
-        "shared": (shortest > options.shared_beyond)
-        & (common > 0)
-        & (common >= options.max_shared * fewest),
+        "shared": (shorter > options.shared_beyond) & share_is_too_large,
         "script": pl.col("source_foreign") | pl.col("target_foreign"),
     }
-    reasons = pl.coalesce(
-        *(pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()), None
-    )
-    return measured.select(reason=reasons.cast(pl.String)).to_series()
+    reasons = [pl.when(fails).then(pl.lit(reason)) for reason, fails in failures.items()]
+    first = pl.coalesce(*reasons, None).cast(pl.String)
+    return measured.select(reason=first).to_series()
 
 
 def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
-    """Pairs in Unicode NFC, with each run of white space and control characters as one space, and none at the ends.
+    """Compose characters (Unicode NFC) and tidy white space.
 
-    Returns the pairs and how many of them held control characters (tabs within a side included) or were not NFC.
+    Each run of white space and control characters becomes one space, and none stays at the ends.
+
+    Returns:
+        The repaired pairs, and how many of them held control characters or were not NFC. A tab within
+        a side is a control character.
     """
     composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
     changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])
-    control = pairs.select(pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL)).sum()).item()
+    has_control = pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL))
+    control = pairs.select(has_control.sum()).item()
     tidy = composed.with_columns(_tidy(composed[side]) for side in SIDES)
     return tidy, {"control_characters": control, "nfc": int(changed.sum())}
 
 
 def repair_texts(texts: pl.Series) -> pl.Series:
-    """Texts of no pair, such as evaluation sentences, as `repair` leaves those of a side: (N,) str."""
+    """Repair single texts, such as evaluation sentences, as `repair` does: (N,) str."""
     return _tidy(_compose(texts))
 
 
@@ -142,77 +175,101 @@ def _tidy(texts: pl.Series) -> pl.Series:
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:
-    """Words of repaired texts of a language with these scripts, and their number (see the module's docstring).
+    """Split repaired texts into words, as the module's docstring describes.
 
-    In a script without spaces the tokens are its characters and the runs of others.
+    In scripts without spaces between words, the tokens are single characters and the runs of other
+    characters between them. The number of words is then smaller than the number of tokens.
+
+    Args:
+        texts: (N,) str.
+        scripts: the scripts of their language.
+
+    Returns:
+        The tokens, (N,) lists, and the number of words, (N,) int.
 
     >>> texts = pl.Series(["他们在 Windows 10 上工作。"])
     >>> [column.to_list() for column in words(texts, ["Han"])]
     [[['他', '们', '在', 'Windows', '10', '上', '工', '作']], [6]]
     """
     if not CHARACTERS_PER_WORD.keys() & set(scripts):
-        return texts.str.split(" "), texts.str.count_matches(" ", literal=True) + (
-            texts != ""
-        ).cast(pl.UInt32)
+        spaces = texts.str.count_matches(" ", literal=True)
+        is_not_empty = (texts != "").cast(pl.UInt32)
+        return texts.str.split(" "), spaces + is_not_empty
+
     count = texts.str.count_matches(_RUN).cast(pl.Float64)
     for script, characters in CHARACTERS_PER_WORD.items():
         count = count + texts.str.count_matches(rf"\p{{{script}}}") / characters
-    return texts.str.extract_all(rf"[{_NO_SPACES}]|{_RUN}"), count.ceil().cast(pl.UInt32)
+    tokens = texts.str.extract_all(rf"[{_NO_SPACES}]|{_RUN}")
+    return tokens, count.ceil().cast(pl.UInt32)
 
 
 def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.Series:
-    """Whether less than `least` of the letters is in the scripts, or there is no letter: (N,) bool.
+    """Tell for each text whether too few of its letters are in the scripts of its language.
 
-    Texts without a foreign letter, which are most, are not counted through.
+    Args:
+        texts: (N,) str.
+        scripts: the scripts. Without any, nothing is checked.
+        least: share of the letters that must be in the scripts. 0 checks nothing.
+
+    Returns:
+        (N,) bool. A text without letters counts as wrong.
     """
     if not scripts or not least:
         return pl.Series([False] * len(texts), dtype=pl.Boolean)
+
+    # Most texts have no foreign letter. Only the letters of the others are counted.
     own = "".join(rf"\p{{{script}}}" for script in scripts)
-    doubtful = texts.str.contains(rf"[\p{{L}}--[{own}]]") | ~texts.str.contains(
-        rf"[\p{{L}}&&[{own}]]"
-    )
+    has_foreign = texts.str.contains(rf"[\p{{L}}--[{own}]]")
+    has_own = texts.str.contains(rf"[\p{{L}}&&[{own}]]")
+    doubtful = has_foreign | ~has_own
+
     letters = texts.filter(doubtful).str.replace_all(r"\P{L}+", "")
-    native = letters.str.replace_all(f"[^{own}]+", "").str.len_chars()
-    wrong = (letters == "") | (native < least * letters.str.len_chars())
-    return doubtful.scatter(doubtful.arg_true(), wrong)
+    own_count = letters.str.replace_all(f"[^{own}]+", "").str.len_chars()
+    is_wrong = (letters == "") | (own_count < least * letters.str.len_chars())
+    return doubtful.scatter(doubtful.arg_true(), is_wrong)
 
 
 @cache
 def load_tokenizer(name: str) -> Any:
-    """A fast tokenizer, whose `backend_tokenizer` (a `tokenizers.Tokenizer`) neither truncates nor pads.
+    """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads.
 
     Raises:
-        ValueError: there is no such tokenizer, or it is a slow one.
+        UserError: there is no such tokenizer, or it is a slow one.
     """
-    from dap.tokenizers import forget_calls  # Transformers takes seconds to import
+    from dap.tokenizers import forget_calls  # importing Transformers takes seconds
     from dap.tokenizers import load_tokenizer as load
 
     tokenizer = load(name)
     if not tokenizer.is_fast:
-        raise UserError(
-            f"tokenizer {name} is a slow one ({type(tokenizer).__name__}); give a fast one"
-        )
+        kind = type(tokenizer).__name__
+        raise UserError(f"tokenizer {name} is a slow one ({kind}); give a fast one")
     forget_calls(tokenizer)
     return tokenizer
 
 
 def identified(name: str, texts: list[str]) -> list[str]:
-    """The codes that the language identifier `module:function` gives N texts: N str.
+    """Identify the languages of texts.
+
+    Args:
+        name: `module:function`. The function takes a list of texts and returns their codes.
+        texts: N texts.
+
+    Returns:
+        N language codes.
 
     Raises:
-        ValueError: there is no such function, it fails, or does not give one code, a str, a text.
+        UserError: there is no such function, it fails, or it does not return one code per text.
     """
-    named = f"language_identifier {name!r}"
-    with loading("function", named):
+    subject = f"language_identifier {name!r}"
+    with loading("function", subject):
         identify = pkgutil.resolve_name(name)
     try:
         codes = list(identify(texts)) if texts else []
-    except Exception as error:  # whatever a plug-in raises
-        raise UserError(f"{named} failed: {error!r}") from error
+    except Exception as error:  # a plug-in may raise anything
+        raise UserError(f"{subject} failed: {error!r}") from error
     if len(codes) != len(texts):
-        raise UserError(f"{named} gave {len(codes)} codes for {len(texts)} texts; give one each")
-    if odd := [code for code in codes if not isinstance(code, str)]:
-        raise UserError(
-            f"{named} gave {odd[0]!r} for a text; give a language code such as 'de', a str"
-        )
+        raise UserError(f"{subject} gave {len(codes)} codes for {len(texts)} texts; give one each")
+    for code in codes:
+        if not isinstance(code, str):
+            raise UserError(f"{subject} gave {code!r}; give a language code (str), such as 'de'")
     return codes

@@ -1,25 +1,32 @@
-"""Find training text that equals, or nearly equals, a sentence of the evaluation sets (arrays and text only).
+"""Find training texts that equal, or nearly equal, a sentence of the evaluation sets.
 
-Texts are compared as `dap.languages.normalise` leaves them: letters and digits, case folded. Two texts are *near* when
-both hold at least `threshold` of the other's character n-grams, counted with repetitions: |A ∩ B| ≥ threshold ·
-max(|A|, |B|). n is that of the evaluation sentence's `BANDS`: smaller for a short one, where a single changed word
-spoils most of the longer n-grams, and for one mostly in Chinese characters, kana or hangul, where a character says
-more; such a text is never near to one of the other kind. Texts without n letters are compared for equality alone.
+Texts are compared after `dap.languages.normalise`: letters and digits, case folded.
 
-Near copies of short sentences are found in part: one replaced word spoils most n-grams of a sentence of a few words.
+Two texts are *near* if each contains at least the share `threshold` of the other's character n-grams,
+counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). The length n depends on the evaluation
+sentence (`BANDS`):
 
-The search is exact. For most texts the first step ends it: less than `threshold` of their n-grams occur in any
-evaluation sentence. A text of T n-grams may miss T - ⌈threshold · T⌉ of them, so k of any T - ⌈threshold · T⌉ + k
-lead to the sentence that it is near: the rarest ones are looked up, and what `COMMON` of them lead to is compared.
+- Short sentences have a smaller n, because one changed word spoils most of their longer n-grams.
+- Sentences mostly in Chinese characters, kana or hangul have a smaller n, because one such character
+  says more. A text of this kind is never near to a text of the other kind.
+- Texts with fewer than n letters are only compared for equality.
 
-Shapes: N texts.
+In very short sentences one replaced word spoils most n-grams, so some near copies are not found.
+
+The search is exact. Most texts are ruled out by its first step, because less than the share `threshold`
+of their n-grams occurs in any evaluation sentence. A text of T n-grams shares at least
+S = ⌈threshold · T⌉ of them with a sentence that it is near to, and misses at most T - S. So of any
+T - S + k n-grams, at least k are shared. The search looks up the T - S + k rarest n-grams with
+k = `COMMON`, and compares the text only with sentences that hold k of them.
+
+Shapes: N texts, G n-grams.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -32,13 +39,14 @@ from dap.text_keys import text_keys
 class Band(NamedTuple):
     """The evaluation sentences whose n-grams have the same length."""
 
-    wide: bool  # whether they are mostly in Chinese characters, kana or hangul
+    is_wide: bool  # mostly Chinese characters, kana or hangul
     n: int  # letters of an n-gram
     shortest: int  # letters of a sentence
     longest: int
 
 
-#: With n = 6 in long ones, most of English is in a test set's n-grams, and nothing is ruled out early.
+#: With n = 6 for long sentences, most English n-grams would occur in a test set, and the first step of
+#: the search would rule out nothing.
 BANDS = (
     Band(False, 4, 0, 23),
     Band(False, 5, 24, 47),
@@ -46,11 +54,13 @@ BANDS = (
     Band(True, 2, 0, 23),
     Band(True, 3, 24, 2**31),
 )
-COMMON = (
-    4  # k, or all that must be shared: more n-grams to look up, but far fewer sentences to compare
-)
-_WIDE = r"[\x{2E80}-\x{10FFFF}]"  # from the CJK blocks on; hangul and kana are above it, too
-_SPARSITY = 4  # places in the table for each n-gram of a sentence, at least
+#: Rare n-grams that a text must share with a sentence before both are compared in full. A larger
+#: number means a few more look-ups, but far fewer comparisons.
+COMMON = 4
+#: Characters from the CJK blocks on. Hangul and kana are above them.
+_WIDE = r"[\x{2E80}-\x{10FFFF}]"
+#: Slots in the table of n-grams for each n-gram, at least.
+_SPARSITY = 4
 _ROUNDING = 1e-9
 
 
@@ -58,137 +68,186 @@ class LeakIndex:
     """The evaluation sentences, ready to be looked up.
 
     Args:
-        sentences: as they stand.
-        threshold: least containment of near texts, over 0 to 1; None finds equal texts alone.
+        sentences: the sentences, not normalised.
+        threshold: the smallest containment of near texts, above 0 and up to 1. None finds only equal
+            texts.
     """
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
         letters = normalise_all(sentences)
-        measured = _measured(letters, text_keys(letters)).with_columns(
-            pl.Series("evaluation", sentences, pl.String)
-        )
+        measured = _measured(letters, text_keys(letters))
+        measured = measured.with_columns(pl.Series("evaluation", sentences, pl.String))
         self._sentences = measured.unique("key", keep="first", maintain_order=True)
-        self._bands = (
-            []
-            if threshold is None
-            else [BandIndex(self._sentences, band, threshold) for band in BANDS]
-        )
+        self._bands = []
+        if threshold is not None:
+            self._bands = [BandIndex(self._sentences, band, threshold) for band in BANDS]
 
     def __call__(self, letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-        """The normalised texts, given with their `text_keys`, that are equal or near to a sentence, in their order.
+        """Find the texts that are equal or near to an evaluation sentence.
+
+        Args:
+            letters: N normalised texts.
+            keys: their `text_keys`, uint64 (N,).
 
         Returns:
-            `row`, the number of the text; `evaluation`, the sentence that it is most like; whether they are `equal` as
-            normalised; `containment`, the least share of n-grams that both have of the other, 1 for equal ones.
+            A row for each text that was found, in their order: `row`, the number of the text;
+            `evaluation`, the sentence that it is most like; `equal`, whether both are equal after
+            normalising; `containment` (see `containment`), 1 for equal texts.
         """
         texts = _measured(letters, keys)
-        same = texts.join(self._sentences.select("key", "evaluation"), on="key")
+        equal = texts.join(self._sentences.select("key", "evaluation"), on="key")
         others = texts.join(self._sentences, on="key", how="anti")
-        found = [same.select("row", "evaluation", equal=True, containment=1.0)]
+        found = [equal.select("row", "evaluation", equal=True, containment=1.0)]
         found += [band.near(others) for band in self._bands]
-        best = pl.concat(found).sort("containment", descending=True, maintain_order=True)
-        return best.unique("row", keep="first", maintain_order=True).sort("row")
+
+        best_first = pl.concat(found).sort("containment", descending=True, maintain_order=True)
+        best = best_first.unique("row", keep="first", maintain_order=True)
+        return best.sort("row")
 
 
 @lru_cache(maxsize=1)
 def load_index(path: Path, changed: int) -> LeakIndex:
-    """The index made of a JSON file of what `LeakIndex` takes; a process makes it once for all its files."""
+    """Load an index. A process does so once for all its files.
+
+    Args:
+        path: a JSON file with the arguments of `LeakIndex`.
+        changed: the file's modification time. Another time makes another index.
+    """
     return LeakIndex(**read_object(path))
 
 
 def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-    """Normalised texts with their number, key, length, and whether most of their letters are wide."""
-    texts = pl.DataFrame(
-        {"letters": letters, "key": keys}, schema={"letters": pl.String, "key": pl.UInt64}
-    )
-    length, wide = pl.col("letters").str.len_chars(), pl.col("letters").str.count_matches(_WIDE)
-    return texts.with_row_index("row").with_columns(
-        length=length.cast(pl.Int64), wide=2 * wide > length
-    )
+    """Make a table of normalised texts.
+
+    Returns:
+        Columns `row` (number of the text), `letters`, `key`, `length` and `is_wide`.
+    """
+    schema = {"letters": pl.String, "key": pl.UInt64}
+    texts = pl.DataFrame({"letters": letters, "key": keys}, schema=schema).with_row_index("row")
+    length = pl.col("letters").str.len_chars()
+    wide_letters = pl.col("letters").str.count_matches(_WIDE)
+    return texts.with_columns(length=length.cast(pl.Int64), is_wide=2 * wide_letters > length)
 
 
 class BandIndex:
-    """The n-grams of the evaluation sentences of one band; arguments as `LeakIndex` has them."""
+    """The n-grams of the evaluation sentences of one band.
+
+    Args:
+        sentences: all evaluation sentences, as `_measured` makes them, with the column `evaluation`.
+        band: the band.
+        threshold: the smallest containment of near texts.
+    """
 
     def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:
-        self.band, self.threshold = band, threshold
-        self._sentences = sentences.filter(
-            pl.col("length").is_between(band.shortest, band.longest), wide=band.wide
-        )
+        self.band = band
+        self.threshold = threshold
+        in_band = pl.col("length").is_between(band.shortest, band.longest)
+        self._sentences = sentences.filter(in_band, is_wide=band.is_wide)
+
+        # Which sentences hold which n-grams. `other_size` is the number of a sentence's n-grams.
         owners, grams = _grams(self._sentences["letters"], band.n)  # (G,), (G,)
         holders = pl.DataFrame({"sentence": owners, "gram": grams})
         self._holders = holders.with_columns(other_size=pl.len().over("sentence")).unique()
+
+        # A table of how many sentences hold an n-gram, by the first bits of its hash. Different
+        # n-grams may share a slot, so a count may be too large but not too small.
         bits = max((len(self._holders) * _SPARSITY).bit_length(), 10)
         self._shift = np.uint64(64 - bits)
-        held = np.bincount(self._holders["gram"].to_numpy() >> self._shift, minlength=1 << bits)
-        self._spread = np.minimum(held, 2**16 - 1).astype(
-            np.uint16
-        )  # sentences with an n-gram, or a few more
+        slots = self._holders["gram"].to_numpy() >> self._shift
+        counts = np.bincount(slots, minlength=1 << bits)
+        self._holder_counts = np.minimum(counts, 2**16 - 1).astype(np.uint16)
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """What `LeakIndex` returns, with a row for each sentence that a text is near to."""
+        """Find the texts that are near to a sentence of this band.
+
+        Args:
+            texts: as `_measured` makes them.
+
+        Returns:
+            What `LeakIndex` returns, but with one row for each near sentence of a text.
+        """
         n = self.band.n
-        least, most = (max(length - n + 1, 1) for length in (self.band.shortest, self.band.longest))
+        smallest = max(self.band.shortest - n + 1, 1)  # n-grams of a sentence
+        largest = max(self.band.longest - n + 1, 1)
         size = pl.col("length") - n + 1
-        alike = size.is_between(
-            least * self.threshold - _ROUNDING, most / self.threshold + _ROUNDING
+        fits = size.is_between(
+            smallest * self.threshold - _ROUNDING, largest / self.threshold + _ROUNDING
         )
-        texts = texts.filter(alike, wide=self.band.wide).with_columns(size=size)
-        pairs = self._candidates(texts)
-        text, sentence = texts[pairs["text"]], self._sentences[pairs["sentence"]]
-        shares = [containment(*both, n) for both in zip(text["letters"], sentence["letters"])]
+        texts = texts.filter(fits, is_wide=self.band.is_wide).with_columns(size=size)
+
+        candidates = self._candidates(texts)
+        text = texts[candidates["text"]]
+        sentence = self._sentences[candidates["sentence"]]
+        shares = []
+        for one, other in zip(text["letters"], sentence["letters"]):
+            shares.append(containment(one, other, n))
+
         found = text.select("row", sentence["evaluation"], pl.lit(False).alias("equal"))
         found = found.with_columns(pl.Series("containment", shares, pl.Float64))
         return found.filter(pl.col("containment") >= self.threshold - _ROUNDING)
 
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Numbers of texts and sentences of like size where `COMMON` of the text's rarest n-grams are shared."""
+        """Find the texts and sentences that share `COMMON` of the text's rarest n-grams.
+
+        Returns:
+            Columns `text` and `sentence`: their row numbers.
+        """
         owners, grams = _grams(texts["letters"], self.band.n)  # (G,), (G,)
-        spread = self._spread[grams >> self._shift]
-        known = np.bincount(owners[spread > 0], minlength=len(texts))  # (N,)
-        hopeful = known >= self._needed(texts["size"]).to_numpy()
-        asked = pl.DataFrame({"text": owners, "gram": grams, "spread": spread}).filter(
-            hopeful[owners]
-        )
+        holder_counts = self._holder_counts[grams >> self._shift]  # (G,)
+
+        # Drop the texts with too many n-grams that no sentence holds.
+        known = np.bincount(owners[holder_counts > 0], minlength=len(texts))  # (N,)
+        is_hopeful = known >= self._needed(texts["size"]).to_numpy()  # (N,)
+        asked = pl.DataFrame({"text": owners, "gram": grams, "holders": holder_counts})
+        asked = asked.filter(is_hopeful[owners])
+
+        # Take the rarest n-grams of each text.
         size, other_size = pl.col("size"), pl.col("other_size")
         common = pl.min_horizontal(self._needed(size), COMMON)
-        ordered = asked.sort("text", "spread").with_columns(
+        ordered = asked.sort("text", "holders").with_columns(
             size=pl.len().over("text"), place=pl.int_range(pl.len()).over("text")
         )
         rarest = ordered.filter(pl.col("place") < size - self._needed(size) + common)
-        alike = pl.min_horizontal(size, other_size) >= self._needed(
-            pl.max_horizontal(size, other_size)
-        )
-        shared = (
-            rarest.join(self._holders, on="gram")
-            .filter(alike)
-            .group_by("text", "sentence", "size")
-            .len()
-        )
+
+        # Find the sentences of similar size that hold enough of them.
+        larger = pl.max_horizontal(size, other_size)
+        has_similar_size = pl.min_horizontal(size, other_size) >= self._needed(larger)
+        joined = rarest.join(self._holders, on="gram").filter(has_similar_size)
+        shared = joined.group_by("text", "sentence", "size").len()
         return shared.filter(pl.col("len") >= common).sort("text", "sentence")
 
-    def _needed(self, size: Any) -> Any:
-        """n-grams that a near text must share, of so many; a column or an expression of polars."""
+    def _needed(self, size: pl.Series | pl.Expr) -> pl.Series | pl.Expr:
+        """Return how many n-grams a near text must share, given the size of the larger text."""
         return (size * self.threshold - _ROUNDING).ceil()
 
 
 def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of the text and the hash of all n-grams of N texts, in their order: int64, uint64 (G,)."""
+    """Hash all n-grams of texts.
+
+    Args:
+        letters: N normalised texts.
+        n: letters of an n-gram.
+
+    Returns:
+        For each n-gram, the number of its text, int64 (G,), and its hash, uint64 (G,).
+    """
     codes = code_points("".join(f"{text}\n" for text in letters))
     places = max(len(codes) - n, 0)
     grams = np.zeros(places, np.uint64)
     for first in range(n):
         grams += codes[first : first + places]
         grams *= np.uint64(0x9E3779B97F4A7C15)
+
     owners = np.repeat(np.arange(len(letters)), letters.str.len_chars() + 1)
-    whole = owners[:places] == owners[n:]  # else it runs into the next text
-    return owners[:places][whole], grams[whole]
+    is_within_text = owners[:places] == owners[n:]  # others run into the next text
+    return owners[:places][is_within_text], grams[is_within_text]
 
 
 def containment(text: str, sentence: str, n: int) -> float:
-    """The least share of their n-grams that two texts have of each other."""
-    one, other = (
-        Counter(side[first : first + n] for first in range(len(side) - n + 1))
-        for side in (text, sentence)
-    )
+    """Return the smaller of two shares: of A's n-grams in B, and of B's n-grams in A."""
+    one, other = _count_grams(text, n), _count_grams(sentence, n)
     return (one & other).total() / max(one.total(), other.total())
+
+
+def _count_grams(text: str, n: int) -> Counter[str]:
+    return Counter(text[first : first + n] for first in range(len(text) - n + 1))

@@ -1,4 +1,4 @@
-"""The arguments that shape prepared text, the same for the command and for every step."""
+"""The arguments that shape prepared text, used by the command and by every step."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from dap.arguments import arg, require_least
 from dap.errors import UserError
 from dap.languages import base_language
 
-#: `--recipe release`: the steps of the paper's released code, as defaults that other arguments may replace. Its dev
-#: pairs come on top of a million for training, "N/A" is dropped, and no script is checked.
+#: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn in
+#: addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.
 RELEASE = {
     "tokenizer": "bert-base-multilingual-cased",
     "url_pattern": "@|http|^N/A$",
@@ -23,46 +23,55 @@ RELEASE = {
 
 @dataclass
 class PrepareOptions:
-    """What shapes the prepared text; the filters' defaults are the released code's but for `RELEASE`."""
+    """What shapes the prepared text.
+
+    The defaults of the filters are those of the released code, except for what `RELEASE` lists.
+    """
 
     target_language: str = arg("en", "Language code of the target side.")
     max_bad_lines: float = arg(0.001, "Share of malformed lines a file may have.")
-    url_pattern: str = arg("@|http", "Drop pairs in which this regular expression is found.")
+    url_pattern: str = arg("@|http", "Drop pairs that match this regular expression.")
     min_tokens: int = arg(4, "Drop pairs with fewer tokens on a side.")
-    max_ratio: float = arg(2.0, "Drop pairs with more tokens on one side for each of the other ...")
-    ratio_beyond: int = arg(32, "... where the longer side has more tokens than this.")
+    max_ratio: float = arg(
+        2.0, "Drop pairs if one side has more than this many times the other's tokens ..."
+    )
+    ratio_beyond: int = arg(32, "... and the longer side has more tokens than this.")
     max_tokens: int = arg(64, "Drop pairs with more tokens on both sides.")
     max_shared: float = arg(
-        0.5, "Drop pairs where this share of a side's different tokens is in the other; 2: keep."
+        0.5,
+        "Drop pairs if this share of one side's different tokens also occurs on the other side ... "
+        "(2: drop none)",
     )
-    shared_beyond: int = arg(0, "... where both sides have more tokens than this.")
-    strip_quotes: bool = arg(False, "Take out straight double quotation marks.")
+    shared_beyond: int = arg(0, "... and both sides have more tokens than this.")
+    strip_quotes: bool = arg(False, "Remove straight double quotation marks.")
     min_script: float = arg(
-        0.3, "Drop pairs with a smaller share of letters in the language's scripts; 0: keep."
+        0.3,
+        "Drop pairs if a smaller share of a side's letters is in the scripts of its language. "
+        "0: keep all.",
     )
     tokenizer: str | None = arg(
-        None, "Count its tokens in the filters, as the paper does. Default: words."
+        None, "Count the tokens of this tokenizer, as the paper does. Default: count words."
     )
     language_identifier: str | None = arg(
         None,
-        "module:function that tells the language codes of a list of texts; for languages beyond the 36, as the file "
-        "names have them (sr or srp).",
+        "module:function that takes a list of texts and returns a language code for each. For "
+        "languages other than the 36, it must return the codes of the file names (sr or srp).",
     )
     leak_threshold: float = arg(
         0.7,
-        "Share of character n-grams from which texts are near; 0: equal ones alone. With a word replaced, 0.7 finds 6 "
-        "of 10 of Tatoeba's English sentences, and 4 of 10 of the shorter Russian and Hindi ones.",
+        "Texts are near copies if they share this share of their character n-grams. 0: find only "
+        "equal texts. After a word is replaced, 0.7 finds 6 of 10 of Tatoeba's English sentences.",
     )
-    max_pairs: int = arg(1_000_000, "Most pairs a language, drawn at random; 0: all.")
+    max_pairs: int = arg(1_000_000, "Most pairs per language, drawn at random. 0: all.")
     max_corpus_pairs: int = arg(
-        0, "Most pairs of each corpus of a language, drawn beforehand; 0: all."
+        0, "Most pairs per corpus of a language, drawn before max_pairs. 0: all."
     )
-    dev_pairs: int = arg(10_000, "Dev pairs a language, at most a tenth; 0: none.")
-    seed: int = arg(0, "Of the sample and the dev sets.")
+    dev_pairs: int = arg(10_000, "Dev pairs per language, at most a tenth of its pairs. 0: none.")
+    seed: int = arg(0, "Seed of the sample and of the dev sets.")
     target_vocabulary: str | None = arg(
-        None, "Tokenizer whose ids of the English training side to write as JSON."
+        None, "Tokenizer whose ids in the English training text are written as JSON."
     )
-    shard_size: int = arg(1_000_000, "Most pairs of a parquet file.")
+    shard_size: int = arg(1_000_000, "Most pairs per Parquet file.")
 
     def __post_init__(self) -> None:
         self.target_language = base_language(self.target_language)
@@ -70,10 +79,11 @@ class PrepareOptions:
             pl.Series([""]).str.contains(self.url_pattern)
         except pl.exceptions.PolarsError as error:
             raise UserError(
-                f"--url_pattern {self.url_pattern!r} is no regular expression: {error}"
+                f"--url_pattern {self.url_pattern!r} is not a regular expression: {error}"
             ) from error
         for name in ("min_script", "leak_threshold"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UserError(f"--{name} {getattr(self, name)} is a share, 0 to 1 (0: no check)")
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise UserError(f"--{name} {value}: give a share, 0 to 1 (0: no check)")
         require_least(self, max_ratio=1, max_shared=1e-9, min_tokens=0, max_tokens=1)
         require_least(self, max_pairs=0, max_corpus_pairs=0, dev_pairs=0, shard_size=1)

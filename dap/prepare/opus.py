@@ -1,4 +1,4 @@
-"""The paper's six corpora in OPUS (https://opus.nlpl.eu): what they are, where they lie, and fetching them."""
+"""Download the paper's six corpora from OPUS (https://opus.nlpl.eu)."""
 
 import logging
 import os
@@ -16,13 +16,24 @@ from dap.languages import TATOEBA_36, to_iso1
 
 logger = logging.getLogger(__name__)
 
-#: Below it: `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`, the codes of a pair in alphabetical order.
+#: The file store of OPUS. Its files are `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`. The two codes
+#: of a pair are in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
-TRIES = 5  # to fetch a file in one run
+#: How often a run tries to download a file.
+TRIES = 5
+#: What curl's exit status 33 says: the server cannot continue in the middle of a file.
+CANNOT_RESUME = 33
 
 
 class OpusCorpus(NamedTuple):
-    """One release of a corpus: its name and version in OPUS, its page, what its publishers state in their words."""
+    """One release of a corpus.
+
+    Attributes:
+        name: its name in OPUS.
+        version: its version in OPUS.
+        home: the address of its page.
+        licence: what its publishers state, in their words.
+    """
 
     name: str
     version: str
@@ -33,122 +44,157 @@ class OpusCorpus(NamedTuple):
         return f"{self.name} {self.version}"
 
 
-#: The corpora of the paper's section 4.1, with the statements on the pages of OPUS and of the authors.
-_TABLE = (
-    ("Europarl", "v8", "https://www.statmt.org/europarl/",
-     "OPUS names none. The publisher: \"We are not aware of any copyright restrictions of the material.\""),
-    ("UNPC", "v1.0", "https://cms.unov.org/UNCorpus",
-     "No licence by name. Made available without warranty, used at the user's sole risk; the user must acknowledge "
-     "the United Nations as the source of the information; \"no other restrictions apply\"."),
-    ("OpenSubtitles", "v2018", "https://opus.nlpl.eu/OpenSubtitles-v2018.php",
-     "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website and to your reports and "
-     "publications produced with the data."),
-    ("Tanzil", "v1", "https://tanzil.net/trans/",
-     "\"For non-commercial purposes only. If used otherwise, you need to obtain necessary permission from the "
-     "translator or the publisher.\" More than three translations on a website: link to http://tanzil.net/trans."),
-    ("CCMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/CCMatrix",
-     "Neither OPUS nor the authors' page names one. The text is from web pages (Common Crawl)."),
-    ("WikiMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/WikiMatrix", "CC-BY-SA 4.0."),
+_CORPORA = (
+    OpusCorpus(
+        "Europarl", "v8", "https://www.statmt.org/europarl/",
+        'OPUS names none. The publisher: "We are not aware of any copyright restrictions of the '
+        'material."',
+    ),
+    OpusCorpus(
+        "UNPC", "v1.0", "https://cms.unov.org/UNCorpus",
+        "No licence by name. Made available without warranty, used at the user's sole risk; the user "
+        "must acknowledge the United Nations as the source of the information; \"no other "
+        'restrictions apply".',
+    ),
+    OpusCorpus(
+        "OpenSubtitles", "v2018", "https://opus.nlpl.eu/OpenSubtitles-v2018.php",
+        "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website and "
+        "to your reports and publications produced with the data.",
+    ),
+    OpusCorpus(
+        "Tanzil", "v1", "https://tanzil.net/trans/",
+        '"For non-commercial purposes only. If used otherwise, you need to obtain necessary '
+        'permission from the translator or the publisher." More than three translations on a '
+        "website: link to http://tanzil.net/trans.",
+    ),
+    OpusCorpus(
+        "CCMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/CCMatrix",
+        "Neither OPUS nor the authors' page names one. The text is from web pages (Common Crawl).",
+    ),
+    OpusCorpus(
+        "WikiMatrix", "v1", "https://github.com/facebookresearch/LASER/tree/main/tasks/WikiMatrix",
+        "CC-BY-SA 4.0.",
+    ),
 )  # fmt: skip
-CORPORA = {row[0]: OpusCorpus(*row) for row in _TABLE}
-#: What the paper's released code leaves out, as these languages have text enough.
+#: The corpora of the paper's section 4.1 by their name.
+CORPORA = {corpus.name: corpus for corpus in _CORPORA}
+#: (corpus, language) that the paper's released code leaves out, because these languages have enough.
 NOT_IN_RELEASE = {
     ("CCMatrix", code) for code in ("ar", "de", "es", "fr", "it", "nl", "pt", "ru", "zh")
 }
-#: (Corpus, language) -> its codes there, where they are not the language's own.
+#: (corpus, language) -> its codes in OPUS, if they are not the language's own code.
 CODES = {("OpenSubtitles", "pt"): ("pt", "pt_br"), ("OpenSubtitles", "zh"): ("zh_cn", "zh_tw")}
 
 
-def fetch(
+def download_corpora(
     names: Sequence[str],
     languages: Sequence[str],
     folder: str | Path,
     mirror: str | None = None,
     without: Collection[tuple[str, str]] = (),
 ) -> dict[Path, OpusCorpus]:
-    """Downloads what the corpora have in these languages beside English, unless it is there: path -> corpus.
+    """Download the text of corpora in some languages and English, unless it is there already.
 
     Args:
-        names: keys of `CORPORA`; `["all"]` for all of them.
-        languages: codes of the 36, with or without regions; none for all 36.
-        mirror: base address of a copy of OPUS' file store, with the same folders below it.
-        without: corpora and languages to leave out.
+        names: keys of `CORPORA`, or `["all"]`.
+        languages: codes of the 36 languages, with or without regions. None given means all 36.
+        folder: where to put the files.
+        mirror: base address of a copy of OPUS' file store, with the same folders.
+        without: (corpus, language) to leave out.
+
+    Returns:
+        File -> corpus.
 
     Raises:
-        ValueError: an unknown corpus or language, as `download`, or no file is there.
+        UserError: a corpus or language is unknown, no file exists, or as `download`.
     """
-    names = list(CORPORA) if list(names) == ["all"] else names
-    if unknown := [name for name in names if name not in CORPORA]:
-        raise UserError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
-    languages = list(dict.fromkeys(to_iso1(language) for language in languages or TATOEBA_36))
-    if "en" in languages:
-        raise UserError("languages holds 'en', which is the other side of every pair; leave it out")
-    asked = [(name, each) for name in names for each in languages if (name, each) not in without]
-    wanted = [
-        (CORPORA[name], code) for name, each in asked for code in CODES.get((name, each), (each,))
-    ]
+    wanted = _wanted_files(names, languages, without)
+    base = (mirror or STORE).rstrip("/")
     found = {}
     for corpus, code in wanted:
         pair = "-".join(sorted((code, "en")))
-        url = f"{(mirror or STORE).rstrip('/')}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
+        url = f"{base}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
+        path = Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip"
         try:
-            found[
-                download(url, Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip")
-            ] = corpus
+            download(url, path)
         except FileNotFoundError:
             logger.info("OPUS has no %s %s: %s", corpus, pair, url)
+        else:
+            found[path] = corpus
     if not found:
-        raise UserError(f"--opus {' '.join(names)}: none of the {len(wanted)} files is there")
+        raise UserError(f"--opus {' '.join(names)}: none of the {len(wanted)} files exists")
     return found
 
 
-def download(url: str, path: Path, wait: float = 1.0) -> Path:
-    """Fetches a zip archive into `path` with curl, unless it is there; goes on with what a stopped run left.
+def _wanted_files(
+    names: Sequence[str], languages: Sequence[str], without: Collection[tuple[str, str]]
+) -> list[tuple[OpusCorpus, str]]:
+    """Return the corpora and OPUS' codes of the languages to download."""
+    if list(names) == ["all"]:
+        names = list(CORPORA)
+    unknown = [name for name in names if name not in CORPORA]
+    if unknown:
+        raise UserError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
+    codes = dict.fromkeys(to_iso1(language) for language in languages or TATOEBA_36)
+    if "en" in codes:
+        raise UserError("languages holds 'en', the other side of every pair; leave it out")
+
+    wanted = []
+    for name in names:
+        for language in codes:
+            if (name, language) in without:
+                continue
+            for code in CODES.get((name, language), (language,)):
+                wanted.append((CORPORA[name], code))
+    return wanted
+
+
+def download(url: str, path: Path, wait: float = 1.0) -> None:
+    """Download a zip archive with curl, unless it is there already.
+
+    Until it is complete it is called `PATH.part`. A stopped download is resumed by the next run.
 
     Args:
-        wait: seconds before the second try, twice as many before each further one.
+        url: the address.
+        path: where to put the archive.
+        wait: seconds before the second try. Doubled before each further try.
 
     Raises:
         FileNotFoundError: the server has no such file (404, 410).
-        ValueError: no curl, no whole archive after `TRIES` tries, or a damaged one.
+        UserError: curl is not installed, all `TRIES` tries failed, or the archive is damaged.
     """
     if path.exists():
-        return path
-    part = Path(f"{path}.part")
-    command = [
-        "curl",
-        "--fail",
-        "--location",
-        "--speed-time",
-        "60",
-        "--continue-at",
-        "-",
-        "--create-dirs",
-    ]
-    command += ["--write-out", "%{http_code}", "--output", str(part), url]
+        return
     if not shutil.which("curl"):
-        raise UserError(
-            f"{url}: files are fetched by curl, which is absent; install it, or put the file in {path}"
-        )
+        raise UserError(f"{url}: curl is not installed; install it, or put the file in {path}")
+
+    part = Path(f"{path}.part")
     for number in range(TRIES):
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if done.stdout in ("404", "410"):
-            raise FileNotFoundError(f"{url}: the server has no such file")
-        if not done.returncode:
+        if _run_curl(url, part):
             break
-        if done.returncode == 33:  # the server cannot go on in the middle of a file
-            part.unlink()
         time.sleep(wait * 2**number)
     else:
-        raise UserError(
-            f"{url}: {TRIES} tries failed, see above; run again to go on with what is in {part}"
-        )
+        raise UserError(f"{url}: {TRIES} tries failed, see above; run again to resume {part}")
+
     try:
         damaged = zipfile.ZipFile(part).testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         damaged = error
     if damaged:
         part.unlink()
-        raise UserError(f"{url}: a damaged file came ({damaged}); run again to fetch it anew")
+        raise UserError(f"{url}: the file is damaged ({damaged}); run again to download it anew")
     os.replace(part, path)
-    return path
+
+
+def _run_curl(url: str, part: Path) -> bool:
+    """Download or resume a file once. Tell whether it is complete."""
+    command = ["curl", "--fail", "--location", "--create-dirs"]
+    command += ["--speed-time", "60"]  # seconds without progress before it gives up
+    command += ["--continue-at", "-"]
+    command += ["--write-out", "%{http_code}", "--output", str(part), url]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.stdout in ("404", "410"):
+        raise FileNotFoundError(f"{url}: the server has no such file")
+    if done.returncode == CANNOT_RESUME:
+        part.unlink()
+    return done.returncode == 0

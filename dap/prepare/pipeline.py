@@ -1,14 +1,19 @@
-"""From files of raw parallel text to shards of training pairs: the steps, their processes, and resuming.
+"""Turn files of raw parallel text into shards of training pairs, in five steps.
 
-1. `clean_file`, for each file: repair, filter, leak check, keys of what is left. Text that the sample cannot need is
-   let go at once.
-2. `select_language`, for each language: duplicates, the sample, the dev sentences.
-3. `find_shared`: English sentences that any dev set holds out, and those that come more than once.
-4. `write_language`, for each language: the shards.
-5. `write_vocabulary`, where it is asked for.
+1. `clean_file`, for each file: repair, filter, check for leaks, compute keys. Text that the sample
+   cannot need is dropped at once.
+2. `select_language`, for each language: find duplicates, draw the sample and the dev set.
+3. `find_shared`: find the English sentences of all dev sets, and those that occur more than once.
+4. `write_language`, for each language: write the shards.
+5. `write_vocabulary`, if asked for.
 
-What is cleaned of a file lies in a folder of its own, which has its final name only when it is whole; a run that was
-killed goes on behind these files. The result is the same to the byte whatever the number of processes.
+The result of cleaning a file lies in a folder of its own, which gets its final name only when it is
+complete. A run that was killed continues after the last complete file. The result is the same, byte for
+byte, for any number of processes.
+
+Each pair has a *rank*, its place in a random order that depends only on its text and the seed. Samples
+take the pairs of smallest rank. Its English sentence also has a rank, `english`. Dev sets take the
+pairs whose English sentence has the smallest rank, so all languages hold out the same sentences.
 
 Shapes: N pairs of a table.
 """
@@ -33,121 +38,122 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.errors import UserError, joined
-from dap.file_io import DiskFullError, read_object, whole_file, write_json
+from dap.file_io import DiskFullError, read_object, whole_file, whole_folder, write_json
 from dap.languages import normalise_all
-from dap.prepare.deduplication import (
-    Admission,
-    count_distinct,
-    pair_keys,
-    repeated,
-    sample,
-)
+from dap.prepare.deduplication import Admission, count_distinct, pair_keys, repeated, sample
 from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
-from dap.prepare.run_folder import VOCABULARY, Plan, RawFile, new_folder
+from dap.prepare.run_folder import VOCABULARY, Plan, RawFile
 from dap.ray.connection import each_on_cluster
 from dap.text import LineAudit, read_tables
 from dap.text_keys import ranks, text_keys
-from dap.tokenizers import never_predicted
 
 logger = logging.getLogger(__name__)
 
-ROW_GROUP = 65_536  # pairs
-#: Of the shards. `text_hash` is the key of the normalised pair; `target_repeated` marks English sentences that other
-#: training pairs, of any language, have too.
+#: Pairs of a row group in a shard.
+ROW_GROUP = 65_536
 _TEXT = {
     "source": pa.string(),
     "target": pa.string(),
     "origin": pa.string(),
     "text_hash": pa.uint64(),
 }
+#: Columns of the shards. `text_hash` is the key of the normalised pair. `target_repeated` marks English
+#: sentences that other training pairs, of any language, have as well.
 SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
-#: Of `keys.parquet`: the random place of each pair that passes, and what is the same for exactly equal ones.
+#: Columns of `keys.parquet`, which has all pairs that pass. Exactly equal pairs have the same `exact`.
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
-#: Of `rows.parquet`: the pairs that the sample may need; `english` is the random place of the English sentence.
+#: Columns of `rows.parquet`, which has the pairs that the sample may need.
 _ROWS = pa.schema(_TEXT | {"rank": pa.uint64(), "english": pa.uint64()})
-#: The random place of a pair among those of its corpus, another one than among those of the language.
+#: A second random rank, to draw a sample within a corpus independently of that of the language.
 CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("corpus_rank")
-#: Of the list of leaks, behind the language.
+#: Columns of the list of leaks after the language.
 _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment")
 
 
 def prepare(
     plan: Plan, files: Sequence[RawFile], num_workers: int, on_cluster: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """All steps, but for the files that are cleaned already; `workers` says where.
+    """Carry out all steps. Files that were cleaned by an earlier run are not cleaned again.
+
+    Args:
+        plan: where the files of the run lie, and its options.
+        files: the raw text.
+        num_workers: processes.
+        on_cluster: use the connected Ray cluster instead.
 
     Returns:
-        language -> its counts, which `select_language` and `write_language` name.
+        Language -> its counts, as listed at `clean_file`, `select_language` and `write_language`.
 
     Raises:
-        ValueError: input as `read_tables`, no space left on the device, or a process that was killed.
+        UserError: as `read_tables`, the disk is full, or a process was killed.
     """
     languages: dict[str, list[RawFile]] = {}
     for raw in files:
         languages.setdefault(raw.file.language, []).append(raw)
-    calls = {language: (plan, language, own) for language, own in languages.items()}
+    of_languages = {language: (plan, language, own) for language, own in languages.items()}
+
+    of_files = {}
+    for raw in sorted(files, key=lambda raw: raw.bytes, reverse=True):  # the largest file first
+        of_files[f"{raw.file}, {raw.file.language}"] = (plan, raw)
+    size = sum(raw.bytes for raw in files) / 2**20
+    logger.info("%d files of %s MiB, %d languages", len(files), f"{size:,.0f}", len(languages))
+
     with workers(num_workers, on_cluster) as run:
-        largest = sorted(files, key=lambda raw: -raw.bytes)
-        size = f"{sum(raw.bytes for raw in files) / 2**20:,.0f} MiB"
-        logger.info(
-            "clean: %d files of %s; then select and write: %d languages",
-            len(files),
-            size,
-            len(languages),
-        )
-        run(
-            "clean",
-            clean_file,
-            {f"{raw.file}, {raw.file.language}": (plan, raw) for raw in largest},
-        )
-        selected = run("select", select_language, calls)
+        run("clean", clean_file, of_files)
+        selected = run("select", select_language, of_languages)
         find_shared(plan, list(languages))
-        written = run("write", write_language, calls)
+        written = run("write", write_language, of_languages)
     if plan.options.target_vocabulary:
         write_vocabulary(plan)
-    return {language: chosen | more for language, chosen, more in zip(languages, selected, written)}
+    return {language: selected[language] | written[language] for language in languages}
 
 
 def check_names(options: PrepareOptions) -> None:
-    """Loads what the options name, so that a wrong one is found before anything is written."""
+    """Load the tokenizers and the language identifier, so that a wrong name is found early.
+
+    Raises:
+        UserError: one of them cannot be loaded or used.
+    """
     if options.tokenizer:
         load_tokenizer(options.tokenizer)
     if name := options.target_vocabulary:
         ids = set(load_tokenizer(name).get_vocab().values())
         if max(ids) >= len(ids):
             raise UserError(
-                f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them 0, 1, …"
+                f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them "
+                "0, 1, …"
             )
     if options.language_identifier:
         identified(options.language_identifier, ["One sentence."])
 
 
-# 1. Cleaning
+# ------------------------------------------------------------------------------- 1. cleaning
 
 
 def clean_file(plan: Plan, raw: RawFile) -> None:
-    """The pairs of one file that pass: their keys, and the text of those that a sample may need.
+    """Write the pairs of a file that pass: their keys, and the text that a sample may need.
 
-    Counts `read`, `unreadable` (lines), the repairs and reasons of `clean`, and `leak`.
+    Counts: `read`, `unreadable` (lines), the repairs and reasons of `clean`, and `leak`.
 
     Raises:
-        ValueError: as `read_tables`, a file without pairs, or no space left on the device.
+        UserError: as `read_tables`, or the disk is full.
     """
-    if plan.cleaned(
-        raw
-    ).exists():  # by a run that was stopped, or a worker that was lost right behind it
+    if plan.cleaned(raw).exists():  # by a run that was stopped
         return
-    options, audit = plan.options, LineAudit(str(raw.file), plan.options.max_bad_lines)
-    index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns) if plan.leaks.exists() else None
-    rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
-    admit, counts = (
-        Admission(options.max_corpus_pairs or options.max_pairs or None),
-        Counter(read=0),
-    )
+
+    options = plan.options
+    audit = LineAudit(str(raw.file), options.max_bad_lines)
+    index = None
+    if plan.leaks.exists():
+        index = load_index(plan.leaks, plan.leaks.stat().st_mtime_ns)
+    admission = Admission(options.max_corpus_pairs or options.max_pairs or None)
+    admission_rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
+
+    counts = Counter(read=0)
     with (
-        new_folder(plan.cleaned(raw)) as folder,
+        whole_folder(plan.cleaned(raw)) as folder,
         pq.ParquetWriter(
             folder / "keys.parquet", _KEYS, compression="none", use_dictionary=False
         ) as keys,
@@ -159,130 +165,182 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
         for table in read_tables(raw.file, audit):
             pairs, found = clean(pl.from_arrow(table), raw.file.language, options)
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
-            source, target = map(text_keys, letters)
-            text_hash = pair_keys(source, target)
-            order = {"rank": ranks(text_hash, options.seed), "english": ranks(target, options.seed)}
-            pairs = pairs.with_row_index("row").with_columns(
-                origin=pl.lit(raw.origin),
-                text_hash=text_hash,
-                exact=pl.struct(*SIDES).hash(),
-                **order,
-            )
+            side_keys = [text_keys(side) for side in letters]
+            pairs = _with_keys(pairs, side_keys, raw.origin, options.seed)
+
             passed = pairs
             if index is not None:
-                leaks = _leaks(index, pairs, letters, (source, target))
+                leaks = _find_leaks(index, pairs, letters, side_keys)
                 passed = pairs.join(leaks, on="row", how="anti", maintain_order="left")
                 language = pl.lit(raw.file.language).alias("language")
                 listed.write(leaks.select(language, *_LISTED).write_ndjson().encode())
             counts.update(found, read=len(table), leak=len(pairs) - len(passed))
+
             keys.write_table(passed.select(_KEYS.names).to_arrow())
-            admitted = passed.filter(admit(passed.select(rank).to_series().to_numpy()))
+            is_admitted = admission(passed.select(admission_rank).to_series().to_numpy())
+            admitted = passed.filter(is_admitted)
             rows.write_table(admitted.select(_ROWS.names).to_arrow().cast(_ROWS))
         write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
 
 
-def _leaks(
-    index: LeakIndex, pairs: pl.DataFrame, letters: Sequence[list[str]], keys: Sequence[np.ndarray]
+def _with_keys(
+    pairs: pl.DataFrame, side_keys: Sequence[np.ndarray], origin: str, seed: int
 ) -> pl.DataFrame:
-    """What `index` finds in both sides of pairs, beside their columns, in their order; a pair may come twice."""
-    found = [
-        index(*texts).join(pairs.with_columns(side=pl.lit(side), text=side), on="row")
-        for side, *texts in zip(SIDES, letters, keys)
-    ]
+    """Add the columns of `_KEYS` and `_ROWS` to pairs, and `row`, their number in the table.
+
+    Args:
+        pairs: the pairs of a table.
+        side_keys: keys of their sources and of their targets, uint64 (N,) each.
+        origin: the name of their corpus.
+        seed: of the random order.
+    """
+    source, target = side_keys
+    text_hash = pair_keys(source, target)
+    return pairs.with_row_index("row").with_columns(
+        origin=pl.lit(origin),
+        text_hash=text_hash,
+        exact=pl.struct(*SIDES).hash(),
+        rank=ranks(text_hash, seed),
+        english=ranks(target, seed),
+    )
+
+
+def _find_leaks(
+    index: LeakIndex,
+    pairs: pl.DataFrame,
+    letters: Sequence[list[str]],
+    side_keys: Sequence[np.ndarray],
+) -> pl.DataFrame:
+    """Find the leaks on both sides of pairs, in their order. A pair may occur twice.
+
+    Returns:
+        The columns of `pairs` and of the index, and `side` and `text` of the leak.
+    """
+    found = []
+    for side, own_letters, own_keys in zip(SIDES, letters, side_keys):
+        leaks = index(own_letters, own_keys)
+        texts = pairs.with_columns(side=pl.lit(side), text=side)
+        found.append(leaks.join(texts, on="row"))
     return pl.concat(found).sort("row", maintain_order=True)
 
 
-# 2. Choosing
+# ------------------------------------------------------------------------------- 2. choosing
 
 
 def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, int]:
-    """Which cleaned pairs of a language to keep, and which of these are its dev set.
+    """Choose which cleaned pairs of a language to keep, and which of these are its dev set.
 
-    Of equal pairs (as normalised) the first of the first file is kept (with `max_corpus_pairs`, of these of each
-    corpus so many, drawn apart); of what is left the `max_pairs` whose seeded hash is smallest; of these, as
-    `split_validation`, those whose English sentence's is smallest for dev.
+    - Of equal pairs (as normalised), the first pair of the first file is kept.
+    - With `max_corpus_pairs`, a sample of each corpus is drawn first.
+    - Then the `max_pairs` pairs of smallest rank are drawn.
+    - The dev set takes the pairs whose English sentence has the smallest rank. `split_validation` of
+      `dap.training` chooses the same.
 
-    Counts what `clean_file` does, and `exact_duplicate`, `near_duplicate` (equal as normalised only), `not_sampled`.
+    Counts: those of `clean_file`, `exact_duplicate`, `near_duplicate` (equal only as normalised) and
+    `not_sampled`.
     """
     keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
-    rows = pl.scan_parquet(
-        [plan.cleaned(raw) / "rows.parquet" for raw in files], row_index_name="row"
-    )
+    row_files = [plan.cleaned(raw) / "rows.parquet" for raw in files]
+    rows = pl.scan_parquet(row_files, row_index_name="row")
+
+    # Draw the samples.
     drawn = rows.select("row", "rank", "english")
     if most := plan.options.max_corpus_pairs:
-        corpora = [rows.filter(origin=name) for name in sorted({raw.origin for raw in files})]
-        columns = [corpus.select("row", "rank", "english", CORPUS_RANK) for corpus in corpora]
-        drawn = pl.concat(sample(each, "corpus_rank", most).lazy() for each in columns).drop(
-            "corpus_rank"
-        )
+        of_corpora = []
+        for origin in sorted({raw.origin for raw in files}):
+            corpus = rows.filter(origin=origin).select("row", "rank", "english", CORPUS_RANK)
+            of_corpora.append(sample(corpus, "corpus_rank", most).lazy())
+        drawn = pl.concat(of_corpora).drop("corpus_rank")
     kept = sample(drawn, "rank", plan.options.max_pairs or None)
     dev = sample(kept.lazy(), "english", min(plan.options.dev_pairs, len(kept) // 10))
-    kept = kept.sort("row").select("row", "english", dev=pl.col("row").is_in(dev["row"].implode()))
+
+    # Write the numbers of the rows.
+    is_dev = pl.col("row").is_in(dev["row"].implode())
+    kept = kept.sort("row").select("row", "english", dev=is_dev)
     with whole_file(plan.selected(language)) as file:
         pq.write_table(kept.to_arrow(), file)
+
+    # Count what was dropped.
     passed = keys.select(pl.len()).collect().item()
-    texts, different = (count_distinct(keys, name) for name in ("exact", "rank"))
+    exact = count_distinct(keys, "exact")
+    normalised = count_distinct(keys, "rank")
     counts: Counter[str] = Counter()
     for raw in files:
         counts.update(read_object(plan.cleaned(raw) / "counts.json"))
-    counts.update(exact_duplicate=passed - texts, near_duplicate=texts - different)
-    return dict(counts, not_sampled=different - len(kept))
+    return dict(
+        counts,
+        exact_duplicate=passed - exact,
+        near_duplicate=exact - normalised,
+        not_sampled=normalised - len(kept),
+    )
 
 
-# 3. Over all languages
+# ------------------------------------------------------------------------ 3. over all languages
 
 
 def find_shared(plan: Plan, languages: Iterable[str]) -> None:
-    """Keys of English sentences: those `held` out for a dev set of any language, those `repeated` in several pairs."""
+    """Write two lists of English sentences (their ranks).
+
+    `held.parquet` has the sentences of the dev sets of all languages. `repeated.parquet` has the
+    sentences of several pairs.
+    """
     kept = pl.scan_parquet([plan.selected(language) for language in languages])
     held = kept.filter("dev").select(pl.col("english").unique()).collect()
-    for name, keys in ("held", held), ("repeated", repeated(kept, "english")):
-        with whole_file(plan.work_dir / f"{name}.parquet") as file:
-            pq.write_table(keys.to_arrow(), file)
+    _write_table(held, plan.work_dir / "held.parquet")
+    _write_table(repeated(kept, "english"), plan.work_dir / "repeated.parquet")
 
 
-# 4. Writing
+def _write_table(table: pl.DataFrame, path: Path) -> None:
+    with whole_file(path) as file:
+        pq.write_table(table.to_arrow(), file)
+
+
+# -------------------------------------------------------------------------------- 4. writing
 
 
 def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, Any]:
-    """The shards of a language in `train/` and `dev/`, in the order of the files.
+    """Write the shards of a language to `train/` and `dev/`, in the order of the files.
 
-    Counts `held_out` (training pairs lost because a dev set has their English sentence), `train`, `dev`,
-    `target_repeated`, and `origins`: training pairs of each.
+    Counts: `train`, `dev`, `held_out` (training pairs lost because a dev set has their English
+    sentence), `target_repeated`, the number of shards, and `origins` (training pairs of each).
     """
     rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files])
-    held, again = (
-        pl.read_parquet(plan.work_dir / f"{name}.parquet") for name in ("held", "repeated")
-    )
+    held = pl.read_parquet(plan.work_dir / "held.parquet")["english"]
+    several = pl.read_parquet(plan.work_dir / "repeated.parquet")["english"]
     kept = pl.read_parquet(plan.selected(language)).with_columns(
-        held_out=pl.col("english").is_in(held["english"].implode()),
-        target_repeated=pl.col("english").is_in(again["english"].implode()),
+        held_out=pl.col("english").is_in(held.implode()),
+        target_repeated=pl.col("english").is_in(several.implode()),
     )
-    chosen = {"train": kept.filter(~pl.col("held_out")), "dev": kept.filter("dev")}
-    counts: dict[str, Any] = {split: len(pairs) for split, pairs in chosen.items()}
-    counts["held_out"] = len(kept) - counts["train"] - counts["dev"]
-    counts["target_repeated"] = int(chosen["train"]["target_repeated"].sum())
-    for split, pairs in chosen.items():
-        shards = list(pairs.iter_slices(plan.options.shard_size))
-        counts[f"{split}_shards"] = len(shards)
+    train = kept.filter(~pl.col("held_out"))
+    dev = kept.filter("dev")
+
+    counts: dict[str, Any] = {
+        "train": len(train),
+        "dev": len(dev),
+        "held_out": len(kept) - len(train) - len(dev),
+        "target_repeated": int(train["target_repeated"].sum()),
+    }
+    for split, pairs in (("train", train), ("dev", dev)):
         (plan.output_dir / split).mkdir(exist_ok=True)
+        shards = list(pairs.iter_slices(plan.options.shard_size))
         for number, shard in enumerate(shards):
             _write_shard(plan.shard(split, language, number), rows, shard)
-    origins = (
-        rows.select("origin")
-        .with_row_index("row")
-        .join(chosen["train"].lazy(), on="row", how="semi")
-    )
-    found = origins.group_by("origin").len().sort("origin").collect(engine="streaming")
-    return counts | {"origins": dict(found.iter_rows())}
+        counts[f"{split}_shards"] = len(shards)
+
+    origins = rows.select("origin").with_row_index("row")
+    of_train = origins.join(train.lazy(), on="row", how="semi")
+    found = of_train.group_by("origin").len().sort("origin").collect(engine="streaming")
+    counts["origins"] = dict(found.iter_rows())
+    return counts
 
 
 def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
-    """Writes the text of pairs, a row group at a time.
+    """Write the text of pairs, one row group at a time.
 
     Args:
-        rows: those of all files together.
-        pairs: number `row` among them, ascending, and whether `target_repeated`.
+        path: the file to write.
+        rows: the rows of all files of the language.
+        pairs: columns `row`, their numbers among `rows` in ascending order, and `target_repeated`.
     """
     with (
         whole_file(path) as file,
@@ -292,96 +350,98 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
             first, last = group["row"][0], group["row"][-1]
             text = rows.slice(first, last + 1 - first).with_row_index("row", first)
             table = text.join(group.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
-            whole = table.collect(
-                engine="streaming"
-            ).rechunk()  # its chunks, and so the bytes, depend on the threads
-            writer.write_table(whole.to_arrow().cast(SCHEMA))
+            # How the table is split into chunks depends on the threads, and the bytes depend on it.
+            one_chunk = table.collect(engine="streaming").rechunk()
+            writer.write_table(one_chunk.to_arrow().cast(SCHEMA))
+
+
+# ----------------------------------------------------------------------------- 5. vocabulary
 
 
 def write_vocabulary(plan: Plan) -> None:
-    """Writes the ids on the English training side, special tokens but SEP left out, into `target_vocabulary.json`.
+    """Write the token ids of the English training text to `target_vocabulary.json`.
 
-    These are what `dap.training.start.target_vocabulary` finds when no sentence is cut, and what `train_dap.py` restricts
-    the softmax of RTL to.
+    Special tokens are left out, except the separator. `train_dap.py` restricts the softmax of RTL to
+    these ids. If no sentence is cut, `dap.training.start.target_vocabulary` finds the same ids.
     """
+    from dap.tokenizers import never_predicted  # importing Transformers takes seconds
+
     name = plan.options.target_vocabulary
-    tokenizer, ids = load_tokenizer(name), set()
+    tokenizer = load_tokenizer(name)
+    ids: set[int] = set()
     for path in (plan.output_dir / "train").glob("[!.]*.parquet"):
         with pq.ParquetFile(path) as shard:
             for batch in shard.iter_batches(columns=["target"]):
-                codes = tokenizer.backend_tokenizer.encode_batch_fast(batch["target"].to_pylist())
-                ids.update(token for code in codes for token in code.ids)
+                texts = batch["target"].to_pylist()
+                for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts):
+                    ids.update(encoding.ids)
     ids -= never_predicted(tokenizer)
+
     size = max(tokenizer.get_vocab().values()) + 1
     content = {"tokenizer": name, "vocab_size": size, "target_token_ids": sorted(ids)}
     write_json(content, plan.output_dir / VOCABULARY)
 
 
-# Processes
+# ------------------------------------------------------------------------------- processes
 
-Calls = Mapping[str, tuple]  # what a call is about, such as a language -> its arguments
-Outcomes = Iterator[tuple[str, Any]]  # what each call is about and what it returned, as they end
+#: Name of a call, such as a language -> arguments.
+Calls = Mapping[str, tuple]
+#: Calls a function for each of `Calls`, given the name of the step. Returns: name -> result.
+RunCalls = Callable[[str, Callable[..., Any], Calls], dict[str, Any]]
 
 
 @contextmanager
-def workers(
-    count: int, on_cluster: bool = False
-) -> Iterator[Callable[[str, Callable[..., Any], Calls], list[Any]]]:
-    """What makes calls of a function here, in `count` processes or by the connected cluster, and logs what is done.
+def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
+    """Yield a function that makes calls in this process, in `count` processes, or on a Ray cluster.
 
-    It returns what the function does, in the order of the calls. A call that fails keeps no other from being made.
+    It logs progress. If a call fails because of its input, the other calls are still made, and then
+    the errors are raised together. A full disk is raised at once.
 
     Raises:
-        ValueError, OSError: what a call failed with, or a line of what several did; of a full disk at once.
-        ValueError: a process was killed.
+        UserError: a process was killed.
     """
-    if on_cluster or count == 1:
-        yield partial(_run, each_on_cluster if on_cluster else _each_here)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        count, mp_context=context, initializer=_start_worker, initargs=(count,)
-    )
+    pool = None
+    if count > 1 and not on_cluster:
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(
+            count, mp_context=context, initializer=_start_worker, initargs=(count,)
+        )
 
-    def each(function: Callable[..., Any], calls: Calls) -> Outcomes:
-        jobs = {pool.submit(function, *call): name for name, call in calls.items()}
-        return ((jobs[job], job.result()) for job in as_completed(jobs))
+    def run(step: str, function: Callable[..., Any], calls: Calls) -> dict[str, Any]:
+        started = time.perf_counter()
+        attempt = partial(_result_or_error, function)
+        if on_cluster:
+            outcomes = each_on_cluster(attempt, calls)
+        elif pool is not None:
+            names = {pool.submit(attempt, *arguments): name for name, arguments in calls.items()}
+            outcomes = ((names[job], job.result()) for job in as_completed(names))
+        else:
+            outcomes = ((name, attempt(*arguments)) for name, arguments in calls.items())
+
+        found = {}
+        for name, outcome in outcomes:
+            found[name] = outcome
+            seconds = time.perf_counter() - started
+            logger.info("%s: %d of %d done, %.0f s", step, len(found), len(calls), seconds)
+        errors = [found[name] for name in calls if isinstance(found[name], Exception)]
+        if errors:
+            raise joined(errors)
+        return found
 
     try:
-        yield partial(_run, each)
+        yield run
     except BrokenProcessPool as error:
         raise UserError(
-            "a process was ended from outside, perhaps for want of memory; give the same command again to go on, "
-            "with a smaller --num_workers"
+            "a process was ended from outside, perhaps because memory ran out; give the same command "
+            "again to continue, with a smaller --num_workers"
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
 
 
-def _each_here(function: Callable[..., Any], calls: Calls) -> Outcomes:
-    return ((name, function(*call)) for name, call in calls.items())
-
-
-def _run(
-    each: Callable[[Callable[..., Any], Calls], Outcomes],
-    step: str,
-    function: Callable[..., Any],
-    calls: Calls,
-) -> list[Any]:
-    started, found = time.perf_counter(), {}
-    for name, outcome in each(partial(_attempt, function), calls):
-        found[name] = outcome
-        logger.info(
-            "%s: %d of %d done, %.0f s", step, len(found), len(calls), time.perf_counter() - started
-        )
-    failed = [found[name] for name in calls if isinstance(found[name], Exception)]
-    if failed:
-        raise joined(failed)
-    return [found[name] for name in calls]
-
-
-def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns, or what it raises over its input."""
+def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function. Return its result, or the error that it raises because of its input."""
     try:
         return function(*arguments)
     except DiskFullError:
@@ -391,12 +451,13 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _start_worker(count: int) -> None:
-    """Gives this process its share of the cores, and ends it when its parent is killed."""
+    """Set up a process: give it its share of the cores, and end it when its parent is killed."""
 
-    def follow() -> None:
+    def end_with_parent() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
 
+    threads = max((os.cpu_count() or 1) // count, 1)
     for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"):
-        os.environ.setdefault(name, str(max((os.cpu_count() or 1) // count, 1)))
-    threading.Thread(target=follow, daemon=True).start()
+        os.environ.setdefault(name, str(threads))
+    threading.Thread(target=end_with_parent, daemon=True).start()

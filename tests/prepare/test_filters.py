@@ -313,19 +313,17 @@ def test_wrong_options_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    "answer",
     [
-        (lambda texts: 1 / 0, "failed: ZeroDivisionError"),
-        (lambda texts: None, "failed: TypeError"),
-        (lambda texts: [("de", 0.9)] * len(texts), r"gave \('de', 0.9\) for a text"),
-        (lambda texts: [], "gave 0 codes for 1 texts"),
+        lambda texts: 1 / 0,
+        lambda texts: None,
+        lambda texts: [("de", 0.9)] * len(texts),
+        lambda texts: [],
     ],
 )
-def test_an_identifier_that_fails_is_named(
-    answer: Any, message: str, identified_by: Identify
-) -> None:
+def test_an_identifier_that_fails_is_refused_by_name(answer: Any, identified_by: Identify) -> None:
     pairs = frame(("eins zwei drei vier", "one two three four"))
-    with pytest.raises(UserError, match=f"language_identifier 'test_filters:identify' {message}"):
+    with pytest.raises(UserError, match="test_filters:identify"):
         clean(pairs, "de", identified_by(answer))
 
 

@@ -88,7 +88,7 @@ def compare(text: str, sentence: str) -> float:
     if wide(text) != wide(sentence):
         return 0.0
     n = next(
-        band.n for band in BANDS if band.wide == wide(sentence) and len(sentence) <= band.longest
+        band.n for band in BANDS if band.is_wide == wide(sentence) and len(sentence) <= band.longest
     )
     one, other = grams(text, n), grams(sentence, n)
     most = max(one.total(), other.total())

@@ -18,12 +18,13 @@ from conftest import REPOSITORY, synthetic_pairs
 from datasets import Dataset
 from written import text_of
 
+from dap.errors import UserError
 from dap.file_io import write_json
 from dap.languages import normalise
 from dap.prepare.filters import REASONS
 from dap.prepare.options import PrepareOptions
 from dap.prepare.pipeline import SCHEMA, prepare, workers
-from dap.prepare.run_folder import Plan, RawFile, begin, new_folder
+from dap.prepare.run_folder import Plan, RawFile, begin
 from dap.text.corpus import find_bitext, load_bitext
 from dap.training.batches import split_validation
 
@@ -412,25 +413,6 @@ def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(
     assert content(tmp_path) == content(folder)
 
 
-def test_of_two_workers_that_clean_the_same_file_one_keeps_it_and_neither_fails(
-    tmp_path: Path,
-) -> None:
-    with new_folder(tmp_path / "cleaned") as slow:
-        (slow / "rows").write_text("all")
-        with new_folder(tmp_path / "cleaned") as fast:
-            (fast / "rows").write_text("all")
-    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
-        "cleaned",
-        "cleaned/rows",
-    ]
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError), new_folder(tmp_path / "file"):
-        pass
-
-
-def test_a_process_that_is_killed_ends_the_run_with_one_message() -> None:
-    with (
-        pytest.raises(ValueError, match="a process was ended from outside.*--num_workers"),
-        workers(2) as run,
-    ):
+def test_a_killed_process_ends_the_run_with_one_message() -> None:
+    with pytest.raises(UserError, match="--num_workers"), workers(2) as run:
         run("kill", signal.raise_signal, {"de": (signal.SIGKILL,)})
