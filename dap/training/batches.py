@@ -32,6 +32,7 @@ from dap.tokenizers import plain_backend, require_room
 logger = logging.getLogger(__name__)
 
 DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
+NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
 CACHE_VERSION = 2
 MIXES = ("natural", "uniform", "temperature")
 
@@ -74,6 +75,7 @@ def split_validation(
 
     rest: dict[str, Any] = {}
     dev: dict[str, Dataset] = {}
+    keys: dict[str, np.ndarray] = {}
     held_out: set[int] = set()
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
@@ -83,14 +85,14 @@ def split_validation(
         else:
             rest[language] = candidates = _numbered(dataset)
 
-        keys = _target_keys(candidates)
-        rows = _rows_to_hold_out(keys, dev_pairs, seed)
+        keys[language] = _target_keys(candidates)
+        rows = _rows_to_hold_out(keys[language], dev_pairs, seed)
         if rows:
             dev[language] = candidates.select(rows)
-            held_out.update(keys[rows].tolist())
+            held_out.update(keys[language][rows].tolist())
         else:
             logger.warning("%s: %d pairs are too few for a dev set", language, len(candidates))
-    return _without(rest, held_out), dev
+    return _without(rest, held_out, keys), dev
 
 
 def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str, Any]:
@@ -102,13 +104,20 @@ def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str,
     Raises:
         UserError: a language has nothing left to train on.
     """
-    keys = text_keys(normalise_all(list(targets)))
-    return _without(datasets, set(keys.tolist()))
+    held_out = text_keys(normalise_all(list(targets)))
+    keys = {}
+    for language, dataset in datasets.items():
+        if isinstance(dataset, Dataset):
+            keys[language] = _target_keys(dataset)
+    return _without(datasets, set(held_out.tolist()), keys)
 
 
 def _target_keys(dataset: Dataset) -> np.ndarray:
     """Compute the key of each normalised target: uint64 (number of pairs,)."""
-    return text_keys(normalise_all(dataset["target"][:]))
+    keys = [np.empty(0, np.uint64)]
+    for batch in dataset.select_columns("target").iter(NORMALISED_AT_ONCE):
+        keys.append(text_keys(normalise_all(batch["target"])))
+    return np.concatenate(keys)
 
 
 def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
@@ -124,12 +133,15 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
     return sorted(first_rows[:count].tolist())
 
 
-def _without(datasets: PairsByLanguage, held_out: set[int]) -> dict[str, Any]:
+def _without(
+    datasets: PairsByLanguage, held_out: set[int], keys: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
     """Remove the pairs whose target is held out.
 
     Args:
         datasets: pairs by language.
         held_out: keys of the targets to remove.
+        keys: keys of all targets of each map-style dataset.
     """
     left: dict[str, Any] = {}
     for language, dataset in datasets.items():
@@ -137,18 +149,18 @@ def _without(datasets: PairsByLanguage, held_out: set[int]) -> dict[str, Any]:
             left[language] = _filtered_stream(dataset, held_out, language)
             continue
 
-        keys = _target_keys(dataset).tolist()
-        rows = [row for row, key in enumerate(keys) if key not in held_out]
+        own = keys[language].tolist()
+        rows = [row for row, key in enumerate(own) if key not in held_out]
         if not rows:
             raise _nothing_left(language)
-        dropped = len(keys) - len(rows)
+        dropped = len(own) - len(rows)
         if dropped:
             dataset = _numbered(dataset).select(rows)
             logger.info(
                 "%s: %d of %d pairs dropped, because their targets are dev targets",
                 language,
                 dropped,
-                len(keys),
+                len(own),
             )
         left[language] = dataset
     return left
