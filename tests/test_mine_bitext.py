@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,36 +24,45 @@ from dap.mining.margin import margin_scores
 from mine_bitext import main, run
 
 PAIRS = synthetic_pairs("de", 40)
-SOURCE, TARGET = ([pair[side] for pair in PAIRS] for side in (0, 1))
-TARGET = TARGET[::-1]
+SOURCE = [source for source, _ in PAIRS]
+TARGET = [target for _, target in reversed(PAIRS)]
+
+
+class Row(NamedTuple):
+    """A row of the output."""
+
+    score: float
+    source: str
+    target: str
+    source_line: int
+    target_line: int
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        return self.source_line, self.target_line
 
 
 def write(path: Path, lines: list[str]) -> str:
     return str(written.write(path, "".join(f"{line}\n" for line in lines)))
 
 
-def read(path: Path) -> list[list[str]]:
-    """The columns of a written file; every row must have five."""
+def read(path: Path) -> list[Row]:
+    """Read a written file, in which every row must have five columns."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    rows = []
     with opener(path, "rt", encoding="utf-8", newline="") as file:
-        rows = [line.rstrip("\n").split("\t") for line in file]
-    assert all(len(row) == 5 for row in rows)
+        for line in file:
+            score, source, target, source_line, target_line = line.rstrip("\n").split("\t")
+            rows.append(Row(float(score), source, target, int(source_line), int(target_line)))
     return rows
 
 
 @pytest.fixture
 def command(tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
-    """Everything but what is particular: texts, model, output."""
+    """Return the command that mines the two texts."""
     files = [write(tmp_path / "a.de", SOURCE), write(tmp_path / "a.en", TARGET)]
-    return [
-        *files,
-        "--model",
-        str(tiny_bert_dir),
-        "--pooling",
-        "mean",
-        "--output",
-        str(tmp_path / "pairs.tsv"),
-    ]
+    model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
+    return [*files, *model, "--output", str(tmp_path / "pairs.tsv")]
 
 
 def test_pairs_are_written_best_first_with_their_lines(
@@ -61,18 +71,15 @@ def test_pairs_are_written_best_first_with_their_lines(
     made = run(command)
     rows = read(tmp_path / "pairs.tsv")
     assert 10 < len(rows) <= 40
-    for _, source, target, source_line, target_line in rows:
-        assert (source, target) == (SOURCE[int(source_line) - 1], TARGET[int(target_line) - 1])
-    scores = [float(row[0]) for row in rows]
+    for row in rows:
+        assert row.source == SOURCE[row.source_line - 1]
+        assert row.target == TARGET[row.target_line - 1]
+    scores = [row.score for row in rows]
     assert scores == sorted(scores, reverse=True)
+
+    counts = {"lines": 40, "empty": 0, "repeated": 0, "distinct": 40}
+    assert made["source"] == {"file": "a.de"} | counts
     assert made["kept"] == made["candidates"] == len(rows)
-    assert made["source"] == {
-        "file": "a.de",
-        "lines": 40,
-        "empty": 0,
-        "repeated": 0,
-        "distinct": 40,
-    }
     assert made["settings"]["margin"] == "ratio"
     assert made["settings"]["data"] == command[:2]
     assert made["protocol"] == "bitext mining by margin over nearest neighbours"
@@ -96,11 +103,11 @@ def test_compressed_texts_give_the_same_pairs_compressed(
 def test_batches_and_shards_do_not_change_the_pairs(command: list[str], tmp_path: Path) -> None:
     run([*command[:-1], str(tmp_path / "one.tsv"), "--token_budget", "1"])
     run([*command[:-1], str(tmp_path / "two.tsv"), "--token_budget", "5000", "--shard_size", "7"])
-    one, two = read(tmp_path / "one.tsv"), read(tmp_path / "two.tsv")
-    assert [row[1:] for row in one] == [row[1:] for row in two]
-    np.testing.assert_allclose(
-        [float(row[0]) for row in one], [float(row[0]) for row in two], atol=3e-6
-    )
+    one = read(tmp_path / "one.tsv")
+    two = read(tmp_path / "two.tsv")
+    assert [row.lines for row in one] == [row.lines for row in two]
+    scores = [row.score for row in one]
+    np.testing.assert_allclose(scores, [row.score for row in two], atol=3e-6)
 
 
 def test_a_second_run_encodes_nothing(command: list[str], tmp_path: Path) -> None:
@@ -115,15 +122,15 @@ def test_a_second_run_encodes_nothing(command: list[str], tmp_path: Path) -> Non
 
 def test_a_threshold_keeps_the_better_pairs(command: list[str], tmp_path: Path) -> None:
     run(command)
-    scores = [float(row[0]) for row in read(tmp_path / "pairs.tsv")]
-    made = run([*command, "--threshold", str(scores[4] - 1e-5)])
-    assert made["kept"] == len(read(tmp_path / "pairs.tsv")) < made["candidates"]
-    assert {float(row[0]) for row in read(tmp_path / "pairs.tsv")} == {
-        s for s in scores if s >= scores[4] - 1e-5
-    }
+    rows = read(tmp_path / "pairs.tsv")
+    threshold = rows[4].score - 1e-5
+    made = run([*command, "--threshold", str(threshold)])
+    kept = read(tmp_path / "pairs.tsv")
+    assert kept == [row for row in rows if row.score >= threshold]
+    assert made["kept"] == len(kept) < made["candidates"]
 
 
-def test_empty_repeated_and_tabbed_lines(
+def test_empty_and_repeated_lines_are_counted_and_left_out(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(command)
@@ -133,38 +140,41 @@ def test_empty_repeated_and_tabbed_lines(
     counts = {"lines": 44, "empty": 2, "repeated": 2, "distinct": 40}
     assert made["source"] == {"file": "a.de"} | counts
     assert f"{command[0]}: 44 lines, 2 empty, 2 repeated, 40 sentences" in capsys.readouterr().out
-    lines = {"1": "2"} | {str(n): str(n + 2) for n in range(2, 41)}
-    assert read(tmp_path / "pairs.tsv") == [[*row[:3], lines[row[3]], row[4]] for row in clean]
+    expected = []
+    for row in clean:
+        moved_by = 1 if row.source_line == 1 else 2
+        expected.append(row._replace(source_line=row.source_line + moved_by))
+    assert read(tmp_path / "pairs.tsv") == expected
+
+
+def test_tabs_become_spaces_and_carriage_returns_are_refused(
+    command: list[str], tmp_path: Path
+) -> None:
     write(tmp_path / "a.de", [f"{line[:3]}\t{line[3:]}\tban" for line in SOURCE])
     run(command)
-    rows = read(tmp_path / "pairs.tsv")
-    assert all(
-        source == f"{SOURCE[int(n) - 1][:3]} {SOURCE[int(n) - 1][3:]} ban"
-        for _, source, _, n, _ in rows
-    )
+    for row in read(tmp_path / "pairs.tsv"):
+        line = SOURCE[row.source_line - 1]
+        assert row.source == f"{line[:3]} {line[3:]} ban"
     write(tmp_path / "a.de", [*SOURCE[:6], "ka\rban", *SOURCE[6:]])
-    with pytest.raises(
-        ValueError, match=r"a\.de, line 7: carriage return at offset 2, within the line: tr '"
-    ):
+    with pytest.raises(ValueError, match=r"a\.de, line 7: carriage return at offset 2"):
         run(command)
 
 
-def test_on_a_full_disk_it_says_where_leaves_the_old_pairs_and_goes_on_once_there_is_room(
+def test_on_a_full_disk_it_keeps_the_old_pairs_and_continues_once_there_is_room(
     command: list[str], tmp_path: Path
 ) -> None:
     run(command)
-    before, said = (
-        (tmp_path / "pairs.tsv").read_bytes(),
-        rf"^error: {tmp_path}/pairs\S+.*: the disk is full \(.*make room",
-    )
-    with full_disk(100), pytest.raises(SystemExit, match=said):
+    before = (tmp_path / "pairs.tsv").read_bytes()
+    message = rf"^error: {tmp_path}/pairs\S+.*: the disk is full \(.*make room"
+    with full_disk(100), pytest.raises(SystemExit, match=message):
         main([*command, "--top_n", "2"])
     assert (tmp_path / "pairs.tsv").read_bytes() == before
     assert not list(tmp_path.glob(".pairs*"))
+
     (tmp_path / "pairs.tsv").unlink()
     shutil.rmtree(tmp_path / "pairs.tsv.embeddings")
     for size in (500, 1500, 4000):  # bytes that a file may have
-        with full_disk(size), pytest.raises(SystemExit, match=said):
+        with full_disk(size), pytest.raises(SystemExit, match=message):
             main(command)
     run(command)
     assert (tmp_path / "pairs.tsv").read_bytes() == before
@@ -173,27 +183,33 @@ def test_on_a_full_disk_it_says_where_leaves_the_old_pairs_and_goes_on_once_ther
 def test_given_pairs_are_scored_in_their_order(
     command: list[str], tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
-    source, target = [*SOURCE[:9], "", SOURCE[0]], [*TARGET[::-1][:9], "ban", TARGET[-1]]
+    # line 10 is empty on one side, and line 11 repeats line 1
+    source = [*SOURCE[:9], "", SOURCE[0]]
+    target = [*TARGET[::-1][:9], "ban", TARGET[-1]]
     write(tmp_path / "a.de", source)
     write(tmp_path / "a.en", target)
     made = run([*command, "--score_only"])
     rows = read(tmp_path / "pairs.tsv")
-    assert [(row[1], row[2]) for row in rows] == [pair for pair in zip(source, target) if pair[0]]
-    assert [(row[3], row[4]) for row in rows] == [(str(n), str(n)) for n in (*range(1, 10), 11)]
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    a, b = (
-        rows / np.linalg.norm(rows, axis=1)[:, None]
-        for rows in map(encoder.encode, (source[:9], target[:10]))
-    )
-    similar = a @ b.T  # distinct sentences only
-    mean = [np.sort(side, axis=1)[:, -4:].mean(1) for side in (similar, similar.T)]
-    expected = margin_scores(np.diag(similar), mean[0], mean[1][:9])
-    np.testing.assert_allclose([float(row[0]) for row in rows], [*expected, expected[0]], atol=1e-5)
+    filled = [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+    assert [(row.source, row.target) for row in rows] == [(source[i], target[i]) for i in filled]
+    assert [row.lines for row in rows] == [(i + 1, i + 1) for i in filled]
     assert made["candidates"] == 10
     assert made["protocol"] == "margin of given pairs over nearest neighbours"
+
+    # compare the scores with the formula
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    a = encoder.encode(source[:9])  # distinct sentences only
+    b = encoder.encode(target[:10])
+    similar = (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
+    source_means = np.sort(similar, axis=1)[:, -4:].mean(1)
+    target_means = np.sort(similar.T, axis=1)[:, -4:].mean(1)
+    expected = margin_scores(np.diag(similar), source_means, target_means[:9])
+    scores = [row.score for row in rows]
+    np.testing.assert_allclose(scores, [*expected, expected[0]], atol=1e-5)
+
     run([*command, "--score_only", "--top_n", "2"])
-    best = sorted(sorted(rows, key=lambda row: -float(row[0]))[:2], key=lambda row: int(row[3]))
-    assert read(tmp_path / "pairs.tsv") == best
+    best = sorted(rows, key=lambda row: -row.score)[:2]
+    assert read(tmp_path / "pairs.tsv") == sorted(best, key=lambda row: row.source_line)
 
 
 def test_an_index_states_its_recall(
@@ -201,9 +217,9 @@ def test_an_index_states_its_recall(
 ) -> None:
     pytest.importorskip("faiss")
     run(command)
-    exact = read(tmp_path / "pairs.tsv")
+    exact = [row.lines for row in read(tmp_path / "pairs.tsv")]
     made = run([*command, "--index", "Flat"])
-    assert [row[1:] for row in read(tmp_path / "pairs.tsv")] == [row[1:] for row in exact]
+    assert [row.lines for row in read(tmp_path / "pairs.tsv")] == exact
     assert made["recall_at_k"] == 1.0
     assert "Flat: recall@4 1.0000" in capsys.readouterr().out
     assert made["settings"]["index"] == "Flat"
@@ -211,21 +227,25 @@ def test_an_index_states_its_recall(
     assert 0.1 < made["recall_at_k"] < 1.0
 
 
-def bucc(folder: Path, name: str, seed: int) -> list[tuple[str, str]]:
-    """A split where sources 0-9 have the same text as their gold targets, so that any model finds them."""
-    shared, other = synthetic_pairs("de", 60, seed), synthetic_pairs("fr", 30, seed)
-    source = [pair[0] for pair in shared[:10]] + [pair[0] for pair in other]
-    target = [pair[1] for pair in shared[20:40]] + [pair[0] for pair in shared[:10]]
-    gold = [(f"de-{seed}{i}", f"en-{seed}{i + 20}") for i in range(10)]
+def bucc(folder: Path, name: str, seed: int) -> None:
+    """Write a split whose ten gold pairs have the same text on both sides.
+
+    So any model finds them. They are lines 1 to 10 of the source and lines 21 to 30 of the target.
+    """
+    shared = synthetic_pairs("de", 60, seed)
+    other = synthetic_pairs("fr", 30, seed)
+    same = [text for text, _ in shared[:10]]
+    source = same + [text for text, _ in other]
+    target = [text for _, text in shared[20:40]] + same
+    gold = [f"de-{seed}{i}\ten-{seed}{i + 20}" for i in range(10)]
     write(folder / f"de-en.{name}.de", [f"de-{seed}{i}\t{text}" for i, text in enumerate(source)])
     write(folder / f"de-en.{name}.en", [f"en-{seed}{i}\t{text}" for i, text in enumerate(target)])
-    write(folder / f"de-en.{name}.gold", ["\t".join(pair) for pair in gold])
-    return gold
+    write(folder / f"de-en.{name}.gold", gold)
 
 
 @pytest.fixture
 def bucc_command(tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
-    """The command for BUCC, whose folder is still empty."""
+    """Return the command for BUCC, whose folder is still empty."""
     (tmp_path / "bucc").mkdir()
     argv = ["--bucc", str(tmp_path / "bucc"), "--pair", "de-en", "--margin", "absolute"]
     argv += ["--model", str(tiny_bert_dir), "--pooling", "mean"]
@@ -242,7 +262,9 @@ def test_the_sample_split_is_evaluated_at_its_own_threshold_beside_table_2(
     assert (numbers["precision"], numbers["recall"], numbers["f1"]) == (100, 100, 100)
     rows = read(tmp_path / "out.tsv")
     assert made["kept"] == len(rows) == 10
-    assert {(row[1], int(row[3]) + 20) for row in rows} == {(row[2], int(row[4])) for row in rows}
+    for row in rows:
+        assert row.source == row.target
+        assert row.target_line == row.source_line + 20
     printed = capsys.readouterr().out
     assert "(10 pairs of ids extracted, 10 of 10 true ones)" in printed
     assert re.search("paper: XLM-R.DAP .* 95.4", printed)
@@ -295,7 +317,7 @@ def test_a_file_of_bucc_is_neither_overwritten_nor_left_out(
 
 
 def one_of_two(rank: int, argv: list[str], evaluations: list[list[str]], place: Path) -> None:
-    """One process of two; writes how many pairs it kept, and the languages that it evaluated."""
+    """Run in one of two processes: write how many pairs were kept and which languages evaluated."""
     found = [
         run(argv).get("kept"),
         *(eval_retrieval.run(each).get("languages") for each in evaluations),
@@ -331,10 +353,7 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[token] = torch.nan
     save(tmp_path / "model", encoder.model, encoder.tokenizer)
-    files = [
-        write(tmp_path / name, lines)
-        for name, lines in (("a.de", ["ban", "q"]), ("a.en", ["q", "ban"]))
-    ]
+    files = [write(tmp_path / "a.de", ["ban", "q"]), write(tmp_path / "a.en", ["q", "ban"])]
     with pytest.raises(UserError, match="^2 fail: .*/a.de, line 2: NaN .*; .*/a.en, line 1: NaN "):
         run(
             [
@@ -355,16 +374,14 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
         (["--k", "0"], "--k 0: at least 1"),
         (["--top_n", "0"], "--top_n 0: at least 1"),
         (["--threshold", "nan"], "--threshold nan: give a finite number"),
-        (
-            ["more.en"],
-            r"more\.en: no such option, or a text in the wrong place; the two texts come first",
-        ),
+        (["more.en"], r"more\.en: no such option, or a text in the wrong place"),
         (["--pair", "de-en"], "--pair belongs to --bucc"),
         (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),
+        (["--score_only", "--retrieval", "backward"], "--retrieval backward is for mining"),
         (["--model", "no-such-model"], "the configuration of no-such-model cannot be loaded "),
     ],
 )
-def test_unfit_arguments_are_one_message(
+def test_unfit_arguments_end_the_command_in_one_line(
     change: list[str], message: str, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mine-bitext", *command, *change])
@@ -372,12 +389,18 @@ def test_unfit_arguments_are_one_message(
         main()
 
 
+@pytest.mark.parametrize("files", [[], ["one"], ["a", "b", "c"]])
+def test_two_texts_are_needed(files: list[str], tiny_bert_dir: Path) -> None:
+    with pytest.raises(ValueError, match="name a source text and a target text"):
+        run([*files, "--model", str(tiny_bert_dir), "--output", "x"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (b"ban\nb\xffn\n", "line 2: invalid UTF-8"),
         (b"\n \n", "2 lines, and none of them holds a sentence"),
-        (b"", "0 lines"),
+        (b"ban\n", r"a\.de has 1 lines, .*a\.en has 40"),
         (None, r"No such file.*a\.de"),
     ],
 )
@@ -386,35 +409,10 @@ def test_unfit_texts_are_found_before_the_model_is_loaded(
 ) -> None:
     (tmp_path / "a.de").unlink() if text is None else (tmp_path / "a.de").write_bytes(text)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run([*command, "--model", "no-such-model"])
-
-
-def test_texts_of_unequal_length_cannot_be_scored(command: list[str], tmp_path: Path) -> None:
-    write(tmp_path / "a.en", TARGET[:-1])
-    with pytest.raises(ValueError, match=r"a\.de has 40 lines, .*a\.en has 39: --score_only"):
         run([*command, "--score_only", "--model", "no-such-model"])
-    with pytest.raises(
-        ValueError, match="--retrieval backward is for mining: --score_only scores the given"
-    ):
-        run([*command, "--score_only", "--retrieval", "backward"])
 
 
 def test_a_text_may_be_mined_against_itself(command: list[str], tmp_path: Path) -> None:
     run([command[0], *command[:1], *command[2:]])
-    assert {(row[3], row[4]) for row in read(tmp_path / "pairs.tsv")} == {
-        (str(n), str(n)) for n in range(1, 41)
-    }
-
-
-def test_a_text_after_a_switch_shows_where_texts_belong(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        run(["--score_only", *command])
-    assert "The two texts come first, side by side" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("files", [[], ["one"], ["a", "b", "c"]])
-def test_two_texts_are_needed(files: list[str], tiny_bert_dir: Path) -> None:
-    with pytest.raises(ValueError, match="name a source text and a target text"):
-        run([*files, "--model", str(tiny_bert_dir), "--output", "x"])
+    rows = read(tmp_path / "pairs.tsv")
+    assert sorted(row.lines for row in rows) == [(line, line) for line in range(1, 41)]
