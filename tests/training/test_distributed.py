@@ -63,6 +63,7 @@ IN_ONE_VARIANT = [
     {"objective": "tr+rtl+tlm", "target_vocab_size": 140, "rtl_ratio": 0.6, **MASKING},
     {"objective": "tr+rtl", "rtl_direction": "target-to-source", "rtl_languages": LANGUAGES},
 ]
+CASES = [*IN_EVERY_VARIANT, *IN_ONE_VARIANT]
 RUNS = [
     *itertools.product(IN_EVERY_VARIANT, VARIANTS),
     *zip(IN_ONE_VARIANT, itertools.cycle(VARIANTS), strict=False),

@@ -2,7 +2,15 @@ import itertools
 
 import pytest
 import torch
-from test_distributed import CASES, EVERY_WAY, IN_TURN, PAIRS, micro_batch, step_gradients
+from test_distributed import (
+    CASES,
+    IN_EVERY_VARIANT,
+    IN_ONE_VARIANT,
+    PAIRS,
+    Variant,
+    micro_batch,
+    step_gradients,
+)
 from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 
 import losses_dap
@@ -14,8 +22,8 @@ from objectives_dap import Pairs, Sentences, TranslationRanking
 @pytest.mark.parametrize(
     ("case", "size", "accumulation"),
     [
-        *itertools.product(EVERY_WAY, (1, 5), (2,)),
-        *zip(IN_TURN, itertools.cycle((5, 3)), itertools.repeat(1)),
+        *itertools.product(IN_EVERY_VARIANT, (1, 5), (2,)),
+        *zip(IN_ONE_VARIANT, itertools.cycle((5, 3)), itertools.repeat(1)),
     ],
     ids=str,
 )
@@ -23,7 +31,8 @@ def test_chunks_give_the_gradients_of_the_batch(
     case: dict, size: int, accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(losses_dap, "SIMILARITIES_PER_BLOCK", 2 * PAIRS)  # blocks of two queries
-    expected, found = (step_gradients(case, accumulation, False, chunk) for chunk in (None, size))
+    expected = step_gradients(case, Variant(accumulation, False, None))
+    found = step_gradients(case, Variant(accumulation, False, size))
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
