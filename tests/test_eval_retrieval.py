@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,10 @@ def test_report_holds_the_accuracy_of_both_directions(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "results.json"
-    arguments = [
-        "--model_name_or_path",
-        str(tiny_bert_dir),
-        "--data_dir",
-        str(bitext_dir),
-        "--pooling",
-        "mean",
-    ]
-    made = run([*arguments, "--output_file", str(out), "--output_dir", str(tmp_path)])
-    assert (
-        json.loads(out.read_text()) == json.loads((tmp_path / "retrieval.json").read_text()) == made
-    )
+    argv = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(bitext_dir)]
+    made = run([*argv, "--output_file", str(out), "--output_dir", str(tmp_path)])
+    assert json.loads(out.read_text()) == made
+    assert json.loads((tmp_path / "retrieval.json").read_text()) == made
     assert list(made["languages"]) == ["de", "fr", "sw"]
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     for code, numbers in made["languages"].items():
@@ -48,11 +41,10 @@ def test_report_holds_the_accuracy_of_both_directions(
         expected = retrieval_accuracy(encoder.encode(source), encoder.encode(target))
         assert numbers["pairs"] == 200
         assert (numbers["xx-en"], numbers["en-xx"]) == pytest.approx(expected, abs=1e-3)
-    means = {
-        d: np.mean([numbers[d] for numbers in made["languages"].values()])
-        for d in ("xx-en", "en-xx")
-    }
-    assert made["averages"] == {"3 of 36 languages": pytest.approx(means, abs=1e-3)}
+    (mean,) = made["averages"].values()
+    for direction in ("xx-en", "en-xx"):
+        accuracies = [numbers[direction] for numbers in made["languages"].values()]
+        assert mean[direction] == pytest.approx(np.mean(accuracies), abs=1e-3)
     assert made["settings"]["pooling"] == "mean"
     printed = capsys.readouterr().out
     assert "3 of 36 languages" in printed
@@ -75,19 +67,15 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
     made = run(argv)
     assert list(made["averages"]) == ["14 languages", "28 languages", "36 languages"]
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    sw, mean = (
-        next(line for line in lines if line[:2] == start)
-        for start in (["sw", "Swahili"], ["mean", "28"])
-    )
-    assert (sw[2], sw[4:6], sw[7:]) == (
-        "5",
-        ["77.9", "77.2"],
-        ["75.6", "78.5"],
-    )  # pairs, and the appendix's rows
+    (sw,) = (line for line in lines if line[:2] == ["sw", "Swahili"])
+    assert sw[2] == "5"  # pairs
+    assert (sw[4:6], sw[7:]) == (["77.9", "77.2"], ["75.6", "78.5"])  # the paper's appendix
+    (mean,) = (line for line in lines if line[:2] == ["mean", "28"])
     assert (mean[4:6], mean[7:]) == (["94.7", "94.7"], ["94.6", "95.2"])
     assert any(line[:2] == ["paper:", "XLM-R+TR+TLM"] and line[-1] == "92.4" for line in lines)
     run([*argv, "--languages", "de"])  # some languages stand beside the paper's, too
-    (german,) = (line.split() for line in capsys.readouterr().out.splitlines() if "German" in line)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (german,) = (line for line in lines if "German" in line)
     assert (german[4:6], german[7:]) == (["99.1", "99.2"], ["98.9", "98.9"])
     cut = run([*argv, "--max_pairs", "4"])
     assert {each["pairs"] for each in cut["languages"].values()} == {4}
@@ -98,7 +86,10 @@ def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
 
 @pytest.fixture
 def near_dir(tmp_path: Path) -> Path:
-    """Pairs whose source is the English sentence without its last word: an untrained encoder finds some of them."""
+    """Write pairs whose source is the English sentence without its last word.
+
+    So an untrained encoder finds some of them.
+    """
     folder = tmp_path / "near"
     folder.mkdir()
     for code, count in (("de", 170), ("fr", 130)):
@@ -111,15 +102,8 @@ def near_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def argv(tiny_bert_dir: Path, near_dir: Path) -> list[str]:
-    """The command on those pairs."""
-    return [
-        "--model_name_or_path",
-        str(tiny_bert_dir),
-        "--data_dir",
-        str(near_dir),
-        "--pooling",
-        "mean",
-    ]
+    """Return the command that evaluates on the pairs of `near_dir`."""
+    return ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(near_dir)]
 
 
 def test_kept_embeddings_are_used_for_the_same_model_and_text_only(
@@ -175,12 +159,12 @@ def test_accuracies_are_drawn_beside_those_of_an_earlier_report(
     argv: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    earlier, picture = tmp_path / "earlier.json", tmp_path / "accuracy.svg"
+    earlier = tmp_path / "earlier.json"
+    picture = tmp_path / "accuracy.svg"
     run([*argv, "--output_file", str(earlier)])
     run([*argv, "--plot", str(picture), "--before", str(earlier)])
-    assert all(
-        f"<!-- {text} -->" in picture.read_text() for text in ("before", "after", "xx→en", "en→xx")
-    )
+    for text in ("before", "after", "xx→en", "en→xx"):
+        assert f"<!-- {text} -->" in picture.read_text()
     for wrong, why in (
         (["--before", "a.json"], "name that with --plot"),
         (["--plot", "a.doc"], "ends in .svg, .png"),
@@ -203,16 +187,14 @@ def test_another_layer_is_another_encoder(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     keep = ["--embeddings_dir", str(tmp_path)]
-    last, first = (run([*argv, *keep, *more]) for more in ([], ["--layer", "0"]))
-    again = run(
-        [*argv, "--layer", "0", "--token_budget", "1"]
-    )  # batches of one sentence change nothing
-    assert last["languages"] != first["languages"] == again["languages"]
-    assert all(
-        0 < numbers[way] < 100
-        for numbers in last["languages"].values()
-        for way in ("xx-en", "en-xx")
-    )
+    last = run([*argv, *keep])
+    first = run([*argv, *keep, "--layer", "0"])
+    in_small_batches = run([*argv, "--layer", "0", "--token_budget", "1"])
+    assert last["languages"] != first["languages"]
+    assert first["languages"] == in_small_batches["languages"]
+    for numbers in last["languages"].values():
+        assert 0 < numbers["xx-en"] < 100
+        assert 0 < numbers["en-xx"] < 100
     assert "layer" not in last["settings"]
     assert first["settings"]["layer"] == 0
     assert "pooling mean of layer 0" in capsys.readouterr().out
@@ -223,42 +205,38 @@ def test_another_layer_is_another_encoder(
 
 @pytest.fixture
 def telling_dir(tmp_path: Path) -> Path:
-    """Pairs in upper and in lower case whose English says something that can be changed; two of them cannot be."""
+    """Write ten pairs, of which eight have English sentences with numbers, names and antonyms.
+
+    The source is the English sentence in capitals.
+    """
     folder = tmp_path / "telling"
     folder.mkdir()
-    for side, change in (("deu", str.upper), ("eng", str)):
-        text = [f"Here {name} is {old} and has {count} cats." for name in ("Tom", "Ann") for old in ("old", "ill")
-                for count in (2, 30)]  # fmt: skip
-        (folder / f"tatoeba.deu-eng.{side}").write_text(
-            "\n".join(map(change, [*text, "ka lo", "mi ne"])) + "\n"
-        )
+    english = []
+    for name, old, count in product(("Tom", "Ann"), ("old", "ill"), (2, 30)):
+        english.append(f"Here {name} is {old} and has {count} cats.")
+    english += ["ka lo", "mi ne"]
+    text = "".join(f"{line}\n" for line in english)
+    (folder / "tatoeba.deu-eng.eng").write_text(text)
+    (folder / "tatoeba.deu-eng.deu").write_text(text.upper())
     return folder
 
 
 def test_hard_negatives_are_candidates_of_the_english_side(
     tiny_bert_dir: Path, telling_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    argv = [
-        "--model_name_or_path",
-        str(tiny_bert_dir),
-        "--data_dir",
-        str(telling_dir),
-        "--pooling",
-        "mean",
-    ]
-    argv += ["--prefix", "ka "]
-    plain, made = (
-        run(argv),
-        run([*argv, "--hard_negatives", "--embeddings_dir", str(tmp_path / "kept")]),
-    )
-    assert all(made[name] == plain[name] for name in ("languages", "averages"))
+    argv = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--prefix", "ka "]
+    argv += ["--data_dir", str(telling_dir)]
+    plain = run(argv)
+    made = run([*argv, "--hard_negatives", "--embeddings_dir", str(tmp_path / "kept")])
     assert "hard_negatives" not in plain
+    assert made["languages"] == plain["languages"]
+    assert made["averages"] == plain["averages"]
+
     source, english = zip(*read_languages([str(telling_dir)])["de"], strict=True)
-    copies, encoder = (
-        hard_negative_copies(english),
-        SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "ka "),
-    )
-    kinds, texts = [copy.kind for copy in copies], [copy.text for copy in copies]
+    copies = hard_negative_copies(english)
+    kinds = [copy.kind for copy in copies]
+    texts = [copy.text for copy in copies]
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "ka ")
     error = hard_negative_errors(*map(encoder.encode, (source, english, texts)), kinds)
     numbers = made["hard_negatives"]["de"]
     assert (numbers["pairs"], numbers["without_copies"]) == (10, 2)
@@ -288,10 +266,10 @@ def test_vectors_with_nan_are_named(
 ) -> None:
     shutil.copytree(tiny_bert_dir, tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
-    broken = {
-        name: tensor.fill_(float("nan")) for name, tensor in weights.items() if "layer.2" in name
-    }
-    save_file(weights | broken, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    for name, tensor in weights.items():
+        if "layer.2" in name:
+            tensor.fill_(float("nan"))
+    save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     first, _ = read_languages([str(near_dir)])["de"][0]
     keep = ["--embeddings_dir", str(tmp_path / "kept")] if kept else []
     with pytest.raises(ValueError, match=rf"de, pair 1, source side: NaN .* vector of '{first}'"):
@@ -306,13 +284,7 @@ def test_the_report_names_the_seed_of_the_training_and_those_of_two_are_merged(
     for seed in (3, 4):
         model = shutil.copytree(tiny_bert_dir, tmp_path / f"run-{seed}")
         (model / "run.json").write_text(json.dumps({"seed": seed, "max_steps": 10}))
-        argv = [
-            "--model_name_or_path",
-            str(model),
-            "--data_dir",
-            str(telling_dir),
-            "--hard_negatives",
-        ]
+        argv = ["--model", str(model), "--data_dir", str(telling_dir), "--hard_negatives"]
         reports.append(run([*argv, "--output_file", str(tmp_path / f"{seed}.json")]))
         assert reports[-1]["seed"] == seed
     assert reports[0]["settings"] == reports[1]["settings"]
@@ -340,14 +312,7 @@ def test_the_command_takes_a_dap_checkpoint_without_a_word_of_complaint(
     (tmp_path / "de-en.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in synthetic_pairs("de", 5)))
     script = shutil.which("eval-retrieval", path=str(Path(sys.executable).parent))
     same = ["-c", "import sys; from eval_retrieval import main; sys.exit(main())"]
-    argv = [
-        "--model_name_or_path",
-        str(tmp_path / "dap"),
-        "--data_dir",
-        str(tmp_path),
-        "--pooling",
-        "mean",
-    ]
+    argv = ["--model", str(tmp_path / "dap"), "--pooling", "mean", "--data_dir", str(tmp_path)]
     done = run_python([*([script] if script else same), *argv], dict(os.environ), REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert "{" not in done.stderr  # the report
