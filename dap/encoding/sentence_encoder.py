@@ -91,13 +91,13 @@ class SentenceEncoder:
     Args:
         model: any encoder that returns `last_hidden_state` (B, S, D).
         tokenizer: its tokenizer.
-        pooling: as in `EncoderOptions`; so are the others below. None takes a DAP model's own, and
-            "cls" for other models.
-        prefix: None stands for no prefix.
-        max_seq_length: None takes 128, or less if the model has fewer positions.
+        pooling: "cls" or "mean". None takes a DAP model's own, and "cls" for other models.
+        prefix: text put before every sentence.
+        max_seq_length: tokens per sentence. None takes 128, or less if the model has fewer
+            positions.
         device: where to move the model. None leaves it where it is.
-        bf16: use bfloat16 autocast.
-        layer: hidden layer to pool.
+        bf16: run the encoder under bfloat16 autocast.
+        layer: hidden layer to pool, from 0 (embeddings). None takes the last layer.
 
     Raises:
         UserError: an unknown pooling or layer, or a length that is above the model's positions or

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, on which a command encodes, searches and prepares text.
+"""Connect to a Ray cluster, on which a command encodes, searches and prepares text.
 
 The results equal those of one process, because Ray runs the same functions, only on other nodes. If
 a worker or a node is lost, Ray runs its tasks again.

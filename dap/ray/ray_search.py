@@ -34,18 +34,16 @@ from dap.search.similarity import (
     require_searchable,
 )
 
-#: Rows of each side of a tile, by the device that searches it. Long sides get wider tiles, see
-#: `tile_size`.
+#: Rows of each side of a tile, by the device that searches it. `tile_size` may choose wider ones.
 TILES = {"CPU": 16384, "GPU": 131072}
 #: How many times as wide a tile may be. Wider tiles have fewer results to merge.
 WIDEST = 8
-#: Tiles per CPU or GPU, at least, when tiles are wider: otherwise some devices would have nothing
-#: to do.
+#: Tiles are only made wider if each CPU or GPU still gets this many of them.
 TILES_PER_DEVICE = 16
 #: Strips of source rows whose vectors are in the object store at the same time.
 BAND = 16
-#: Tasks per CPU or GPU that are started before the first has ended, so that their data is there in
-#: time.
+#: Tasks per CPU or GPU that are started at the same time. The node fetches the data of the second
+#: one while the first one runs.
 AHEAD = 2
 #: Bytes of one neighbour: a float32 score and an int64 row number.
 NEIGHBOUR = 12
@@ -105,6 +103,7 @@ def cluster_neighbours(
             band = slice(top, top + BAND * height)
             rows = _Side(source[band], top, height, index)
             if top:
+                # The target's rows start from what the bands above have found for them.
                 columns.put_found(backward)
             for row, column in _search_tiles(search_tile, rows, columns, _device_nodes(kind)):
                 bar.update(rows.size(row) * columns.size(column))
