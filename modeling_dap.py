@@ -14,7 +14,6 @@ right.
 """
 
 import copy
-import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,6 +108,17 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
 
 logger = logging.get_logger(__name__)
 
+#: Arguments of `save_pretrained` that concern only the upload to the Hub.
+HUB_OPTIONS = (
+    "repo_id",
+    "commit_message",
+    "commit_description",
+    "private",
+    "revision",
+    "create_pr",
+    "tags",
+)
+
 
 class DAPPreTrainedModel(PreTrainedModel):
     """Base of the three models: configuration, attention support and saving."""
@@ -133,8 +143,7 @@ class DAPPreTrainedModel(PreTrainedModel):
 
         Arguments are those of Transformers. `push_to_hub` uses this method, too.
         """
-        hub_names = inspect.signature(PreTrainedModel.push_to_hub).parameters.keys() | {"repo_id"}
-        hub = {name: kwargs.pop(name) for name in hub_names & kwargs.keys() - {"token"}}
+        hub = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
         if is_main_process:
             save_modules(Path(save_directory), self.config.pooling, self.config.hidden_size)

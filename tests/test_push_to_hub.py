@@ -103,6 +103,8 @@ for auto in (AutoModelForPreTraining, AutoModel):
     model = auto.from_pretrained("user/whole", subfolder="pretraining")
     done["local code"].append(type(model).__module__)
 push_to_hub.run([checkpoint, "--repo_id", "user/root", "--layout", "dap"])
+model = AutoModelForPreTraining.from_pretrained(checkpoint)
+model.save_pretrained("saved", push_to_hub=True, repo_id="user/saved")
 # as train_dap.py does at its end
 publish(checkpoint, "user/trained", Options(with_heads=True), private=True)
 again = [checkpoint, "--repo_id", "user/again", "--space", "--output_dir", "written"]
@@ -244,6 +246,8 @@ def test_pushes_arrive_whole_and_errors_say_what_to_do(folder: Path) -> None:
         "modeling_dap",
         "modeling_dap",
     ]
+    # As `save_pretrained` pushes, too: without this file sentence-transformers would average.
+    assert "modules.json" in server.repos["user/saved"].files
     check_existing_repository(played)
     check_connection_cut_once(played)
     for repo, said in [
