@@ -1,4 +1,4 @@
-"""Make training pairs from raw parallel text: clean, without duplicates and leaks, sampled, as Parquet.
+"""Turn raw parallel text into training pairs, without noise, duplicates and leaks, as Parquet.
 
     python prepare_data.py --data raw/ --evaluation_data tatoeba/ --output_dir corpus
     python prepare_data.py --opus all --languages de fr sw --download_dir raw --output_dir corpus
@@ -97,7 +97,8 @@ class DataArguments:
         require_least(self, num_workers=1)
         if self.ray and self.num_workers > 1:
             raise UserError(
-                f"--num_workers {self.num_workers}: --ray uses all CPUs of the cluster; leave one out"
+                f"--num_workers {self.num_workers}: --ray uses all CPUs of the cluster; "
+                "leave one out"
             )
 
     def outputs(self) -> dict[str, str]:
@@ -303,8 +304,8 @@ def keep_finished(
     """
     if args.list_leaks and os.path.abspath(args.list_leaks) != os.path.abspath(report["leaks"]):
         raise UserError(
-            f"--list_leaks {args.list_leaks}: {plan.output_dir} is finished and its leaks are listed "
-            f"in {report['leaks']}; copy that file, or give --overwrite to start again"
+            f"--list_leaks {args.list_leaks}: {plan.output_dir} is finished and its leaks are "
+            f"listed in {report['leaks']}; copy that file, or give --overwrite to start again"
         )
     if report["licences"] != licences:
         report["licences"] = licences

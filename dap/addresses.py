@@ -53,15 +53,16 @@ def local_path(address: str, name: str = "") -> str:
 def fetch_address(address: str, name: str = "") -> str:
     """Download a file, or a folder with everything in it, and return the path of the local copy.
 
-    A path is returned unchanged. A file is downloaded again only if its size or its modification time
-    has changed. If several processes call this, one downloads and the others wait.
+    A path is returned unchanged. A file is downloaded again only if its size or its modification
+    time has changed. If several processes call this, one downloads and the others wait.
 
     Args:
         address: an address or a path.
         name: the argument that names it, for error messages.
 
     Raises:
-        UserError: as `local_path`, the address cannot be read, or the local copy has additional files.
+        UserError: as `local_path`, the address cannot be read, or the local copy has additional
+            files.
     """
     copy = Path(local_path(address, name))
     if "://" not in address:
@@ -135,7 +136,8 @@ def fetch_path(path: Path) -> None:
 def send_path(path: str | Path, name: str = "") -> str | None:
     """Upload a file, or all files of a folder, if the path is the local copy of an address.
 
-    Files that this process has fetched or sent, and that have not changed since, are not sent again.
+    Files that this process has fetched or sent, and that have not changed since, are not sent
+    again.
 
     Args:
         path: any path.

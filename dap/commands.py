@@ -1,4 +1,4 @@
-"""What every command shares: how it ends, which outputs it refuses to write, and who may write them."""
+"""What all commands share: how they end, what they refuse to write, and the lock on outputs."""
 
 import functools
 import logging
@@ -19,7 +19,8 @@ from dap.file_io import disk_full
 
 logger = logging.getLogger(__name__)
 
-#: The files that make up a model. A run may replace other files in the model's folder, such as results.
+#: The files that make up a model. A run may replace other files in the model's folder, such as
+#: results.
 MODEL_FILES = (
     "config.json", "*_config.json", "config_sentence_transformers.json", "modules.json",
     "*.safetensors*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
@@ -44,8 +45,8 @@ def command(main: Main) -> Main:
     """Decorate a `main` so that errors that the user can fix end it with one line and status 1.
 
     These are `UserError`, errors of the file system (`OSError`), and a training loss that is not
-    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other exception is
-    a bug and keeps its traceback.
+    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other exception
+    is a bug and keeps its traceback.
     """
 
     @functools.wraps(main)
@@ -72,9 +73,12 @@ def _start_new_line() -> None:
 
 
 def _require_all_processes() -> None:
-    """Raise `UserError` if `accelerate launch --cpu` started one process although more were asked for.
+    """Refuse a run if `accelerate launch --cpu` started only one of several processes.
 
-    For several processes it sets `MASTER_ADDR`, but then it starts one only and states no number.
+    If it is asked for several, it sets `MASTER_ADDR`, but then starts one and states no number.
+
+    Raises:
+        UserError: this is such a run.
     """
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     asked_for_several = "MASTER_ADDR" in os.environ
@@ -93,7 +97,8 @@ def _leave_process_group() -> None:
         distributed.destroy_process_group()
 
 
-# --------------------------------------------------------------------------- what a command may write
+# --------------------------------------------------------------------------- what a command may
+# write
 
 
 @contextmanager
@@ -168,8 +173,8 @@ def check_outputs(
         model: the model that the run reads, if it is a folder or a file.
 
     Raises:
-        UserError: an output is an input or lies in one, is a file of the model or another output, is
-            a folder or a device, or cannot be written.
+        UserError: an output is an input or lies in one, is a file of the model or another output,
+            is a folder or a device, or cannot be written.
     """
     inputs = [Path(path) for path in inputs]
 
@@ -201,7 +206,7 @@ def check_outputs(
 
 
 def _require_no_input(name: str, path: AnyPath, inputs: Sequence[Path]) -> None:
-    """Raise `UserError` if an output is one of the inputs, also by a link, or lies in an input folder."""
+    """Raise `UserError` if an output is an input, also by a link, or lies in an input folder."""
     with _named_as_output(name, path):
         Path(path).exists()  # raises OSError if the name is too long
     for read in inputs:
@@ -239,7 +244,7 @@ def _named_as_output(name: str, path: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def _created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and check that files can be created in it. Remove it at the end if it is empty."""
+    """Create a folder and check that it can be written. Remove it at the end if it is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -254,8 +259,8 @@ def _created_folder(folder: Path) -> Iterator[None]:
 def claimed(path: AnyPath, name: str = "") -> Iterator[None]:
     """Keep other runs away from a file or folder until the block ends.
 
-    The lock is the file `.NAME.lock` beside the path. The system frees it when the process ends, even
-    if the process is killed.
+    The lock is the file `.NAME.lock` beside the path. The system frees it when the process ends,
+    even if the process is killed.
 
     Args:
         path: a file or a folder, which need not exist.

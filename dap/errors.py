@@ -1,4 +1,4 @@
-"""Errors that the user can fix, each with a message of one line, and helpers that make such errors."""
+"""Errors that the user can fix, with a message of one line, and helpers that make them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ class UserError(ValueError):
 
 
 def one_line(error: object) -> str:
-    """Return an error's message on one line, with characters escaped that a terminal would not show.
+    """Return an error's message on one line. Characters that a terminal hides are escaped.
 
     For errors of the file system, the file comes first and the error number is left out.
 
@@ -39,7 +39,7 @@ def _escaped(character: str) -> str:
 
 
 def joined(errors: Sequence[Exception]) -> Exception:
-    """Return one error for several: a single one unchanged, otherwise one that quotes the first few."""
+    """Return one error for several. It quotes the first few. A single error is unchanged."""
     if len(errors) == 1:
         return errors[0]
     quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
@@ -59,15 +59,16 @@ def require_utf8(path: object) -> None:
 def refusals(subject: str = "") -> Iterator[None]:
     """Turn the errors of a library about the user's values into `UserError`.
 
-    Use it only around the few calls that build something from the user's values, because it would hide
-    bugs elsewhere. It also works as a decorator.
+    Use it only around the few calls that build something from the user's values, because it would
+    hide bugs elsewhere. It also works as a decorator.
 
     Args:
         subject: the argument and its value, put before the message, because libraries seldom name
             them. Without a subject, errors of the file system pass through unchanged.
 
     Raises:
-        UserError: for a `ValueError`, an `OSError`, or an `ImportError` (a package is not installed).
+        UserError: for a `ValueError`, an `OSError`, or an `ImportError` (a package is not
+            installed).
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Read and write JSON, write files and folders that appear whole or not at all, explain a full disk."""
+"""Read and write JSON, write files and folders as a whole or not at all, explain a full disk."""
 
 import errno
 import json
@@ -24,15 +24,15 @@ RUN_AGAIN = "make room, then run again: finished work is kept"
 
 
 class DiskFullError(UserError, OSError):
-    """There is no space left for a file. The message names the file and the bytes needed, if known."""
+    """There is no space left for a file. The message names the file and, if known, its size."""
 
 
 def read_json(path: str | Path, finite: bool = False) -> Any:
     """Read a JSON file.
 
     Args:
-        finite: refuse NaN, infinity and numbers that are too large, such as 1e999. Python reads all of
-            these, although JSON does not have them.
+        finite: refuse NaN, infinity and numbers that are too large, such as 1e999. Python reads all
+            of these, although JSON does not have them.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -84,8 +84,8 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Open a file for writing that takes its name only when the block ends without an error.
 
-    Until then it is called `.NAME.….tmp`, in the same folder, so nobody reads half a file. The folder
-    is created. A symbolic link is kept, and the file that it points to is replaced.
+    Until then it is called `.NAME.….tmp`, in the same folder, so nobody reads half a file. The
+    folder is created. A symbolic link is kept, and the file that it points to is replaced.
 
     Args:
         path: the file's final name.
@@ -156,8 +156,8 @@ def _temporary_name(path: Path) -> Path:
 def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
     """Turn a "no space left" error into one line: which file, how many bytes, what to do.
 
-    Libraries raise many different errors for a full disk, or errors that were caused by one. All other
-    errors pass through unchanged.
+    Libraries raise many different errors for a full disk, or errors that were caused by one. All
+    other errors pass through unchanged.
 
     Args:
         path: the file or folder to write.

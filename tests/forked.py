@@ -1,4 +1,8 @@
-"""Processes for tests, forked from a server that imported torch and Transformers: a new python needs 8 s for them."""
+"""Start Python processes for tests quickly.
+
+A new Python process needs about 8 seconds to import torch and Transformers. So the processes are
+forked from a server process that has imported them.
+"""
 
 import gc
 import importlib
@@ -19,7 +23,7 @@ from unittest import mock
 
 from _pytest.capture import CaptureManager
 
-#: For `processes.Process(target=..., args=...)`. The server starts with the first of them.
+#: Use it as `processes.Process(target=..., args=...)`.
 processes = multiprocessing.get_context("forkserver")
 PRELOADED = ["transformers.trainer", "transformers.models.bert", "sentence_transformers"]
 processes.set_forkserver_preload(PRELOADED)
@@ -28,10 +32,14 @@ TESTS = Path(__file__).resolve().parent
 
 
 def start_server(capture: CaptureManager) -> None:
-    """Starts the server by a fork of this process, which needs the same modules: before it has threads or our code."""
-    for name in PRELOADED:  # not captured: their log handlers keep the stderr that they find
+    """Fork the server from this process, before it has threads or imports our code.
+
+    The modules are imported without capturing, because their log handlers keep the stderr that they
+    find. What the processes print later belongs to the tests, so it is captured.
+    """
+    for name in PRELOADED:
         importlib.import_module(name)
-    capture.resume_global_capture()  # what the processes print belongs to the tests
+    capture.resume_global_capture()
     resource_tracker.ensure_running()
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork):
         multiprocessing.forkserver.ensure_running()
@@ -39,18 +47,26 @@ def start_server(capture: CaptureManager) -> None:
 
 
 def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
-    """What multiprocessing would start as `python -c CODE` goes on here, in a child that has all modules already."""
+    """Replace how multiprocessing starts its server: fork instead of running `python -c CODE`.
+
+    Args:
+        executable: not used.
+        arguments: the command line, which ends with the code.
+        kept: file descriptors that the server needs.
+
+    Returns:
+        The id of the new process.
+    """
     if process := os.fork():
         return process
+    # Redirect all other descriptors. If they were closed, a later file could get the number of one
+    # that an object in this process still uses.
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/dev/fd")):
-        if number not in (
-            1,
-            2,
-            *kept,
-        ):  # closed, but no later file gets the number, which an object may still know
+        if number not in (1, 2, *kept):
             os.dup2(null, number)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    sys.stdout = sys.__stdout__
+    sys.stderr = sys.__stderr__
     gc.freeze()
     try:
         exec(arguments[-1])
@@ -59,15 +75,15 @@ def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
 
 
 def run_two(work: Callable[..., None], *args: object) -> None:
-    """`work(rank, *args)` in two processes at once, to their end; what one of them raises is raised here.
+    """Run `work(rank, *args)` in two processes and wait for them. Raise what one of them raises.
 
-    They find each other by their environment, as those of torchrun do.
+    Their environment lets them find each other, as with torchrun.
     """
     import torch.multiprocessing
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]  # that nothing listens on
+        _, port = probe.getsockname()  # a free port
     torch.multiprocessing.start_processes(
         _as_rank, (port, work, args), nprocs=2, start_method="forkserver"
     )
@@ -79,49 +95,64 @@ def _as_rank(rank: int, port: int, work: Callable[..., None], args: tuple) -> No
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
     }
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     work(rank, *args)
 
 
 def run_python(
     arguments: list[str], env: dict[str, str], cwd: Path, timeout: float | None = None
 ) -> subprocess.CompletedProcess:
-    """`python ARGUMENTS` (`-c CODE` or a file) to its end, with what it printed as text; not where this project is.
+    """Run `python ARGUMENTS`, without this repository on its path, and wait for its end.
 
-    What is imported has read its settings (`HF_HOME`, `HF_ENDPOINT`, `OMP_NUM_THREADS`) from the environment of the
-    tests: who must see others needs a new python.
+    The modules that the server has imported read `HF_HOME`, `HF_ENDPOINT` and `OMP_NUM_THREADS`
+    from the environment of the tests. A test that needs other values must start a new Python
+    process.
+
+    Args:
+        arguments: `-c CODE`, or a file and its arguments.
+        env: the environment.
+        cwd: the working directory.
+        timeout: seconds to wait.
+
+    Returns:
+        The exit status, and what was printed, as text.
 
     Raises:
-        TimeoutError: it did not end within `timeout` seconds, and was killed.
+        TimeoutError: it did not end in time, and was killed.
     """
     with tempfile.TemporaryDirectory(prefix="dap-python-") as folder:
         printed = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = processes.Process(target=_play, args=(arguments, env, cwd, printed))
+        process = processes.Process(target=_run_arguments, args=(arguments, env, cwd, printed))
         process.start()
         process.join(timeout)
         if process.is_alive():
             process.kill()
             raise TimeoutError(f"python {arguments} was killed after {timeout} s")
-        return subprocess.CompletedProcess(
-            arguments, process.exitcode, *(path.read_text() for path in printed)
-        )
+        stdout, stderr = (path.read_text() for path in printed)
+        return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)
 
 
-def _play(arguments: list[str], env: dict[str, str], cwd: Path, printed: list[Path]) -> None:
+def _run_arguments(
+    arguments: list[str], env: dict[str, str], cwd: Path, printed: list[Path]
+) -> None:
     for number, path in enumerate(printed, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    installed = [
-        path
-        for path in sys.path
-        if Path(path) != TESTS.parent and not Path(path).is_relative_to(TESTS)
-    ]
+
+    installed = []
+    for path in sys.path:
+        is_ours = Path(path) == TESTS.parent or Path(path).is_relative_to(TESTS)
+        if not is_ours:
+            installed.append(path)
     if arguments[0] == "-c":
-        sys.argv, sys.path[:] = ["-c", *arguments[2:]], [str(cwd), *installed]
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[:] = [str(cwd), *installed]
         exec(arguments[1], types.ModuleType("__main__").__dict__)
     else:
-        sys.argv, sys.path[:] = arguments, [str(Path(arguments[0]).parent), *installed]
+        sys.argv = arguments
+        sys.path[:] = [str(Path(arguments[0]).parent), *installed]
         runpy.run_path(arguments[0], run_name="__main__")

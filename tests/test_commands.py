@@ -1,4 +1,4 @@
-"""What all commands share: how they end, which outputs they refuse to write, and the lock on these."""
+"""What all commands share: how they end, what they refuse to write, and the lock on outputs."""
 
 import json
 import math
@@ -135,8 +135,8 @@ def modules(*paths: object) -> list:
     return [{"path": path, "type": kind} for path, kind in zip(paths, kinds)]
 
 
-#: (a file of a checkpoint, its new content). None removes the file. A dictionary replaces some fields
-#: of a JSON file. A set names weights to leave out. A number keeps that share of the bytes.
+#: (a file of a checkpoint, its new content). None removes the file. A dictionary replaces some
+#: fields of a JSON file. A set names weights to leave out. A number keeps that share of the bytes.
 DAMAGE = [
     ("model.safetensors", {"layer.2."}),
     ("model.safetensors", b""),
@@ -230,8 +230,8 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
 
 
 TRAIN_ONE_STEP = "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none"
-#: (command, arguments, bytes that a file may have, the folder that gets full). The sizes are too small
-#: for torch, Arrow and safetensors.
+#: (command, arguments, bytes that a file may have, the folder that gets full). The sizes are too
+#: small for torch, Arrow and safetensors.
 FULL = [
     ("train_dap", TRAIN_ONE_STEP, 200_000, "out"),
     ("train_dap", TRAIN_ONE_STEP, 5_000, "tokens"),
@@ -260,7 +260,8 @@ def test_a_full_disk_is_one_line_and_the_run_resumes_once_there_is_space(
     assert [*(tmp_path / "out").rglob("model.safetensors")]
 
 
-# --------------------------------------------------------------------------- what a command may write
+# --------------------------------------------------------------------------- what a command may
+# write
 
 
 def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:

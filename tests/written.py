@@ -93,7 +93,7 @@ def json_of(pairs: Pairs) -> bytes:
 def write_format(
     folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")
 ) -> BitextFile:
-    """Write pairs in the format that the name tells. `XX` stands for the language of a Moses side."""
+    """Write pairs in the format that the name tells. `XX` is the language of a Moses side."""
     texts = ["".join(f"{text}\n" for text in side).encode() for side in zip(*pairs)]
     path = folder / name
     if "zip" in name:

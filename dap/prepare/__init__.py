@@ -1,4 +1,4 @@
-"""Turn raw parallel text into training shards: repaired, filtered, without leaks and duplicates, sampled."""
+"""Turn raw parallel text into training shards: repair, filter, check for leaks, draw samples."""
 
 try:
     import polars  # noqa: F401

@@ -1,7 +1,7 @@
 """Find equal pairs and draw samples, by 64-bit keys of the texts (`dap.text_keys`).
 
-The keys lie in Parquet files. They are processed in ranges of their values, about `RANGE_ROWS` rows at
-a time, so that a few hundred MB of memory are enough for any number of pairs.
+The keys lie in Parquet files. They are processed in ranges of their values, about `RANGE_ROWS` rows
+at a time, so that a few hundred MB of memory are enough for any number of pairs.
 
 Shapes: N texts or pairs.
 """
@@ -127,7 +127,8 @@ def sample(
 def _ranges(rows: pl.LazyFrame, key: str, range_rows: int) -> Iterator[pl.LazyFrame]:
     """Split the rows into ascending ranges of their key, each of about `range_rows` rows.
 
-    Keys are spread evenly over all values of uint64, so ranges of equal width hold about equally many.
+    Keys are spread evenly over all values of uint64, so ranges of equal width hold about equally
+    many.
     """
     total = rows.select(pl.len()).collect().item()
     count = -(-total // range_rows)

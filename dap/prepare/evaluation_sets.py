@@ -13,8 +13,8 @@ from dap.text import FORMATS, disk_path, find_bitext, list_folder, read_pairs, r
 
 #: Files that are not lines of text. Read as lines, their sentences would never be found.
 NOT_LINES = (".csv", ".json", ".xml")
-#: Formats of parallel text whose lines are read here, so that also Moses sides of different length and
-#: JSONL without pairs can be checked.
+#: Formats of parallel text whose lines are read here, so that also Moses sides of different length
+#: and JSONL without pairs can be checked.
 READ_AS_LINES = ("tsv", "jsonl", "moses")
 
 
@@ -30,8 +30,8 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
         paths: files, folders and ids of Hub datasets.
 
     Raises:
-        UserError: as `find_bitext`, `read_pairs` and `read_sentences`, a file is neither parallel text
-            nor lines, its JSON is broken, or there is no sentence at all.
+        UserError: as `find_bitext`, `read_pairs` and `read_sentences`, a file is neither parallel
+            text nor lines, its JSON is broken, or there is no sentence at all.
         FileNotFoundError: a path does not exist.
     """
     texts: list[str] = []

@@ -4,10 +4,11 @@ A pair that fails several filters is counted under the first reason in the order
 filters and their defaults are those of the paper's released code. The checks of the script and the
 language are additions.
 
-*Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they are
+*Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
+are
 words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces between
-words, so there a fixed number of characters counts as one word (1.5 Han, 3 kana or 5 Thai characters).
-Otherwise these sentences would seem too short beside their translations.
+words, so there a fixed number of characters counts as one word (1.5 Han, 3 kana or 5 Thai
+characters). Otherwise these sentences would seem too short beside their translations.
 
 Shapes: N pairs of the table.
 """
@@ -56,7 +57,7 @@ _RUN = rf"[^\s{_NO_SPACES}{_WIDE_PUNCTUATION}]+"
 def clean(
     pairs: pl.DataFrame, language: str, options: PrepareOptions
 ) -> tuple[pl.DataFrame, dict[str, int]]:
-    """Repair pairs and drop those that fail a filter.
+    """Repair pairs, and drop pairs that fail a filter.
 
     Args:
         pairs: with the columns `source` and `target`. Other columns are kept.
@@ -98,8 +99,8 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
     """Measure one side of the pairs.
 
     Returns:
-        Its tokens (N,) lists, their number (N,) int, and whether the script is wrong (N,) bool, with
-        the side's name before each: `source_tokens`, `source_count`, `source_foreign`.
+        Its tokens (N,) lists, their number (N,) int, and whether the script is wrong (N,) bool,
+        with the side's name before each: `source_tokens`, `source_count`, `source_foreign`.
     """
     scripts = SCRIPTS.get(language, ())
     if options.tokenizer is None:
@@ -150,8 +151,8 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     Each run of white space and control characters becomes one space, and none stays at the ends.
 
     Returns:
-        The repaired pairs, and how many of them held control characters or were not NFC. A tab within
-        a side is a control character.
+        The repaired pairs, and how many of them held control characters or were not NFC. A tab
+        within a side is a control character.
     """
     composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
     changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])

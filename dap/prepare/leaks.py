@@ -2,19 +2,19 @@
 
 Texts are compared after `dap.languages.normalise`: letters and digits, case folded.
 
-Two texts are *near* if each contains at least the share `threshold` of the other's character n-grams,
-counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). The length n depends on the evaluation
-sentence (`BANDS`):
+Two texts are *near* if each contains at least the share `threshold` of the other's character
+n-grams, counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). The length n depends on the
+evaluation sentence (`BANDS`):
 
 - Short sentences have a smaller n, because one changed word spoils most of their longer n-grams.
-- Sentences mostly in Chinese characters, kana or hangul have a smaller n, because one such character
-  says more. A text of this kind is never near to a text of the other kind.
+- Sentences mostly in Chinese characters, kana or hangul have a smaller n, because one such
+  character says more. A text of this kind is never near to a text of the other kind.
 - Texts with fewer than n letters are only compared for equality.
 
 In very short sentences one replaced word spoils most n-grams, so some near copies are not found.
 
-The search is exact. Most texts are ruled out by its first step, because less than the share `threshold`
-of their n-grams occurs in any evaluation sentence. A text of T n-grams shares at least
+The search is exact. Most texts are ruled out by its first step, because less than the share
+`threshold` of their n-grams occurs in any evaluation sentence. A text of T n-grams shares at least
 S = ⌈threshold · T⌉ of them with a sentence that it is near to, and misses at most T - S. So of any
 T - S + k n-grams, at least k are shared. The search looks up the T - S + k rarest n-grams with
 k = `COMMON`, and compares the text only with sentences that hold k of them.
@@ -45,8 +45,8 @@ class Band(NamedTuple):
     longest: int
 
 
-#: With n = 6 for long sentences, most English n-grams would occur in a test set, and the first step of
-#: the search would rule out nothing.
+#: With n = 6 for long sentences, most English n-grams would occur in a test set, and the first step
+#: of the search would rule out nothing.
 BANDS = (
     Band(False, 4, 0, 23),
     Band(False, 5, 24, 47),
@@ -69,8 +69,8 @@ class LeakIndex:
 
     Args:
         sentences: the sentences, not normalised.
-        threshold: the smallest containment of near texts, above 0 and up to 1. None finds only equal
-            texts.
+        threshold: the smallest containment of near texts, above 0 and up to 1. None finds only
+            equal texts.
     """
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
@@ -133,7 +133,8 @@ class BandIndex:
     """The n-grams of the evaluation sentences of one band.
 
     Args:
-        sentences: all evaluation sentences, as `_measured` makes them, with the column `evaluation`.
+        sentences: all evaluation sentences, as `_measured` makes them, with the column
+            `evaluation`.
         band: the band.
         threshold: the smallest containment of near texts.
     """

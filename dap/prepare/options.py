@@ -8,8 +8,8 @@ from dap.arguments import arg, require_least
 from dap.errors import UserError
 from dap.languages import base_language
 
-#: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn in
-#: addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.
+#: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn
+#: in addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.
 RELEASE = {
     "tokenizer": "bert-base-multilingual-cased",
     "url_pattern": "@|http|^N/A$",

@@ -16,8 +16,8 @@ from dap.languages import TATOEBA_36, to_iso1
 
 logger = logging.getLogger(__name__)
 
-#: The file store of OPUS. Its files are `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`. The two codes
-#: of a pair are in alphabetical order.
+#: The file store of OPUS. Its files are `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`. The two
+#: codes of a pair are in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
 #: How often a run tries to download a file.
 TRIES = 5
@@ -52,14 +52,14 @@ _CORPORA = (
     ),
     OpusCorpus(
         "UNPC", "v1.0", "https://cms.unov.org/UNCorpus",
-        "No licence by name. Made available without warranty, used at the user's sole risk; the user "
-        "must acknowledge the United Nations as the source of the information; \"no other "
+        "No licence by name. Made available without warranty, used at the user's sole risk; the "
+        "user must acknowledge the United Nations as the source of the information; \"no other "
         'restrictions apply".',
     ),
     OpusCorpus(
         "OpenSubtitles", "v2018", "https://opus.nlpl.eu/OpenSubtitles-v2018.php",
-        "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website and "
-        "to your reports and publications produced with the data.",
+        "OPUS names none. It asks to add a link to http://www.opensubtitles.org/ to your website "
+        "and to your reports and publications produced with the data.",
     ),
     OpusCorpus(
         "Tanzil", "v1", "https://tanzil.net/trans/",
@@ -78,7 +78,8 @@ _CORPORA = (
 )  # fmt: skip
 #: The corpora of the paper's section 4.1 by their name.
 CORPORA = {corpus.name: corpus for corpus in _CORPORA}
-#: (corpus, language) that the paper's released code leaves out, because these languages have enough.
+#: (corpus, language) that the paper's released code leaves out, because these languages have
+#: enough.
 NOT_IN_RELEASE = {
     ("CCMatrix", code) for code in ("ar", "de", "es", "fr", "it", "nl", "pt", "ru", "zh")
 }

@@ -8,12 +8,13 @@
 5. `write_vocabulary`, if asked for.
 
 The result of cleaning a file lies in a folder of its own, which gets its final name only when it is
-complete. A run that was killed continues after the last complete file. The result is the same, byte for
-byte, for any number of processes.
+complete. A run that was killed continues after the last complete file. The result is the same, byte
+for byte, for any number of processes.
 
-Each pair has a *rank*, its place in a random order that depends only on its text and the seed. Samples
-take the pairs of smallest rank. Its English sentence also has a rank, `english`. Dev sets take the
-pairs whose English sentence has the smallest rank, so all languages hold out the same sentences.
+Each pair has a *rank*, its place in a random order that depends only on its text and the seed.
+Samples take the pairs of smallest rank. Its English sentence also has a rank, `english`. Dev sets
+take the pairs whose English sentence has the smallest rank, so all languages hold out the same
+sentences.
 
 Shapes: N pairs of a table.
 """
@@ -59,10 +60,11 @@ _TEXT = {
     "origin": pa.string(),
     "text_hash": pa.uint64(),
 }
-#: Columns of the shards. `text_hash` is the key of the normalised pair. `target_repeated` marks English
-#: sentences that other training pairs, of any language, have as well.
+#: Columns of the shards. `text_hash` is the key of the normalised pair. `target_repeated` marks
+#: English sentences that other training pairs, of any language, have as well.
 SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
-#: Columns of `keys.parquet`, which has all pairs that pass. Exactly equal pairs have the same `exact`.
+#: Columns of `keys.parquet`, which has all pairs that pass. Exactly equal pairs have the same
+#: `exact`.
 _KEYS = pa.schema({"rank": pa.uint64(), "exact": pa.uint64()})
 #: Columns of `rows.parquet`, which has the pairs that the sample may need.
 _ROWS = pa.schema(_TEXT | {"rank": pa.uint64(), "english": pa.uint64()})
@@ -233,11 +235,11 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     - Of equal pairs (as normalised), the first pair of the first file is kept.
     - With `max_corpus_pairs`, a sample of each corpus is drawn first.
     - Then the `max_pairs` pairs of smallest rank are drawn.
-    - The dev set takes the pairs whose English sentence has the smallest rank. `split_validation` of
-      `dap.training` chooses the same.
+    - The dev set takes the pairs whose English sentence has the smallest rank. `split_validation`
+      of `dap.training` chooses the same.
 
-    Counts: those of `clean_file`, `exact_duplicate`, `near_duplicate` (equal only as normalised) and
-    `not_sampled`.
+    Counts: those of `clean_file`, `exact_duplicate`, `near_duplicate` (equal only as normalised)
+    and `not_sampled`.
     """
     keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
     row_files = [plan.cleaned(raw) / "rows.parquet" for raw in files]
@@ -361,8 +363,8 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 def write_vocabulary(plan: Plan) -> None:
     """Write the token ids of the English training text to `target_vocabulary.json`.
 
-    Special tokens are left out, except the separator. `train_dap.py` restricts the softmax of RTL to
-    these ids. If no sentence is cut, `dap.training.start.target_vocabulary` finds the same ids.
+    Special tokens are left out, except the separator. `train_dap.py` restricts the softmax of RTL
+    to these ids. If no sentence is cut, `dap.training.start.target_vocabulary` finds the same ids.
     """
     from dap.tokenizers import never_predicted  # importing Transformers takes seconds
 
@@ -432,8 +434,8 @@ def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
         yield run
     except BrokenProcessPool as error:
         raise UserError(
-            "a process was ended from outside, perhaps because memory ran out; give the same command "
-            "again to continue, with a smaller --num_workers"
+            "a process was ended from outside, perhaps because memory ran out; give the same "
+            "command again to continue, with a smaller --num_workers"
         ) from error
     finally:
         if pool is not None:

@@ -1,4 +1,4 @@
-"""The folder that `prepare_data.py` writes into: what lies where, and whether a run may write to it."""
+"""The output folder of `prepare_data.py`: what lies where, and whether a run may write to it."""
 
 import shutil
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class RawFile:
 
     @property
     def bytes(self) -> int:
-        """Its size on the disk."""
+        """Return the file's size on the disk."""
         paths = {disk_path(path) for path in self.file.paths}  # both sides may be in one archive
         return sum(path.stat().st_size for path in paths if path.is_file())
 
@@ -53,24 +53,24 @@ class Plan:
 
     @property
     def work_dir(self) -> Path:
-        """The folder of intermediate files. It is removed at the end."""
+        """Return the folder of intermediate files, which is removed at the end."""
         return self.output_dir / WORK
 
     @property
     def leaks(self) -> Path:
-        """The JSON file with the evaluation sentences. It does not exist if there are none."""
+        """Return the JSON file of the evaluation sentences, which need not exist."""
         return self.work_dir / "leaks.json"
 
     def cleaned(self, raw: RawFile) -> Path:
-        """The folder with the result of cleaning a file."""
+        """Return the folder with the result of cleaning a file."""
         return self.work_dir / f"clean-{raw.key}"
 
     def selected(self, language: str) -> Path:
-        """The file that lists which pairs of a language are kept."""
+        """Return the file that lists which pairs of a language are kept."""
         return self.work_dir / f"select-{language}.parquet"
 
     def shard(self, split: str, language: str, number: int) -> Path:
-        """A file of the result."""
+        """Return a Parquet file of the result."""
         name = f"{number:05d}.{language}-{self.options.target_language}.parquet"
         return self.output_dir / split / name
 

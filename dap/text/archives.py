@@ -104,14 +104,14 @@ def _damage_errors() -> tuple[type[Exception], ...]:
 def _says_damaged(error: Exception) -> bool:
     """Tell whether an error is about a file's content.
 
-    Libraries raise an `OSError` without a number, or with EINVAL (a position before the file's start).
-    Any other number comes from the file system.
+    Libraries raise an `OSError` without a number, or with EINVAL (a position before the file's
+    start). Any other number comes from the file system.
     """
     return getattr(error, "errno", None) in (None, errno.EINVAL)
 
 
 def disk_path(path: str | Path) -> Path:
-    """Return the file on the disk: the archive for `archive.zip/member`, otherwise the path itself."""
+    """Return the file on the disk: the archive of `archive.zip/member`, or the path itself."""
     path = Path(path)
     for parent in path.parents:
         if parent.suffix in (".zip", ".whl") and parent.is_file():
@@ -156,8 +156,8 @@ def list_archive(archive: Path) -> list[Path]:
     """List the files in a zip archive, sorted, without hidden ones.
 
     Raises:
-        UserError: the archive is damaged, or a member is encrypted, occurs twice, or has a path outside
-            the archive's folder.
+        UserError: the archive is damaged, or a member is encrypted, occurs twice, or has a path
+            outside the archive's folder.
     """
     paths = []
     for member in _open_archive(archive).infolist():
@@ -170,8 +170,8 @@ def list_archive(archive: Path) -> list[Path]:
 def _open_archive(archive: Path) -> zipfile.ZipFile:
     """Open an archive, or return it if it is open already.
 
-    It is opened again if it has changed. A forked process opens it itself, because it would share the
-    position in the file with its parent.
+    It is opened again if it has changed. A forked process opens it itself, because it would share
+    the position in the file with its parent.
     """
     state = archive.stat()
     return _open_checked(archive, state.st_size, state.st_mtime_ns, os.getpid())
@@ -211,8 +211,8 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
     A single carriage return within a line does not end it. `decode_line` refuses such a line.
 
     Raises:
-        UserError: as `open_file`, the file is UTF-16, its lines end in CR alone, or a line is longer
-            than `MAX_LINE`.
+        UserError: as `open_file`, the file is UTF-16, its lines end in CR alone, or a line is
+            longer than `MAX_LINE`.
     """
     with open_file(path) as stream:
         start = stream.peek(3)[:3]
@@ -237,8 +237,9 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
 def decode_line(line: bytes) -> str:
     """Return the text of a line.
 
-    Web crawls have stray carriage returns in millions of lines. Such a line counts as bad, so that a
-    caller who tolerates some bad lines can still read the file. Splitting it would tear a sentence.
+    Web crawls have stray carriage returns in millions of lines. Such a line counts as bad, so that
+    a caller who tolerates some bad lines can still read the file. Splitting it would tear a
+    sentence.
 
     Raises:
         UserError: the line is not UTF-8 or holds a carriage return.

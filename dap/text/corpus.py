@@ -1,4 +1,4 @@
-"""Load parallel text as one dataset per language: cached in Arrow files and memory mapped, or streamed."""
+"""Load parallel text as one dataset per language, from memory-mapped Arrow files or streamed."""
 
 import hashlib
 import os
@@ -47,16 +47,16 @@ def load_bitext(
 ) -> dict[str, "Dataset"] | dict[str, "IterableDataset"]:
     """Load one dataset per language, with the columns `source` and `target`.
 
-    Several files of a language follow each other. Streams also have the column `row`, which identifies
-    a pair even after shuffling. It is the pair's number in its file, from 0. If the language has
-    several files, it is `"name:number"`.
+    Several files of a language follow each other. Streams also have the column `row`, which
+    identifies a pair even after shuffling. It is the pair's number in its file, from 0. If the
+    language has several files, it is `"name:number"`.
 
     Args:
         paths: files, folders and Hub datasets, as `find_bitext` takes them.
-        streaming: if False, read everything once into memory-mapped Arrow files, and use these again
-            while the paths, sizes and modification times stay the same. If True, read the files in
-            order while the stream is used, so that it can be resumed. A damaged file is then found
-            only when its turn comes.
+        streaming: if False, read everything once into memory-mapped Arrow files, and use these
+            again while the paths, sizes and modification times stay the same. If True, read the
+            files in order while the stream is used, so that it can be resumed. A damaged file is
+            then found only when its turn comes.
         max_bad_lines: share of a file's lines that may be bad.
         target_language: the language of the target side.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
@@ -81,7 +81,7 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
-    """Stream the pairs of files. The prefix of their `row` is the file's path below a common folder."""
+    """Stream the pairs of files. Their `row` begins with the file's path below a common folder."""
     from datasets import Features, IterableDataset, Value
 
     LineAudit(files, max_bad_lines)  # refuses a wrong share now, not at the first batch

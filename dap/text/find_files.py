@@ -1,7 +1,8 @@
 """Find parallel text: which files, folders and Hub datasets hold which languages.
 
-Files are named as `{xx}-en.tsv` or as Moses pairs (`name.{xx}` + `name.en`), also packed (`.gz`, `.xz`)
-or in zip archives, such as OPUS' `en-fr.txt.zip`. A Hub dataset is `user/name` or `user/name:config`.
+Files are named as `{xx}-en.tsv` or as Moses pairs (`name.{xx}` + `name.en`), also packed (`.gz`,
+`.xz`) or in zip archives, such as OPUS' `en-fr.txt.zip`. A Hub dataset is `user/name` or
+`user/name:config`.
 
 The file name tells the language, as ISO 639-1 or 639-3. Regions and scripts are dropped:
 
@@ -68,8 +69,8 @@ def describe_layouts() -> str:
     """Describe the files that `find_bitext` finds, for error messages."""
     tables = ", ".join(f"{{xx}}-en.{name}" for name in named_formats())
     return (
-        f"{tables}, Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, with .gz or .xz, or *.zip of "
-        "these ({xx}: a language code of 2 or 3 letters; the second code is the target language)"
+        f"{tables}, Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, with .gz or .xz, or *.zip "
+        "of these ({xx}: a language code of 2 or 3 letters; the second code is the target language)"
     )
 
 
@@ -88,14 +89,14 @@ def find_bitext(
     """Find the files of each source language. Languages are sorted, and each file occurs once.
 
     Args:
-        paths: files, folders or ids of Hub datasets. Subfolders are not searched, except `train/` if
-            the folder itself holds no text. A Hub dataset is looked for only if there is no such path
-            and the name has the form `user/name[:config]`.
+        paths: files, folders or ids of Hub datasets. Subfolders are not searched, except `train/`
+            if the folder itself holds no text. A Hub dataset is looked for only if there is no such
+            path and the name has the form `user/name[:config]`.
         target_language: the language of the target side.
 
     Raises:
-        UserError: no path is given, a name does not tell its language, or a folder holds no parallel
-            text.
+        UserError: no path is given, a name does not tell its language, or a folder holds no
+            parallel text.
         FileNotFoundError: a path does not exist.
     """
     given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
@@ -170,7 +171,10 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
 def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: str) -> str:
     names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
-    message = f"{folder}: holds no parallel text but {names}; expected {describe_layouts()}, target {target!r}"
+    message = (
+        f"{folder}: holds no parallel text but {names}; expected {describe_layouts()}, target "
+        f"{target!r}"
+    )
     if folder.is_dir():
         subfolders = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir())
         if subfolders:
@@ -194,8 +198,8 @@ def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) ->
     for path in candidates:
         if path not in used and _looks_parallel(path.name):
             logger.warning(
-                "%s is left out: its name or content tells no language beside %r, or it is packed in "
-                "another way than %s",
+                "%s is left out: its name or content tells no language beside %r, or it is packed "
+                "in another way than %s",
                 path,
                 target,
                 describe_layouts(),
@@ -289,7 +293,7 @@ def _kind(path: Path) -> str:
 
 
 def _catalogue_source(path: Path) -> str:
-    """Return the language of a PO file, from its header, its folder or its name. Default: English."""
+    """Return the language of a PO file from its header, its folder or its name, or else English."""
     code = catalogue_language(path)
     if code is None and path.parent.name == "LC_MESSAGES":
         code = path.parent.parent.name
@@ -348,8 +352,8 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
             languages[each] = _hub_languages(dataset, each)
     except Exception as error:  # the Hub's client raises many unrelated classes
         raise FileNotFoundError(
-            f"{name}: no such file or folder ({describe_layouts()}), and as a Hub dataset it cannot "
-            f"be read: {error}"
+            f"{name}: no such file or folder ({describe_layouts()}), and as a Hub dataset it "
+            f"cannot be read: {error}"
         ) from error
 
     files = []
@@ -359,8 +363,9 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
             files.append(BitextFile(others.pop(), (dataset,), "hub", target, each))
     if not files:
         raise UserError(
-            f"{name}: no configuration of {configs} pairs a language with {target!r}; a configuration "
-            f"is named like 'de-{target}' or has a `translation` column of two languages"
+            f"{name}: no configuration of {configs} pairs a language with {target!r}; a "
+            f"configuration is named like 'de-{target}' or has a `translation` column of two "
+            "languages"
         )
     return files
 

@@ -3,11 +3,12 @@
 Text is taken literally. Quotes are text, and only LF or CR LF ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
 
-A *bad line* has only one column, an empty side, a carriage return, invalid UTF-8 or invalid JSON. Bad
-lines are logged, counted and skipped as long as their share of the file stays within `max_bad_lines`.
-The share is judged at the end of the file, because one bad line among the first ten says nothing about
-a file of a million lines. Reading stops earlier only if there are more bad lines than a file of 100,000
-lines may have, or more than the lines read so far may have if these are more.
+A *bad line* has only one column, an empty side, a carriage return, invalid UTF-8 or invalid JSON.
+Bad lines are logged, counted and skipped as long as their share of the file stays within
+`max_bad_lines`. The share is judged at the end of the file, because one bad line among the first
+ten says nothing about a file of a million lines. Reading stops earlier only if there are more bad
+lines than a file of 100,000 lines may have, or more than the lines read so far may have if these
+are more.
 
 A new format is one function and one entry in `FORMATS`. All commands then read it:
 
@@ -59,8 +60,8 @@ class BitextFile:
     Attributes:
         language: the source language. ISO 639-1 for the 36 known languages, otherwise the code as
             given.
-        paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id of a
-            dataset.
+        paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id of
+            a dataset.
         format: a key of `FORMATS`.
         target_language: the target language.
         config: the configuration of a Hub dataset.
@@ -99,8 +100,8 @@ class LineAudit:
 
     Args:
         file: the name of the file, for messages.
-        max_bad_lines: share of the file's lines that may be bad, 0 to 1. With 0 the first bad line is
-            an error.
+        max_bad_lines: share of the file's lines that may be bad, 0 to 1. With 0 the first bad line
+            is an error.
 
     Attributes:
         bad: number of bad lines so far.
@@ -173,8 +174,8 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
         audit: counts its bad lines.
 
     Raises:
-        UserError: there are too many bad lines, no pairs or missing columns, the two sides differ in
-            length, or the file is damaged.
+        UserError: there are too many bad lines, no pairs or missing columns, the two sides differ
+            in length, or the file is damaged.
     """
     file_format = FORMATS[file.format]
     contents = file_format.read(file)
@@ -253,7 +254,7 @@ def texts_of(sides: Sequence[Any]) -> Sequence[str]:
 
 
 def read_moses(file: BitextFile) -> Numbered:
-    """Yield the lines of two files (bytes), of which line i of one translates line i of the other."""
+    """Yield pairs of lines (bytes): line i of one file translates line i of the other."""
     lengths = []
     for path in file.paths:
         lengths.append(sum(1 for _ in read_lines(path)))
@@ -316,8 +317,8 @@ def hub_dataset(
 def read_hub(file: BitextFile) -> Numbered:
     """Yield both sides of each row of a Hub dataset.
 
-    Rows have a column `translation` (language code -> text), or the columns `source` and `target`. If
-    the configuration names the target language first, as `en-de`, these two are swapped.
+    Rows have a column `translation` (language code -> text), or the columns `source` and `target`.
+    If the configuration names the target language first, as `en-de`, these two are swapped.
     """
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     first_language = (file.config or "").split("-")[0] or file.language

@@ -1,7 +1,7 @@
 """Read translation memories (TMX 1.4b) and catalogues (PO).
 
-A TMX file is read unit by unit, in bounded memory. In both formats a sentence may be wrapped: a line
-break, with the blanks around it, then stands for one space.
+A TMX file is read unit by unit, in bounded memory. In both formats a sentence may be wrapped: a
+line break, with the blanks around it, then stands for one space.
 """
 
 import logging
@@ -89,7 +89,8 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
         name: the file's name, for error messages.
 
     Raises:
-        UserError: the file is damaged, truncated or not TMX. The message names the line if possible.
+        UserError: the file is damaged, truncated or not TMX. The message names the line if
+            possible.
     """
     body = None
     try:
@@ -184,8 +185,8 @@ def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
 def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:
     """Return the pairs (translation, original) of an entry.
 
-    For an entry with plural forms these are the last form and, in languages with two forms, also the
-    singular. In languages with more forms, the first one does not always mean "one".
+    For an entry with plural forms these are the last form and, in languages with two forms, also
+    the singular. In languages with more forms, the first one does not always mean "one".
     """
     if not entry.msgid_plural:
         return [(entry.msgstr, entry.msgid)]

@@ -1,4 +1,4 @@
-"""Corpora are downloaded from a local server that is laid out as OPUS' file store and often fails."""
+"""Corpora are downloaded from a local server that looks like OPUS' and often fails."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The steps on disk: the same result from any number of processes and after a kill, and what the shards hold."""
+"""The steps give the same shards with any number of processes and after a kill."""
 
 import hashlib
 import json
@@ -33,7 +33,10 @@ LANGUAGES = ("de", "fr", "sw")
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files a language; a part of the English is the same in all, some has two sources, some pairs come again."""
+    """Write two files per language.
+
+    Some English sentences occur in all languages, some have two sources, some pairs are repeated.
+    """
     folder, shared = (
         tmp_path_factory.mktemp("raw"),
         [target for _, target in synthetic_pairs("de", 60)],

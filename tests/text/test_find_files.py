@@ -146,10 +146,11 @@ def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 LANGUAGES = {
-    "pt-br-en.tsv": "pt", "news.pt_br-en.tsv.gz": "pt", "zh-tw-en.jsonl": "zh", "zh-CN-en.tsv": "zh",
-    "zho_Hans-eng_Latn.tsv": "zh", "zh-Hant-TW-en_GB.parquet": "zh", "es-419-en.tsv": "es", "eu-es-en.tsv": "eu",
-    "bn-in-en.tsv": "bn", "xh-ZA-en.tsv": "xh", "de-en-us.tsv": "de", "br-en.tsv": "br", "it-da-en.tsv": "da",
-    "ted-de-en.tsv": "de", "a.pt-br": "pt", "a.zh-CN.gz": "zh", "a.pt_BR": "pt",
+    "pt-br-en.tsv": "pt", "news.pt_br-en.tsv.gz": "pt", "zh-tw-en.jsonl": "zh",
+    "zh-CN-en.tsv": "zh", "zho_Hans-eng_Latn.tsv": "zh", "zh-Hant-TW-en_GB.parquet": "zh",
+    "es-419-en.tsv": "es", "eu-es-en.tsv": "eu", "bn-in-en.tsv": "bn", "xh-ZA-en.tsv": "xh",
+    "de-en-us.tsv": "de", "br-en.tsv": "br", "it-da-en.tsv": "da", "ted-de-en.tsv": "de",
+    "a.pt-br": "pt", "a.zh-CN.gz": "zh", "a.pt_BR": "pt",
 }  # fmt: skip
 
 

@@ -56,7 +56,8 @@ def test_every_format_reads_back_what_was_written(
 
 PIECES = [
     b"a", b"b", b" ", b"\t", b"\t", b"\t", b"\n", b"\n", b"\r", b"\r\n", b"\0", b'"', b"\xff",
-    b"\xe2\x80\xa8", b"\xc2\x85", b"\x1f", "é".encode(), "日".encode(), b"\xe6\x97", b"\xef\xbb\xbf",
+    b"\xe2\x80\xa8", b"\xc2\x85", b"\x1f", "é".encode(), "日".encode(), b"\xe6\x97",
+    b"\xef\xbb\xbf",
 ]  # fmt: skip
 
 
