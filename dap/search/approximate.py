@@ -26,7 +26,7 @@ BLOCK_ROWS = 4096
 #: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per
 #: cluster.
 TRAINING_ROWS = 1_000_000
-ROWS_A_CLUSTER = 256
+ROWS_PER_CLUSTER = 256
 #: Rows of each side that are searched exactly to measure the recall.
 RECALL_SAMPLE = 1000
 
@@ -193,7 +193,7 @@ def _training_step(rows: int, factory: str, lists: int) -> int:
     """
     bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
     clusters = max(lists, 2**bits)
-    wanted = min(ROWS_A_CLUSTER * clusters, TRAINING_ROWS)
+    wanted = min(ROWS_PER_CLUSTER * clusters, TRAINING_ROWS)
     return -(-rows // wanted)
 
 
