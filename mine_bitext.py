@@ -314,8 +314,8 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     target_lines = len(target.text.rows)
     if is_parallel and source_lines != target_lines:
         raise UserError(
-            f"{source_file} has {source_lines} lines, {target_file} has {target_lines}: --score_only "
-            "pairs them line by line"
+            f"{source_file} has {source_lines} lines, {target_file} has {target_lines}: "
+            "--score_only pairs them line by line"
         )
     return MiningTask(source, target)
 

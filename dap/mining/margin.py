@@ -181,7 +181,7 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") 
     else:
         candidates = chain(forward.blocks(), backward.blocks())
 
-    # sort them by descending score
+    # sort by descending score, which is ascending by the negated score
     ordered = sort_records(
         MinedPairs(-block.scores, block.source, block.target).records() for block in candidates
     )

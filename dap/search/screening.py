@@ -16,7 +16,7 @@ t·q. By the Cauchy-Schwarz inequality
 
 The lengths of the rounding errors, |a' - s·p| and |b' - t·q|, are computed, not estimated. Sums of
 whole numbers are exact. A float32 sum of D terms of unit rows errs by at most D·2⁻²⁴, and the bound
-allows for eight such errors. Larger cosines than the bound therefore cannot exist.
+allows for eight such errors. So no cosine exceeds its bound.
 
 Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `H` pairs of a block
 that can be among the k best.
