@@ -63,18 +63,19 @@ def launched() -> PartialState:
     return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
 
 
-def encode_shared(encoder: Encoder, sentences: Sequence[str], *arguments: Any) -> np.ndarray:
+def encode_shared(
+    encoder: Encoder, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+) -> np.ndarray:
     """Encode sentences in all processes of a launch, each its share.
 
-    Args:
-        arguments: further arguments of `encoder.encode`.
+    The arguments are those of `encoder.encode`.
 
     Returns:
         The vectors of all sentences (N, D), in every process.
     """
     state = launched()
     step = state.num_processes
-    share = encoder.encode(sentences[state.process_index :: step], *arguments)
+    share = encoder.encode(sentences[state.process_index :: step], token_budget, progress)
     if step == 1:
         return share
     vectors = np.empty((len(sentences), share.shape[1]), share.dtype)
