@@ -94,7 +94,9 @@ def write_format(
     folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")
 ) -> BitextFile:
     """Write pairs in the format that the name tells. `XX` is the language of a Moses side."""
-    texts = ["".join(f"{text}\n" for text in side).encode() for side in zip(*pairs)]
+    texts = []
+    for side in zip(*pairs):
+        texts.append("".join(f"{text}\n" for text in side).encode())
     path = folder / name
     if "zip" in name:
         inside = {f"OPUS.de-en.{side}": text for side, text in zip(sides, texts)}

@@ -16,7 +16,7 @@ from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
 from dap.prepare.filters import REASONS, clean, identified, repair, words
 from dap.prepare.options import PrepareOptions
 
-# Source and English of pairs that nothing is wrong with.
+#: Language -> a pair that passes all filters.
 GOOD = {
     "de": ("Der Zug fährt um acht Uhr ab.", "The train leaves at eight o'clock."),
     "ar": ("يغادر القطار في الساعة الثامنة صباحا", "The train leaves at eight o'clock."),
@@ -33,9 +33,13 @@ def frame(*pairs: tuple[str, str]) -> pl.DataFrame:
 
 
 def reasons(language: str, *pairs: tuple[str, str], **options: float | str) -> list[str | None]:
-    """Why each pair is dropped, cleaned alone."""
-    counts = [clean(frame(pair), language, PrepareOptions(**options))[1] for pair in pairs]
-    return [next((reason for reason in REASONS if count[reason]), None) for count in counts]
+    """Return why each pair is dropped, or None if it stays."""
+    found = []
+    for pair in pairs:
+        _, counts = clean(frame(pair), language, PrepareOptions(**options))
+        failed = [reason for reason in REASONS if counts[reason]]
+        found.append(failed[0] if failed else None)
+    return found
 
 
 @pytest.mark.parametrize("language", GOOD)
@@ -46,44 +50,42 @@ def test_good_pairs_stay(language: str) -> None:
     assert sum(counts[reason] for reason in REASONS) == 0
 
 
-def test_the_released_code_keeps_short_pairs_that_share_words_and_drops_quotation_marks() -> None:
+def test_the_released_code_keeps_short_pairs_that_share_words_and_removes_quotes() -> None:
     pair = ('Wir "sehen" uns OK Tom', "See you OK Tom")
-    assert reasons("de", pair, ("a b c d e OK Tom X", "f g h OK Tom X"), shared_beyond=5) == [
-        None,
-        "shared",
-    ]
+    longer = ("a b c d e OK Tom X", "f g h OK Tom X")
+    assert reasons("de", pair, longer, shared_beyond=5) == [None, "shared"]
     assert reasons("de", pair) == ["shared"]
     kept, _ = clean(frame(pair), "de", PrepareOptions(shared_beyond=5, strip_quotes=True))
     assert kept.rows() == [("Wir sehen uns OK Tom", pair[1])]
 
 
 @pytest.mark.parametrize("language", GOOD)
-def test_each_reason_in_each_script(language: str) -> None:
+def test_each_reason_drops_pairs_in_each_script(language: str) -> None:
     source, target = GOOD[language]
     short = {"zh": "火车", "th": "รถไฟ", "ja": "電車"}.get(language, source.split()[0])
-    count = words(pl.Series([source]), SCRIPTS[language])[1].item()
+    _, count = words(pl.Series([source]), SCRIPTS[language])
+    repetitions = -(-70 // count.item())
+    forty_one_words = " ".join(f"word{i}" for i in range(41))
+    seventy_words = " ".join(f"word{i}" for i in range(70))
     other = GOOD["ka" if language != "ka" else "hi"][0]
     cases = {
         "url": [(f"{source} http://a.b", target), (source, f"{target} me@home")],
         "short": [(short, target), (source, "The train leaves.")],
-        "length_ratio": [
-            (source, " ".join(f"word{i}" for i in range(41))),
-            (f"{source} " * 40, target),
-        ],
-        "long": [(" ".join([source] * -(-70 // count)), " ".join(f"word{i}" for i in range(70)))],
+        "length_ratio": [(source, forty_one_words), (f"{source} " * 40, target)],
+        "long": [(" ".join([source] * repetitions), seventy_words)],
         "shared": [
             (f"{source} A1 B2 C3 D4", "A1 B2 C3 D4 one two"),
             (f"{source} A1 B2", "A1 B2 one two"),
         ],
         "script": [(other, target), (source, other), ("1 2 3 4 5", target)],
+        "identical": [(target, target)],
+        "empty": [(" \x00 ", target)],
     }
     for reason, pairs in cases.items():
-        assert reasons(language, *pairs) == [reason] * len(pairs), reason
-    assert reasons(language, (target, target)) == ["identical"]
-    assert reasons(language, (" \x00 ", target)) == ["empty"]
+        assert reasons(language, *pairs) == [reason] * len(pairs)
 
 
-def test_limits_are_where_the_paper_has_them() -> None:
+def test_the_limits_are_those_of_the_released_code() -> None:
     def pair(source: int, target: int) -> tuple[str, str]:
         return " ".join(f"s{i}" for i in range(source)), " ".join(f"t{i}" for i in range(target))
 
@@ -92,17 +94,15 @@ def test_limits_are_where_the_paper_has_them() -> None:
     assert reasons("de", pair(65, 64), pair(65, 65)) == [None, "long"]
     shared = ("a b c d e f", "a b c x y z w")
     assert reasons("de", shared, ("a b c d e f g", "a b c x y z w")) == ["shared", None]
-    assert reasons("de", ("a a a a a a b", "a c d e f g")) == [
-        "shared"
-    ]  # one of two different tokens
+    # One of two different tokens is shared.
+    assert reasons("de", ("a a a a a a b", "a c d e f g")) == ["shared"]
     assert reasons("de", shared, max_shared=0.6) == [None]
     assert reasons("de", pair(3, 4), pair(40, 41), min_tokens=3, max_tokens=39) == [None, "long"]
     assert reasons("de", pair(20, 9), ratio_beyond=10, max_ratio=3.0) == [None]
     assert reasons("de", pair(20, 9), ratio_beyond=10) == ["length_ratio"]
     assert reasons("de", GOOD["de"], url_pattern="Zug") == ["url"]
-    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == [
-        "url"
-    ]  # polars' syntax, not Python's
+    # The syntax of polars, not of Python.
+    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == ["url"]
     assert reasons("de", GOOD["ka"], min_script=0.0) == [None]
     assert reasons("xh", GOOD["ka"]) == [None]  # of unknown script
 
@@ -120,13 +120,12 @@ def test_text_is_repaired_and_counted() -> None:
     assert counts == {"control_characters": 2, "nfc": 3}
 
 
-def test_nfc_is_unicodes_for_every_character() -> None:
-    characters = [
-        chr(code) for code in range(0x21, 0x1E100) if unicodedata.category(chr(code))[0] in "LM"
-    ]
-    texts = [f"a{character}e\u0301{character}\u0308." for character in characters] + [
-        f"x{c}y" for c in characters
-    ]
+def test_every_character_is_composed_as_unicode_says() -> None:
+    texts = []
+    for code in range(0x21, 0x1E100):
+        character = chr(code)
+        if unicodedata.category(character)[0] in "LM":
+            texts += [f"a{character}e\u0301{character}\u0308.", f"x{character}y"]
     repaired, _ = repair(pl.DataFrame({"source": texts, "target": texts}))
     assert repaired["source"].to_list() == [unicodedata.normalize("NFC", text) for text in texts]
 
@@ -146,30 +145,38 @@ SCRIPT_NAMES = {"CJK UNIFIED": "Han", "HIRAGANA": "Hiragana", "KATAKANA LETTER":
 
 def script_of(character: str) -> str:
     name = unicodedata.name(character, "")
-    return next(
-        (script for start, script in SCRIPT_NAMES.items() if name.startswith(start)),
-        name.split()[0].title(),
-    )
+    for start, script in SCRIPT_NAMES.items():
+        if name.startswith(start):
+            return script
+    return name.split()[0].title()
 
 
-def naive_words(text: str, unspaced: bool) -> tuple[list[str], int]:
-    if not unspaced:
-        return text.split(" "), len(text.split(" ")) if text else 0
-    tokens, count, before = [], 0.0, ""
+def has_no_spaces(language: str) -> bool:
+    return bool(CHARACTERS_PER_WORD.keys() & set(SCRIPTS[language]))
+
+
+def naive_words(text: str, language: str) -> tuple[list[str], int]:
+    """Return the tokens of a text and the number of its words."""
+    if not has_no_spaces(language):
+        tokens = text.split(" ")
+        return tokens, len(tokens) if text else 0
+
+    tokens: list[str] = []
+    count = 0.0
+    is_in_run = False
     for character in text:
-        if (script := script_of(character)) in CHARACTERS_PER_WORD:
+        if character in " 。，、！":
+            is_in_run = False
+        elif (script := script_of(character)) in CHARACTERS_PER_WORD:
             tokens.append(character)
             count += 1 / CHARACTERS_PER_WORD[script]
-        elif character != " " and character not in "。，、！":
-            if (
-                before in ("", " ")
-                or before in "。，、！"
-                or script_of(before) in CHARACTERS_PER_WORD
-            ):
-                tokens.append("")
-                count += 1
+            is_in_run = False
+        elif is_in_run:
             tokens[-1] += character
-        before = character
+        else:
+            tokens.append(character)
+            count += 1
+            is_in_run = True
     return tokens, ceil(count - 1e-9)
 
 
@@ -180,10 +187,10 @@ def naive_foreign(text: str, scripts: Sequence[str]) -> bool:
 
 
 def naive_reason(language: str, source: str, target: str) -> str | None:
-    scripts = SCRIPTS[language]
-    first, first_count = naive_words(source, bool(CHARACTERS_PER_WORD.keys() & set(scripts)))
-    second, second_count = naive_words(target, False)
-    shortest, longest = sorted([first_count, second_count])
+    source_words, source_count = naive_words(source, language)
+    target_words, target_count = naive_words(target, "en")
+    first, second = set(source_words), set(target_words)
+    shortest, longest = sorted([source_count, target_count])
     fails = {
         "empty": not source or not target,
         "url": any(mark in side for mark in ("@", "http") for side in (source, target)),
@@ -191,17 +198,18 @@ def naive_reason(language: str, source: str, target: str) -> str | None:
         "length_ratio": longest > 32 and longest / max(shortest, 1e-9) > 2,
         "long": shortest > 64,
         "identical": source == target,
-        "shared": 0 < len(set(first) & set(second)) >= 0.5 * min(len(set(first)), len(set(second))),
-        "script": naive_foreign(source, scripts) or naive_foreign(target, SCRIPTS["en"]),
+        "shared": 0 < len(first & second) >= 0.5 * min(len(first), len(second)),
+        "script": naive_foreign(source, SCRIPTS[language]) or naive_foreign(target, SCRIPTS["en"]),
     }
-    return next((reason for reason, failed in fails.items() if failed), None)
+    failed = [reason for reason, is_failed in fails.items() if is_failed]
+    return failed[0] if failed else None
 
 
 def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
     rng = random.Random(language)
-    pieces = [
-        word for source, _ in GOOD.values() for word in unicodedata.normalize("NFC", source).split()
-    ]
+    pieces = []
+    for source, _ in GOOD.values():
+        pieces += unicodedata.normalize("NFC", source).split()
     own = unicodedata.normalize("NFC", GOOD[language][0]).split()
     english = [
         "the",
@@ -225,27 +233,26 @@ def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
         chosen += rng.choices(english + pieces, k=rng.randint(0, 2))
         return " ".join(dict.fromkeys(chosen) if rng.random() < 0.5 else chosen)
 
-    pairs = [(text(own, 80), text(english[:10], 80)) for _ in range(count)]
-    return [
-        (target, target) if rng.random() < 0.05 else (source, target) for source, target in pairs
-    ]
+    pairs = []
+    for _ in range(count):
+        source, target = text(own, 80), text(english[:10], 80)
+        pairs.append((target, target) if rng.random() < 0.05 else (source, target))
+    return pairs
 
 
 @pytest.mark.parametrize("language", GOOD)
-def test_filters_equal_a_plain_loop(language: str) -> None:
+def test_the_filters_equal_a_plain_loop(language: str) -> None:
     pairs = random_pairs(language, 600)
     expected = [naive_reason(language, *pair) for pair in pairs]
     kept, counts = clean(frame(*pairs), language, PrepareOptions())
-    assert {reason: counts[reason] for reason in REASONS} == {
-        reason: expected.count(reason) for reason in REASONS
-    }
+    for reason in REASONS:
+        assert counts[reason] == expected.count(reason)
     assert kept.rows() == [pair for pair, reason in zip(pairs, expected) if reason is None]
-    assert len(set(expected)) >= 6  # the pairs are worth something
-    texts, scripts = [source for source, _ in pairs], SCRIPTS[language]
-    counts = [
-        naive_words(text, bool(CHARACTERS_PER_WORD.keys() & set(scripts)))[1] for text in texts
-    ]
-    assert words(pl.Series(texts), scripts)[1].to_list() == counts
+    assert len(set(expected)) >= 6
+
+    sources = [source for source, _ in pairs]
+    _, found = words(pl.Series(sources), SCRIPTS[language])
+    assert found.to_list() == [naive_words(source, language)[1] for source in sources]
 
 
 def test_a_tokenizer_counts_instead_of_words(
@@ -265,7 +272,7 @@ Identify = Callable[[Callable[[list[str]], Any]], PrepareOptions]
 
 @pytest.fixture
 def identified_by(monkeypatch: pytest.MonkeyPatch) -> Identify:
-    """Options that name a function of this file, which is the one given."""
+    """Make options whose language identifier is a given function."""
 
     def options(function: Callable[[list[str]], Any]) -> PrepareOptions:
         monkeypatch.setitem(globals(), "identify", function)
@@ -274,14 +281,13 @@ def identified_by(monkeypatch: pytest.MonkeyPatch) -> Identify:
     return options
 
 
-def test_the_identifier_sees_what_passed_and_its_word_counts(identified_by: Identify) -> None:
+def test_the_identifier_decides_about_the_pairs_that_pass_all_else(identified_by: Identify) -> None:
     asked: list[str] = []
 
     def identify(texts: list[str]) -> list[str]:
         asked.extend(texts)
-        return [
-            "eng" if text.startswith("The") else "deu" if "Zug" in text else "nl" for text in texts
-        ]
+        codes = {GOOD["de"][0]: "deu", GOOD["de"][1]: "eng"}
+        return [codes.get(text, "nl") for text in texts]
 
     dutch = ("De trein vertrekt om acht uur.", "The train leaves at eight o'clock.")
     options = identified_by(identify)
@@ -290,26 +296,29 @@ def test_the_identifier_sees_what_passed_and_its_word_counts(identified_by: Iden
     assert (counts["language"], counts["short"]) == (1, 1)
     assert "kurz" not in asked
     assert clean(frame(("kurz", "short")), "de", options)[1]["language"] == 0
-    with pytest.raises(ValueError, match="gave 1 codes for 2 texts"):
+    with pytest.raises(UserError, match="1 codes for 2 texts"):
         clean(frame(GOOD["de"], dutch), "de", identified_by(lambda texts: ["de"]))
 
 
 @pytest.mark.parametrize("name", ["no_such_module:f", "math:no_such", "math", "math:pi", ""])
-def test_a_wrong_identifier_is_named(name: str) -> None:
+def test_an_identifier_that_does_not_exist_is_refused_by_name(name: str) -> None:
     with pytest.raises(UserError, match=f"language_identifier {name!r}"):
         identified(name, ["One sentence."])
 
 
-def test_wrong_options_are_named() -> None:
-    for name, value in {
-        "url_pattern": "(",
-        "min_script": 1.5,
-        "max_ratio": 0.5,
-        "max_shared": 0.0,
-        "max_tokens": 0,
-    }.items():
-        with pytest.raises(ValueError, match=name):
-            PrepareOptions(**{name: value})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("url_pattern", "("),
+        ("min_script", 1.5),
+        ("max_ratio", 0.5),
+        ("max_shared", 0.0),
+        ("max_tokens", 0),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=name):
+        PrepareOptions(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -327,11 +336,13 @@ def test_an_identifier_that_fails_is_refused_by_name(answer: Any, identified_by:
         clean(pairs, "de", identified_by(answer))
 
 
-def test_the_identifier_may_tell_script_and_region_of_other_languages(
+def test_the_identifier_may_name_scripts_and_regions(
     identified_by: Identify,
 ) -> None:
     pairs = frame(("ово је добра реченица", "this is a sentence"))
-    options = identified_by(
-        lambda texts: ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts]
-    )
+
+    def identify(texts: list[str]) -> list[str]:
+        return ["eng_Latn" if text.isascii() else "SRP_Cyrl" for text in texts]
+
+    options = identified_by(identify)
     assert len(clean(pairs, "srp", options)[0]) == 1

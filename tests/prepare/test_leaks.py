@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from written import zip_of
 
+from dap.errors import UserError
 from dap.file_io import write_json
 from dap.languages import normalise, normalise_all
 from dap.prepare.evaluation_sets import read_evaluation
@@ -19,44 +20,27 @@ from dap.prepare.filters import repair
 from dap.prepare.leaks import BANDS, LeakIndex, load_index
 from dap.text_keys import text_keys
 
-LATIN = [
-    "the",
-    "train",
-    "leaves",
-    "station",
-    "at",
-    "eight",
-    "old",
-    "birds",
-    "sing",
-    "over",
-    "harbour",
-    "Straße",
-    "où",
-    "élève",
-    "mañana",
-]  # noqa: SIM905
 WORDS = {
-    "latin": LATIN,
-    "cyrillic": "поезд отходит от станции в восемь часов старые птицы поют над гаванью".split(),  # noqa: SIM905
-    "chinese": list("火车八点钟从站出发老鸟在港口上空歌唱，。"),
-    "hindi": "रेलगाड़ी सुबह आठ बजे स्टेशन से चलती है पुराने पक्षी गाते हैं".split(),  # noqa: SIM905
+    "latin": "the train leaves station at eight old birds sing over harbour Straße où élève mañana",
+    "cyrillic": "поезд отходит от станции в восемь часов старые птицы поют над гаванью",
+    "chinese": "火 车 八 点 钟 从 站 出 发 老 鸟 在 港 口 上 空 歌 唱 ， 。",
+    "hindi": "रेलगाड़ी सुबह आठ बजे स्टेशन से चलती है पुराने पक्षी गाते हैं",
 }
 
 
 def sentences(count: int, seed: int) -> list[str]:
+    """Make random sentences in several scripts, and a few odd ones."""
     rng = random.Random(seed)
     made = []
     for _ in range(count):
-        words = WORDS[rng.choice(list(WORDS))]
-        made.append(
-            ("" if len(words[0]) == 1 else " ").join(rng.choices(words, k=rng.randint(1, 14)))
-        )
+        script = rng.choice(list(WORDS))
+        words = rng.choices(WORDS[script].split(), k=rng.randint(1, 14))
+        made.append(("" if script == "chinese" else " ").join(words))
     return [*made, "", "!?", "ha" * 30, "short"]
 
 
 def altered(texts: list[str], seed: int) -> list[str]:
-    """Near copies: a few characters replaced, taken out or put in."""
+    """Make near copies: replace, remove or insert a few characters."""
     rng = random.Random(seed)
     changed = []
     for text in texts:
@@ -64,9 +48,8 @@ def altered(texts: list[str], seed: int) -> list[str]:
         for _ in range(rng.randint(0, 3)):
             if letters:
                 place = rng.randrange(len(letters))
-                letters[place : place + rng.randint(0, 2)] = rng.choice(
-                    ["", "x", "站", "ой", "A b"]
-                )
+                new = rng.choice(["", "x", "站", "ой", "A b"])
+                letters[place : place + rng.randint(0, 2)] = new
         changed.append("".join(letters))
     return changed
 
@@ -82,17 +65,18 @@ def wide(text: str) -> bool:
 
 
 def compare(text: str, sentence: str) -> float:
+    """Compute the containment of two texts with a plain loop."""
     text, sentence = normalise(text), normalise(sentence)
     if text == sentence:
         return 1.0
     if wide(text) != wide(sentence):
         return 0.0
-    n = next(
-        band.n for band in BANDS if band.is_wide == wide(sentence) and len(sentence) <= band.longest
-    )
-    one, other = grams(text, n), grams(sentence, n)
-    most = max(one.total(), other.total())
-    return (one & other).total() / most if most else 0.0
+    for band in BANDS:
+        if band.is_wide == wide(sentence) and len(sentence) <= band.longest:
+            one, other = grams(text, band.n), grams(sentence, band.n)
+            most = max(one.total(), other.total())
+            return (one & other).total() / most if most else 0.0
+    raise AssertionError("no band")
 
 
 def find(index: LeakIndex, texts: list[str]) -> pl.DataFrame:
@@ -101,27 +85,27 @@ def find(index: LeakIndex, texts: list[str]) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("threshold", [None, 0.3, 0.7, 1.0])
-def test_equals_comparing_all_with_all(threshold: float | None) -> None:
+def test_the_index_finds_what_comparing_all_with_all_finds(threshold: float | None) -> None:
     evaluation = sentences(150, 0)
     texts = sentences(150, 1) + altered(evaluation, 2)
     found = find(LeakIndex(evaluation, threshold), texts)
+
     expected = {}
+    held = set(map(normalise, evaluation))
     for row, text in enumerate(texts):
         best = max(compare(text, sentence) for sentence in evaluation)
-        if (
-            best == 1.0
-            and normalise(text) in map(normalise, evaluation)
-            or threshold
-            and best >= threshold - 1e-9
-        ):
+        is_near = threshold is not None and best >= threshold - 1e-9
+        if normalise(text) in held or is_near:
             expected[row] = best
     assert found["row"].to_list() == list(expected)
     assert found["containment"].to_list() == pytest.approx(list(expected.values()))
+
     for row, sentence, equal, share in found.iter_rows():
         assert compare(texts[row], sentence) == pytest.approx(share)
         assert equal == (normalise(texts[row]) == normalise(sentence))
     assert found["equal"].sum() >= 20
-    assert threshold in (None, 1.0) or (~found["equal"]).sum() >= 20
+    if threshold not in (None, 1.0):
+        assert (~found["equal"]).sum() >= 20
 
 
 def test_equal_and_near_texts_of_each_kind() -> None:
@@ -154,7 +138,7 @@ def test_a_replaced_word_in_a_short_sentence_is_near(sentence: str, text: str) -
     assert find(LeakIndex([sentence]), [text])["row"].to_list() == [0]
 
 
-def test_no_texts_have_no_leaks() -> None:
+def test_without_texts_or_sentences_nothing_is_found() -> None:
     assert find(LeakIndex(["Look both ways before you cross the road."]), [])["row"].to_list() == []
     assert find(LeakIndex([]), ["Look both ways before you cross the road."])["row"].to_list() == []
 
@@ -175,7 +159,7 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
     (tmp_path / "sets/zh-en.dev.en").write_text("en-1\tthree\n")  # fewer, as in BUCC
     (tmp_path / "sets/xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
     (tmp_path / "plain.txt").write_text("five\n \n")
-    expected = {
+    expected = [
         "eins",
         "zwei",
         "one",
@@ -188,8 +172,8 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
         "three",
         "premise",
         "hypothesis",
-    }
-    assert set(read_evaluation([tmp_path / "sets"])) == expected
+    ]
+    assert set(read_evaluation([tmp_path / "sets"])) == set(expected)
     found = read_evaluation([tmp_path / "plain.txt", str(tmp_path / "sets/de-en.tsv")])
     assert sorted(found) == ["eins", "five", "one", "two", "zwei"]
     with pytest.raises(FileNotFoundError, match="absent"):
@@ -199,13 +183,13 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "text", ["সে আজ সারা\u09dfই বাড়ি যাবে না।", "Die Bäume blühen schöner über dem Fluß."]
 )
-def test_evaluation_sentences_are_composed_as_training_text_is(text: str, tmp_path: Path) -> None:
+def test_evaluation_sentences_are_repaired_as_training_text_is(text: str, tmp_path: Path) -> None:
     trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))[0]["source"].to_list()
     for form in ("NFC", "NFD"):
         written = unicodedata.normalize(form, text) if form == "NFD" else text
         (tmp_path / "test.txt").write_text(f"{written}\n\ufeff\n", encoding="utf-8")
         sentences = read_evaluation([tmp_path / "test.txt"])
-        assert sentences == trained  # what is blank after the repair is left out, too
+        assert sentences == trained  # a line that is blank after the repair is left out
         assert find(LeakIndex(sentences, None), trained)["row"].to_list() == [0]
 
 
@@ -223,14 +207,14 @@ def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
     assert sorted(read_evaluation([path])) == ["eins", "one two", "three"]
     path.write_text('{"sentence": "one"}\n{"sen')
-    with pytest.raises(ValueError, match="flores.jsonl, line 2: no JSON"):
+    with pytest.raises(UserError, match="flores.jsonl, line 2"):
         read_evaluation([path])
 
 
 @pytest.mark.parametrize("name", ["test.json", "test.csv", "test.parquet", "test.json.gz"])
-def test_what_is_no_text_by_lines_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_neither_lines_nor_pairs_is_refused_by_name(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(
-        ValueError, match=f"{name}: (.json|.csv) is not read for|{name}: the name does not tell the"
-    ):
+    with pytest.raises(UserError, match=name):
         read_evaluation([tmp_path / name])
