@@ -29,9 +29,9 @@ SHARED = REPOSITORY.parent / "shared"
 
 
 def long_pairs(language: str, count: int) -> list[tuple[str, str]]:
-    return [pair for pair in synthetic_pairs(language, 2 * count) if len(pair[1].split()) > 3][
-        :count
-    ]
+    """Return pairs that are long enough for the filters."""
+    pairs = [pair for pair in synthetic_pairs(language, 2 * count) if len(pair[1].split()) > 3]
+    return pairs[:count]
 
 
 @pytest.fixture
@@ -44,40 +44,43 @@ def raw(tmp_path: Path) -> Path:
 
 
 def arguments(raw: Path, output: Path, **options: Any) -> list[str]:
+    """Make a command line. A list becomes several values."""
     given = {"data": raw, "output_dir": output, "dev_pairs": 5, "max_shared": 2, **options}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
-    return [part for name, values in lists.items() for part in (f"--{name}", *map(str, values))]
+    argv = []
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        argv += [f"--{name}", *map(str, values)]
+    return argv
 
 
-def test_the_output_is_what_the_trainer_and_datasets_read(
+def test_the_trainer_and_datasets_read_the_output(
     raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    report = run(
-        arguments(raw, out, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"}))
-    )
+    cache = tmp_path / "cache"
+    licences = write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})
+    report = run(arguments(raw, out, licences=licences))
     assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json"}
     assert json.loads((out / "report.json").read_text()) == report
-    of_all, french = (
-        load_dataset(str(out), name, cache_dir=str(tmp_path / "cache")) for name in (None, "fr-en")
-    )
-    for split, name in (("train", "train"), ("dev", "validation")):  # as the card's YAML calls them
-        loaded = load_bitext(out / split, cache_dir=tmp_path / "cache")
-        sizes = {code: report["languages"][code][split] for code in ("de", "fr")}
+
+    of_all = load_dataset(str(out), cache_dir=str(cache))
+    french = load_dataset(str(out), "fr-en", cache_dir=str(cache))
+    for folder, split in (("train", "train"), ("dev", "validation")):
+        loaded = load_bitext(out / folder, cache_dir=cache)
+        sizes = {code: report["languages"][code][folder] for code in ("de", "fr")}
         assert {code: len(part) for code, part in loaded.items()} == sizes
-        assert (len(of_all[name]), len(french[name])) == (sum(sizes.values()), sizes["fr"])
-    assert load_bitext(out, cache_dir=tmp_path / "cache").keys() == {
-        "de",
-        "fr",
-    }  # as `--train_data out`: out/train
+        assert len(of_all[split]) == sum(sizes.values())
+        assert len(french[split]) == sizes["fr"]
+    assert list(load_bitext(out, cache_dir=cache)) == ["de", "fr"]  # those of out/train
+
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
     assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
     assert "| fr-en.tsv | 75 | not stated; see the source |" in card
-    assert "was not compared with any evaluation set" in card
+    assert "not compared with any evaluation set" in card
     printed = capsys.readouterr().out
     assert "target_repeated" in printed
-    assert "url" not in printed  # nothing was dropped for it
+    assert "url" not in printed  # no pair was dropped for it
 
 
 def write(path: Path, content: Any) -> Path:
@@ -85,15 +88,13 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_the_vocabulary_is_the_trainers(
+def test_the_target_vocabulary_equals_that_of_the_trainer(
     raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     out = tmp_path / "out"
     same = {"target_vocabulary": tmp_path / "tokenizer", "tokenizer": tmp_path / "tokenizer"}
-    run(
-        arguments(raw, out, **same, max_tokens=500, target_language="eng")
-    )  # the names have its two letters
+    run(arguments(raw, out, **same, max_tokens=500, target_language="eng"))
     assert "train/00000.de-en.parquet" in contents(out)
     found = json.loads((out / "target_vocabulary.json").read_text())
     train = load_bitext(out / "train", cache_dir=tmp_path / "cache")
@@ -109,31 +110,25 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "new/leaks.jsonl"}
     report = run(arguments(raw, out, **options))
-    leaks = [json.loads(line) for line in (tmp_path / "new/leaks.jsonl").read_text().splitlines()]
+    records = (tmp_path / "new/leaks.jsonl").read_text().splitlines()
+    leaks = [json.loads(record) for record in records]
     assert report["evaluation_sentences"] == 3
     assert report["languages"]["de"]["leak"] == 1
-    listed = {
-        (leak["side"], leak["equal"])
-        for leak in leaks
-        if leak["line"] == 8 and leak["language"] == "de"
-    }
+    of_line = [leak for leak in leaks if leak["line"] == 8 and leak["language"] == "de"]
+    listed = {(leak["side"], leak["equal"]) for leak in of_line}
     assert listed == {("source", True), ("target", True)}
-    texts = {
-        normalise(row["target"])
-        for row in load_bitext(out / "train", cache_dir=tmp_path / "cache")["de"]
-    }
-    assert normalise(target) not in texts
-    assert (
-        f"compared with the evaluation sets {tmp_path}/test.txt" in (out / "README.md").read_text()
-    )
+    train = load_bitext(out / "train", cache_dir=tmp_path / "cache")["de"]
+    assert normalise(target) not in map(normalise, train["target"])
+    assert f"evaluation sets {tmp_path}/test.txt" in (out / "README.md").read_text()
 
 
 def identify(texts: list[str]) -> list[str]:
-    """What `--language_identifier test_prepare_data:identify` names."""
-    ends = [text.split()[0][-2:] for text in texts]
-    return [
-        end if end in ("de", "fr") or not text.isascii() else "en" for end, text in zip(ends, texts)
-    ]
+    """Identify the languages of synthetic texts, whose words end with their language's code."""
+    codes = []
+    for text in texts:
+        end = text.split()[0][-2:]
+        codes.append(end if end in ("de", "fr") or not text.isascii() else "en")
+    return codes
 
 
 def test_the_identifier_is_asked(raw: Path, tmp_path: Path) -> None:
@@ -251,11 +246,10 @@ def test_after_a_wrong_name_the_corrected_command_runs(
     assert run(arguments(raw, tmp_path / "out"))["languages"]["de"]["train"]
 
 
-def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path) -> None:
-    out, good = (
-        tmp_path / "out",
-        b"".join((raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)[:20]),
-    )
+def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    lines = (raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)
+    good = b"".join(lines[:20])
     (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)  # the larger file is cleaned first
     with pytest.raises(UserError, match="lines are bad"):
         run(arguments(raw, out))
@@ -269,26 +263,26 @@ def test_repairing_a_file_repeats_that_file_only(raw: Path, tmp_path: Path) -> N
     assert contents(out) == contents(tmp_path / "other")
 
 
-def test_overwriting_goes_on_after_a_stop(raw: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_that_overwrites_is_resumed(raw: Path, tmp_path: Path) -> None:
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}
+
     out = tmp_path / "out"
     run(arguments(raw, out))
     (out / "target_vocabulary.json").touch()  # of a run that asked for it
     command = [*arguments(raw, out, seed=1), "--overwrite"]
     run_to_its_end(command)
-    assert not any(
-        (out / name).exists() for name in ("report.json", "README.md", "target_vocabulary.json")
-    )
-    before = {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}
+    for name in ("report.json", "README.md", "target_vocabulary.json"):
+        assert not (out / name).exists()
+    before = times()
     run_to_its_end(command)
-    assert {
-        path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")
-    } == before
+    assert times() == before
     run(command)
     run(arguments(raw, tmp_path / "other", seed=1))
     assert contents(out) == contents(tmp_path / "other")
 
 
-def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(
+def test_a_full_disk_is_named_and_the_run_is_resumed_once_there_is_space(
     raw: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "test.txt").write_text("a sentence\n" * 50)
@@ -305,18 +299,15 @@ def test_on_a_full_disk_it_says_where_and_goes_on_once_there_is_room(
     assert contents(tmp_path / "out") == before
 
 
-def test_a_finished_folder_takes_new_licences_and_misses_no_shard(
+def test_a_finished_folder_takes_new_licences_and_needs_all_its_shards(
     raw: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     (tmp_path / "test.txt").write_text("nothing of the kind\n")
     leaks = {"evaluation_data": tmp_path / "test.txt", "list_leaks": tmp_path / "leaks.jsonl"}
     run(arguments(raw, out, **leaks))
-    report = run(
-        arguments(
-            raw, out, **leaks, licences=write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})
-        )
-    )
+    licences = write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})
+    report = run(arguments(raw, out, **leaks, licences=licences))
     assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
     assert json.loads((out / "report.json").read_text())["licences"] == report["licences"]
     with pytest.raises(UserError, match="leaks.jsonl"):
@@ -394,7 +385,7 @@ def opus(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def test_opus_is_fetched_named_and_mixed_with_other_text(
+def test_text_from_opus_is_mixed_with_other_text_and_named(
     raw: Path, opus: str, tmp_path: Path
 ) -> None:
     options = {
@@ -414,7 +405,7 @@ def test_opus_is_fetched_named_and_mixed_with_other_text(
         run(arguments(raw, tmp_path / "none", **options | {"languages": "fr"}))
 
 
-def test_the_released_steps_are_one_argument(
+def test_the_recipe_sets_the_steps_of_the_released_code(
     raw: Path,
     opus: str,
     tmp_path: Path,
@@ -430,41 +421,26 @@ def test_the_released_steps_are_one_argument(
         "download_dir": tmp_path / "fetched",
     }
     settings = run(arguments(raw, tmp_path / "out", **options | {"max_tokens": 500}))["settings"]
-    assert (settings["max_corpus_pairs"], settings["shared_beyond"], settings["dev_pairs"]) == (
-        1_010_000,
-        5,
-        5,
-    )
-    assert settings["tokenizer"] == str(
-        tmp_path / "tokenizer"
-    )  # what is given comes before the recipe
-    asked = [
-        record.getMessage()
-        for record in caplog.records
-        if "OPUS has no CCMatrix" in record.getMessage()
-    ]
-    assert [message.rpartition("/")[2] for message in asked] == ["en-sw.txt.zip"]  # and no de-en
-    with pytest.raises(
-        ValueError, match="--recipe 'ours' is unknown: give release, or leave it out"
-    ):
+    assert settings["max_corpus_pairs"] == 1_010_000
+    assert settings["shared_beyond"] == 5
+    # Arguments that are given take precedence.
+    assert settings["dev_pairs"] == 5
+    assert settings["tokenizer"] == str(tmp_path / "tokenizer")
+    # German is not asked for.
+    messages = [record.getMessage() for record in caplog.records]
+    asked = [message for message in messages if "OPUS has no CCMatrix" in message]
+    assert [message.rpartition("/")[2] for message in asked] == ["en-sw.txt.zip"]
+    with pytest.raises(UserError, match="--recipe 'ours'"):
         run(arguments(raw, tmp_path / "out", recipe="ours"))
 
 
 @pytest.mark.skipif(
     not (SHARED / "data/train").is_dir(), reason="../shared with real text is absent"
 )
-def test_real_text_comes_through(tmp_path: Path) -> None:
-    data = [str(SHARED / f"data/train/{code}-en.tsv.xz") for code in ("jv", "af")]
-    report = run(
-        [
-            "--data",
-            *data,
-            "--output_dir",
-            str(tmp_path / "out"),
-            "--evaluation_data",
-            str(SHARED / "data/tatoeba"),
-        ]
-    )
+def test_most_real_text_passes(tmp_path: Path) -> None:
+    data = [SHARED / f"data/train/{code}-en.tsv.xz" for code in ("jv", "af")]
+    argv = ["--data", *map(str, data), "--output_dir", str(tmp_path / "out")]
+    report = run([*argv, "--evaluation_data", str(SHARED / "data/tatoeba")])
     for found in report["languages"].values():
         assert found["train"] + found["dev"] > 0.75 * found["read"]
         assert found["script"] < 0.02 * found["read"]

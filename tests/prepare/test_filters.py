@@ -205,28 +205,16 @@ def naive_reason(language: str, source: str, target: str) -> str | None:
     return failed[0] if failed else None
 
 
+ENGLISH = "the train leaves at 8 we saw old birds 12 http home@ Windows x"
+
+
 def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
     rng = random.Random(language)
     pieces = []
     for source, _ in GOOD.values():
         pieces += unicodedata.normalize("NFC", source).split()
     own = unicodedata.normalize("NFC", GOOD[language][0]).split()
-    english = [
-        "the",
-        "train",
-        "leaves",
-        "at",
-        "8",
-        "we",
-        "saw",
-        "old",
-        "birds",
-        "12",
-        "http",
-        "home@",
-        "Windows",
-        "x",
-    ]
+    english = ENGLISH.split()
 
     def text(words: list[str], longest: int) -> str:
         chosen = rng.choices(words, k=rng.choice([0, 2, 4, 8, longest]))

@@ -160,18 +160,9 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
     (tmp_path / "sets/xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
     (tmp_path / "plain.txt").write_text("five\n \n")
     expected = [
-        "eins",
-        "zwei",
-        "one",
-        "two",
-        "zh-1",
-        "zh-2",
-        "en-1",
-        "三",
-        "四",
-        "three",
-        "premise",
-        "hypothesis",
+        *("eins", "zwei", "one", "two"),
+        *("zh-1", "zh-2", "en-1", "三", "四", "three"),
+        *("premise", "hypothesis"),
     ]
     assert set(read_evaluation([tmp_path / "sets"])) == set(expected)
     found = read_evaluation([tmp_path / "plain.txt", str(tmp_path / "sets/de-en.tsv")])
