@@ -47,55 +47,61 @@ def test_text_of_a_bucket_is_prepared_into_a_bucket(
     (tmp_path / "raw/de-en.tsv").write_bytes(text)
     options = ["--dev_pairs", "5", "--max_shared", "2"]
     prepare_data.run(["--data", "memory://raw", "--output_dir", "memory://made/corpus", *options])
-    prepare_data.run(
-        ["--data", str(tmp_path / "raw"), "--output_dir", str(tmp_path / "corpus"), *options]
-    )
-    whole = {path for path in (tmp_path / "corpus").rglob("*") if path.is_file()}
-    names = {str(path.relative_to(tmp_path)) for path in whole}
-    assert {name.removeprefix("/made/") for name in bucket.find("/made")} == names
-    for path in whole:
+    here = tmp_path / "corpus"
+    prepare_data.run(["--data", str(tmp_path / "raw"), "--output_dir", str(here), *options])
+    files = [path for path in here.rglob("*") if path.is_file()]
+    addresses_of_files = {f"/made/{path.relative_to(tmp_path)}": path for path in files}
+    assert set(bucket.find("/made")) == set(addresses_of_files)
+    for address, path in addresses_of_files.items():
         if path.suffix == ".parquet":
-            assert bucket.cat(f"/made/{path.relative_to(tmp_path)}") == path.read_bytes()
+            assert bucket.cat(address) == path.read_bytes()
+
+
+def fetched(address: str) -> bytes:
+    return Path(addresses.fetch_address(address)).read_bytes()
 
 
 def test_a_file_is_fetched_again_only_if_its_size_or_time_has_changed(
     bucket: fsspec.AbstractFileSystem, cache: Path
 ) -> None:
+    german, french = "memory://corpus/de-en.tsv", "memory://corpus/more/fr-en.tsv"
     bucket.pipe({"/corpus/de-en.tsv": b"eins\tone\n", "/corpus/more/fr-en.tsv": b"un\tone\n"})
-    copy = Path(addresses.fetch_address("memory://corpus"))
-    assert copy == cache / "memory/corpus"
-    assert (copy / "more/fr-en.tsv").read_bytes() == b"un\tone\n"
-    changed = bucket.modified("/corpus/de-en.tsv")
+    assert addresses.fetch_address("memory://corpus") == str(cache / "memory/corpus")
+    assert (cache / "memory/corpus/de-en.tsv").read_bytes() == b"eins\tone\n"
+    assert (cache / "memory/corpus/more/fr-en.tsv").read_bytes() == b"un\tone\n"
+
+    modified = bucket.modified("/corpus/de-en.tsv")
     bucket.pipe({"/corpus/de-en.tsv": b"drei\tsix\n", "/corpus/more/fr-en.tsv": b"deux\ttwo\n"})
+    assert fetched(french) == b"deux\ttwo\n"
     file = bucket.store["/corpus/de-en.tsv"]
-    file.modified = changed
-    assert Path(addresses.fetch_address("memory://corpus/de-en.tsv")).read_bytes() == b"eins\tone\n"
-    file.modified = changed + timedelta(seconds=1)
-    assert Path(addresses.fetch_address("memory://corpus/de-en.tsv")).read_bytes() == b"drei\tsix\n"
-    assert (
-        Path(addresses.fetch_address("memory://corpus") + "/more/fr-en.tsv").read_bytes()
-        == b"deux\ttwo\n"
-    )
+    file.modified = modified
+    assert fetched(german) == b"eins\tone\n"
+    file.modified = modified + timedelta(seconds=1)
+    assert fetched(german) == b"drei\tsix\n"
+
+
+def test_a_folder_whose_copy_has_more_files_or_that_leads_elsewhere_is_refused(
+    bucket: fsspec.AbstractFileSystem,
+) -> None:
+    bucket.pipe({"/corpus/de-en.tsv": b"eins\tone\n", "/corpus/more/fr-en.tsv": b"un\tone\n"})
+    addresses.fetch_address("memory://corpus")
     bucket.rm("/corpus/more/fr-en.tsv")
-    with pytest.raises(
-        UserError, match=f"has no more/fr-en.tsv, but its copy has: remove {copy}/more/fr-en.tsv"
-    ):
+    with pytest.raises(UserError, match="memory/corpus/more/fr-en.tsv"):
         addresses.fetch_address("memory://corpus")
-    bucket.store["/corpus/../out.tsv"] = file
-    with pytest.raises(UserError, match="/corpus/../out.tsv leads out of the folder"):
+    bucket.store["/corpus/../out.tsv"] = bucket.store["/corpus/de-en.tsv"]
+    with pytest.raises(UserError, match=r"/corpus/\.\./out.tsv"):
         addresses.fetch_address("memory://corpus")
 
 
 def test_a_file_of_a_web_server_is_fetched_and_an_absent_one_is_refused(
     tmp_path: Path,
 ) -> None:
-    text = (
-        b"eins\tone\n" * 1_300_000
-    )  # which fsspec would read in parts, and this server knows none
+    # fsspec would read a file of this size in parts, which this server does not support.
+    text = b"eins\tone\n" * 1_300_000
     (tmp_path / "de-en.tsv").write_bytes(text)
     with serve_folder(tmp_path) as home:
-        assert Path(addresses.fetch_address(f"{home}/de-en.tsv")).read_bytes() == text
-        with pytest.raises(UserError, match=r"fr-en.tsv cannot be fetched \(FileNotFoundError"):
+        assert fetched(f"{home}/de-en.tsv") == text
+        with pytest.raises(UserError, match=f"{home}/fr-en.tsv"):
             addresses.fetch_address(f"{home}/fr-en.tsv")
 
 
@@ -137,15 +143,12 @@ def test_shards_of_vectors_are_sent_one_by_one_and_another_machine_resumes_from_
     for side, name in enumerate(("de", "en")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
     model = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--shard_size", "10"]
-    command = [
-        str(tmp_path / "de"),
-        str(tmp_path / "en"),
-        *model,
-        "--output",
-        "memory://made/pairs.tsv",
-    ]
-    encode, sent, left = embeddings.encode_pieces, [], iter([True] * 6 + [False])
+    texts = [str(tmp_path / "de"), str(tmp_path / "en")]
+    command = [*texts, *model, "--output", "memory://made/pairs.tsv"]
+    encode = embeddings.encode_pieces
     put = type(bucket).put_file
+    sent = []
+    left = iter([True] * 6 + [False])
 
     def stopped(*arguments: Any) -> Any:
         if not next(left):
@@ -177,17 +180,9 @@ def test_vectors_that_could_not_be_sent_are_sent_when_the_command_is_given_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = synthetic_pairs("de", 20)
-    (tmp_path / "de-en.tsv").write_text(
-        "".join(f"{source}\t{target}\n" for source, target in pairs)
-    )
-    command = [
-        "--model",
-        str(tiny_bert_dir),
-        "--pooling",
-        "mean",
-        "--data_dir",
-        str(tmp_path / "de-en.tsv"),
-    ]
+    text = tmp_path / "de-en.tsv"
+    text.write_bytes(text_of(pairs))
+    command = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(text)]
     command += ["--embeddings_dir", "memory://kept"]
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "put_file", refused)
@@ -199,7 +194,5 @@ def test_vectors_that_could_not_be_sent_are_sent_when_the_command_is_given_again
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "exists", refused)
         kept.unlink()
-        with pytest.raises(
-            UserError, match=r"memory://kept/.* cannot be reached \(PermissionError: read-only\)"
-        ):
+        with pytest.raises(UserError, match="memory://kept/.*read-only"):
             eval_retrieval.run(command)

@@ -35,9 +35,11 @@ def numbered(file: BitextFile) -> Numbered:
     """Read the good lines of a file. Returns: line -> pair."""
     tables = list(read_tables(file, LineAudit(file, 1.0)))
     assert all(table.schema.equals(TABLE) and 0 < len(table) <= formats.BATCH for table in tables)
-    return {
-        row["line"]: (row["source"], row["target"]) for table in tables for row in table.to_pylist()
-    }
+    pairs = {}
+    for table in tables:
+        for row in table.to_pylist():
+            pairs[row["line"]] = (row["source"], row["target"])
+    return pairs
 
 
 @pytest.mark.parametrize("batch", [1, 4, 10_000])
@@ -118,13 +120,11 @@ def test_random_moses_sides_are_read_as_by_a_plain_loop(
     monkeypatch.setattr(formats, "BATCH", batch)
     draw = random.Random(batch)
     pieces = [piece for piece in PIECES if b"\n" not in piece]
-    sides = [
-        [b"".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(300)] for _ in range(2)
-    ]
-    paths = [
-        str(write(tmp_path / f"a.{code}", b"\n".join(side) + b"\n"))
-        for code, side in zip(("de", "en"), sides)
-    ]
+    paths = []
+    for code in ("de", "en"):
+        lines = [b"".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(300)]
+        path = write(tmp_path / f"a.{code}", b"\n".join(lines) + b"\n")
+        paths.append(str(path))
     file = BitextFile("de", tuple(paths), "moses")
     expected = read_naively(file, lambda *sides: sides)
     assert len(expected) > 15
@@ -154,7 +154,9 @@ JSON_LINES = [
 @pytest.mark.parametrize("place", [0, 1])
 def test_odd_json_is_read_as_by_a_plain_loop(tmp_path: Path, place: int) -> None:
     good = b'{"source": "x", "target": "y"}'
-    lines = [good] * place + [line for wild in JSON_LINES for line in (wild, good)]
+    lines = [good] * place
+    for odd in JSON_LINES:
+        lines += [odd, good]
     file = BitextFile(
         "de", (str(write(tmp_path / "de-en.jsonl", b"\n".join(lines) + b"\n")),), "jsonl"
     )
