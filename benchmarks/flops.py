@@ -1,9 +1,10 @@
-"""Forward FLOPs of a pair and the cost of a training step, beside the paper's Table 6.
+"""Count the forward FLOPs of a pair and time a training step, beside the paper's Table 6.
 
     python -m benchmarks.flops --repeats 5 --json flops.json
 
-The products that PyTorch really runs for one pair without padding are counted, 2 FLOPs a multiplication with addition.
-The latencies are training steps (forward, backward) of `--batch_size` such pairs, contenders taking turns.
+FLOPs are those of the products that PyTorch runs for one pair without padding. A multiplication with
+addition counts as 2. The time is that of a training step (forward and backward) of `--batch_size`
+such pairs. The objectives take turns.
 """
 
 import argparse
@@ -34,7 +35,10 @@ MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_f
 
 
 def with_noise(batch: Batch, share: int = 5) -> Batch:
-    """The batch with noise that masks every fifth of a pair's tokens, CLS and separators not counted."""
+    """Return the batch with noise that masks every fifth token of a pair.
+
+    CLS and separators do not count.
+    """
     noisy = dict(batch)
     seen = 0
     for side in ("source", "target"):
@@ -48,7 +52,7 @@ def with_noise(batch: Batch, share: int = 5) -> Batch:
 
 
 def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
-    """Forward FLOPs of the products and attentions of one pair of these lengths; nothing is padded."""
+    """Count the forward FLOPs of products and attention for one pair without padding."""
     batch = with_noise(workload.batch_of([source], [target]))
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:
         loss(batch)
@@ -56,53 +60,57 @@ def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
 
 
 def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, int]]) -> float:
-    """Forward FLOPs of pairs of these lengths if nothing were padded, from measuring a few lengths.
+    """Return the forward FLOPs of pairs of these lengths as if nothing were padded.
+
+    A few lengths are measured. The FLOPs of a pair are a quadratic form of both lengths.
 
     Raises:
-        ValueError: the FLOPs of a pair are no quadratic form of its lengths.
+        ValueError: they are not, so pairs were padded.
     """
     measured = np.array([pair_flops(loss, workload, *pair) for pair in FITTED_LENGTHS], float)
     form = np.linalg.lstsq(_terms(FITTED_LENGTHS), measured, rcond=None)[0]
     if (error := np.abs(_terms(FITTED_LENGTHS) @ form / measured - 1).max()) > 0.01:
         raise ValueError(
-            f"FLOPs of {FITTED_LENGTHS} are {measured}, {error:.1%} off a quadratic form: pairs are padded"
+            f"FLOPs of {FITTED_LENGTHS} are {measured}, {error:.1%} off a quadratic form: "
+            "pairs are padded"
         )
     return float((_terms(lengths) @ form).sum())
 
 
 def _terms(lengths: Any) -> np.ndarray:
-    """(pairs, 6): the terms of a quadratic form of both lengths."""
+    """Return the terms of a quadratic form of both lengths, (pairs, 6)."""
     x, y = np.array(lengths, float).T
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
 
 
 def step(model: torch.nn.Module, loss: Loss, batch: Batch, bf16: bool) -> None:
-    """One forward and backward pass from empty gradients."""
+    """Run one forward and backward pass from empty gradients."""
     model.zero_grad(set_to_none=True)
     backward(loss, batch, bf16)
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Objective -> forward FLOPs of a pair and medians of its step."""
+    """Return objective -> forward FLOPs of a pair and median times of its step."""
     workload = Workload(args)
     losses = workload.losses()
-    counted = {
-        name: pair_flops(loss, workload, args.tokens, args.tokens) for name, loss in losses.items()
-    }
-    batch = workload.to(args.device).batch_of(*[[args.tokens] * args.batch_size] * 2)
-    steps = {
-        name: partial(step, workload.models[name], loss, batch, args.bf16)
-        for name, loss in losses.items()
-    }
+    counted = {}
+    for name, loss in losses.items():
+        counted[name] = pair_flops(loss, workload, args.tokens, args.tokens)
+
+    lengths = [args.tokens] * args.batch_size
+    batch = workload.to(args.device).batch_of(lengths, lengths)
+    steps = {}
+    for name, loss in losses.items():
+        steps[name] = partial(step, workload.models[name], loss, batch, args.bf16)
     timed = alternate(steps, args.repeats, args.device)
     return {name: {"flops": flops} | timed[name] for name, flops in counted.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints a table; `--json` keeps everything."""
+    """Measure and print a table."""
     parser = machine_parser(__doc__, repeats=5)
     add_workload_arguments(parser, batch_size=8)
-    parser.add_argument("--tokens", type=int, default=32, help="of each sentence")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each sentence")
     args = parser.parse_args(argv)
     prepare_machine(args)
     found = measure(args)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, contenders that take turns, processes of their own, memory, and JSON.
+"""Shared by all benchmarks: options, contenders that take turns, peak memory and JSON files.
 
 Legend: `T` tokens, `D` hidden size, `I` intermediate size.
 """
@@ -32,35 +32,40 @@ WALL, CPU = "wall", "cpu"
 
 
 def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has, and the first line of its description."""
+    """Return a parser with the options that every benchmark has.
+
+    Args:
+        description: docstring of the benchmark. Its first line is shown by `--help`.
+        repeats: default of `--repeats`.
+    """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument(
-        "--repeats", type=int, default=repeats, help="times that each contender has its turn"
-    )
+    parser.add_argument("--repeats", type=int, default=repeats, help="turns of each contender")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="file to write")
     return parser
 
 
 def prepare_machine(args: argparse.Namespace) -> None:
-    """Look for the GPU, and set the seed."""
+    """Require the GPU if the arguments ask for it, and set the seed."""
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "--device cuda, but PyTorch sees no GPU here: leave it out, or run where there is one."
-        )
+        raise ValueError("--device cuda: PyTorch sees no GPU on this machine; leave the option out")
     torch.manual_seed(0)
 
 
 def synchronise(device: str) -> None:
-    """Wait for the GPU."""
+    """Wait until the GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def once(step: Step, device: str) -> Numbers:
-    """Wall seconds and CPU seconds of all threads of one step, the GPU's work included in the first."""
+    """Run a step, and return its wall-clock seconds and the CPU seconds of all threads.
+
+    The wall-clock time includes the work of the GPU.
+    """
     synchronise(device)
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     step()
     synchronise(device)
     return {WALL: time.perf_counter() - wall, CPU: time.process_time() - cpu}
@@ -69,38 +74,60 @@ def once(step: Step, device: str) -> Numbers:
 def in_turn(
     measures: Mapping[str, Callable[[], Numbers]], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Contender -> the median of each number that it gives, and all single `runs`; they take turns."""
+    """Measure the contenders in turn.
+
+    Args:
+        measures: contender -> function that measures it once.
+        repeats: turns of each contender.
+
+    Returns:
+        Contender -> median of each number, and all single measurements under `runs`.
+    """
     runs: dict[str, list[Numbers]] = {name: [] for name in measures}
     for _, (name, measure) in product(range(repeats), measures.items()):
-        runs[name].append(measure())
-        show(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in runs[name][-1].items()))
-    return {
-        name: {key: statistics.median(run[key] for run in part) for key in part[0]} | {"runs": part}
-        for name, part in runs.items()
-    }
+        numbers = measure()
+        runs[name].append(numbers)
+        text = ", ".join(f"{key} {value:.5g}" for key, value in numbers.items())
+        show(f"{name}: {text}")
+    found: dict[str, dict[str, Any]] = {}
+    for name, part in runs.items():
+        found[name] = {"runs": part}
+        for key in part[0]:
+            found[name][key] = statistics.median(run[key] for run in part)
+    return found
 
 
 def alternate(
     contenders: Mapping[str, Step], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, dict[str, Any]]:
-    """`in_turn` of the seconds that each takes `once`, after some steps of each that are not counted."""
+    """Time the contenders' steps in turn, after some steps of each that do not count.
+
+    Returns the same as `in_turn`.
+    """
     for step in contenders.values():
         for _ in range(warm_up):
             step()
-    return in_turn(
-        {name: partial(once, step, device) for name, step in contenders.items()}, repeats
-    )
+    measures = {name: partial(once, step, device) for name, step in contenders.items()}
+    return in_turn(measures, repeats)
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
-    """What a function gives in a new process, which reads the environment as it is now."""
+    """Call a function in a new process, which reads today's environment variables.
+
+    Returns:
+        The function's result.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
 @contextmanager
 def peak_memory(device: str) -> Iterator[dict[str, int]]:
-    """At its end, the most `bytes` that were in use within, above what was in use before."""
+    """Measure the peak memory of a block, above the memory in use before it.
+
+    Yields:
+        A mapping that has the peak under `bytes` after the block.
+    """
     found: dict[str, int] = {}
     gc.collect()
     if device == "cuda":
@@ -110,7 +137,7 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
         yield found
         found["bytes"] = torch.cuda.max_memory_allocated() - before
         return
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
+    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = kernel_bytes("/proc/self/status", "VmRSS")
     yield found
@@ -119,15 +146,18 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
 
 @contextmanager
 def peak_anonymous() -> Iterator[dict[str, int]]:
-    """At its end, the most `bytes` of memory without files that were seen within, above what was in use before."""
-    found, over = {"bytes": 0}, threading.Event()
+    """Measure the peak memory of a block like `peak_memory`, without pages of mapped files.
+
+    The memory is read every 10 ms, so short peaks are missed.
+    """
+    found = {"bytes": 0}
+    over = threading.Event()
     before = kernel_bytes("/proc/self/status", "RssAnon")
 
     def watch() -> None:
         while not over.wait(0.01):
-            found["bytes"] = max(
-                found["bytes"], kernel_bytes("/proc/self/status", "RssAnon") - before
-            )
+            used = kernel_bytes("/proc/self/status", "RssAnon") - before
+            found["bytes"] = max(found["bytes"], used)
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -137,19 +167,20 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
 
 
 def kernel_bytes(file: str, name: str) -> int:
-    """The kB that a file of /proc tells under a name, in bytes."""
+    """Return a number of a file in /proc, converted from kB to bytes."""
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path(file).read_text())[1])
 
 
 def show(line: str) -> None:
-    """Progress, apart from the result."""
+    """Print a line of progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 class MatrixWork:
-    """The six weight products of one encoder layer over T tokens, forward only: `flops` of them a call.
+    """The six weight products of an encoder layer over T tokens, forward pass only.
 
-    A call takes about `seconds`, so that the rate is not that of a moment.
+    A call repeats them until about `seconds` have passed, because a single pass is too short to
+    give a steady rate. `flops` is the work of a call.
     """
 
     def __init__(
@@ -160,12 +191,14 @@ class MatrixWork:
         dtype: torch.dtype,
         seconds: float = 0.5,
     ) -> None:
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
+        inner = config.intermediate_size
         shapes = [(hidden, hidden)] * 4 + [(hidden, inner), (inner, hidden)]
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.states = {
-            width: torch.randn(tokens, width, **options) for width in (hidden, inner)
-        }  # (T, D), (T, I)
+            hidden: torch.randn(tokens, hidden, **options),  # (T, D)
+            inner: torch.randn(tokens, inner, **options),  # (T, I)
+        }
         self.weights = [torch.randn(shape, **options) for shape in shapes]
         self.layers = 1
         self()
@@ -179,13 +212,11 @@ class MatrixWork:
 
 
 def save(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """Write what was measured, with the arguments, the machine and the versions, where `--json` says so."""
-    if args.json:
-        arguments = {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in vars(args).items()
-        }
-        write_json(
-            {"arguments": arguments, "machine": machine(), "versions": versions(), **found},
-            args.json,
-        )
+    """Write the numbers with arguments, machine and versions to the file of `--json`, if given."""
+    if not args.json:
+        return
+    arguments = {}
+    for key, value in vars(args).items():
+        arguments[key] = str(value) if isinstance(value, Path) else value
+    about = {"arguments": arguments, "machine": machine(), "versions": versions()}
+    write_json(about | dict(found), args.json)

@@ -1,4 +1,4 @@
-"""What the training benchmarks work on: models of random weights that share them, and pairs of random ids.
+"""Input of the training benchmarks: models that share random weights, and pairs of random ids.
 
 Legend: `B` pairs, `S` tokens.
 """
@@ -35,17 +35,20 @@ XLMR_IDS = {CLS: 0, PAD: 1, SEP: 2, MASK: 250_001}
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32) -> None:
-    """Which model and which pairs."""
+    """Add the options that choose the model and the pairs."""
     parser.add_argument(
-        "--size", choices=list(SIZES), default="base", help="encoder with random weights"
+        "--size",
+        choices=list(SIZES),
+        default="base",
+        help="size of the encoder, which has random weights",
     )
-    parser.add_argument("--batch_size", type=int, default=batch_size, help="pairs")
+    parser.add_argument("--batch_size", type=int, default=batch_size, help="pairs per step")
     parser.add_argument(
         "--lengths",
         type=int,
         nargs=2,
         default=LENGTHS,
-        help="shortest and longest sentence, tokens",
+        help="tokens of the shortest and the longest sentence",
     )
     parser.add_argument(
         "--target_vocabulary", type=int, default=37_000, help="token ids that RTL predicts"
@@ -54,45 +57,46 @@ def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32
 
 
 def encoder_config(size: str) -> tuple[PreTrainedConfig, dict[str, int]]:
-    """XLM-R base, or a BERT with multilingual BERT's special tokens; and these."""
+    """Return the configuration of XLM-R base or of a BERT, and the ids of its special tokens."""
     layers, hidden, words = SIZES[size]
     shape = {
         "vocab_size": words,
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "intermediate_size": 4 * hidden,
+        "num_attention_heads": max(2, hidden // 64),
     }
-    shape |= {"num_attention_heads": max(2, hidden // 64)}
-    if size == "xlmr":
-        return XLMRobertaConfig(
-            **shape, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5
-        ), XLMR_IDS
-    return BertConfig(**shape), BERT_IDS
+    if size != "xlmr":
+        return BertConfig(**shape), BERT_IDS
+    config = XLMRobertaConfig(
+        **shape, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5
+    )
+    return config, XLMR_IDS
 
 
 class Workload:
-    """One encoder's weights under every objective, and batches for them.
+    """Models of every objective that share one encoder's weights, and batches for them.
 
-    Everything is on the CPU, where FLOPs are counted, until `to` is called.
+    Everything is on the CPU until `to` is called, because FLOPs are counted there.
 
     Args:
-        args: of `add_workload_arguments`.
+        args: options of `add_workload_arguments`.
         objectives: keys of `OBJECTIVES`.
     """
 
     def __init__(
         self, args: argparse.Namespace, objectives: Sequence[str] = tuple(OBJECTIVES)
     ) -> None:
-        self.lengths, self.device = args.lengths, "cpu"
+        self.lengths = args.lengths
+        self.device = "cpu"
         self.config, self.special = encoder_config(args.size)
         first = DAPForPreTraining(DAPConfig(self.config, objective="tr"))
         self.encoder = first.dap.encoder
-        spread = torch.linspace(
-            max(BERT_IDS.values()) + 1, self.config.vocab_size - 2, args.target_vocabulary - 1
-        )
-        self.target_ids = sorted(
-            {*spread.long().tolist(), self.special[SEP]}
-        )  # as RTL predicts the separator, too
+        lowest = max(BERT_IDS.values()) + 1
+        highest = self.config.vocab_size - 2
+        spread = torch.linspace(lowest, highest, args.target_vocabulary - 1)
+        separator = self.special[SEP]  # which RTL also predicts
+        self.target_ids = sorted({*spread.long().tolist(), separator})
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
 
     def _model(self, objective: str) -> DAPForPreTraining:
@@ -107,7 +111,7 @@ class Workload:
         return model
 
     def to(self, device: str) -> "Workload":
-        """Move the models, and batches from now on; parameters stay shared."""
+        """Move the models to a device, and all later batches. Parameters stay shared."""
         self.device = device
         self.encoder.to(device)
         for model in self.models.values():
@@ -115,14 +119,14 @@ class Workload:
         return self
 
     def losses(self) -> dict[str, Loss]:
-        """Objective -> the loss of a batch."""
-        return {
-            name: (lambda batch, model=model: model(**batch).loss)
-            for name, model in self.models.items()
-        }
+        """Return objective -> function that computes the loss of a batch."""
+        found = {}
+        for name, model in self.models.items():
+            found[name] = lambda batch, model=model: model(**batch).loss
+        return found
 
     def batch(self, pairs: int, seed: int = 0) -> Batch:
-        """B pairs of random lengths and ids."""
+        """Return B pairs of random lengths and ids."""
         generator = torch.Generator().manual_seed(seed)
         low, high = self.lengths
         lengths = torch.randint(low, high + 1, (2, pairs), generator=generator).tolist()
@@ -131,7 +135,10 @@ class Workload:
     def batch_of(
         self, source: list[int], target: list[int], generator: torch.Generator | None = None
     ) -> Batch:
-        """Pairs with these numbers of tokens: CLS, random ids, SEP, then padding up to the longest of each side."""
+        """Return pairs with these numbers of tokens.
+
+        A sentence has CLS, random ids and SEP, then padding up to the longest of its side.
+        """
         allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
         batch = {}
         for side, lengths in (("source", source), ("target", target)):
@@ -140,28 +147,29 @@ class Workload:
             mask = (columns < ends).long()  # (B, S)
             ids = allowed[torch.randint(len(allowed), mask.shape, generator=generator)]
             ids[:, 0] = self.special[CLS]
-            ids = ids.masked_fill(columns == ends - 1, self.special[SEP]).masked_fill(
-                mask == 0, self.special[PAD]
-            )
-            batch |= {f"{side}_input_ids": ids, f"{side}_attention_mask": mask}
+            ids = ids.masked_fill(columns == ends - 1, self.special[SEP])
+            ids = ids.masked_fill(mask == 0, self.special[PAD])
+            batch[f"{side}_input_ids"] = ids
+            batch[f"{side}_attention_mask"] = mask
         return {key: value.to(self.device) for key, value in batch.items()}
 
 
 def share_weights(module: nn.Module, other: nn.Module) -> None:
-    """Let a module use the very parameters of another one with the same names."""
+    """Replace a module's parameters by those of another module with the same names."""
     for name, parameter in other.named_parameters():
         place, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(place), leaf, parameter)
 
 
 def token_counts(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
-    """Real tokens of each pair's source and target."""
-    sides = (batch[f"{side}_attention_mask"].sum(1).tolist() for side in ("source", "target"))
-    return list(zip(*sides, strict=True))
+    """Return the numbers of real tokens of each pair's source and target."""
+    source = batch["source_attention_mask"].sum(1).tolist()
+    target = batch["target_attention_mask"].sum(1).tolist()
+    return list(zip(source, target, strict=True))
 
 
 def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
-    """The loss of a batch, whose gradients are added to those that the parameters have."""
+    """Return the loss of a batch, and add its gradients to those of the parameters."""
     with torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16):
         found = loss(batch)
     found.backward()
@@ -169,7 +177,7 @@ def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
 
 
 def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: bool = False) -> None:
-    """The same gradients by GradCache, `size` pairs at a time."""
+    """Add the same gradients as `backward`, by GradCache with `size` pairs at a time."""
     autocast = torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16)
     with autocast:
         cached = CachedBatch(model, model, batch, size)
@@ -180,7 +188,7 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows some words and puts each sentence between CLS and SEP."""
+    """Return a tokenizer that knows some words and puts each sentence between CLS and SEP."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {word: number for number, word in enumerate([*special, *words])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
