@@ -1,10 +1,10 @@
-"""Pairs a second of the data pipeline alone, and what it takes of a training step.
+"""Measure the pairs per second of the data pipeline, and how long a training step waits for it.
 
     python -m benchmarks.input_pipeline --batch_size 1024
 
-The pipeline is that of train_dap.py: tokenised pairs in Arrow files, shuffled, read a batch at a time, collated, and
-moved to the device. The pairs are random ids of `--lengths`. With `--step` a DAP step runs on every batch, and what
-waits for the next batch counts as starved: its share of the time must be next to nothing.
+The pipeline is the one of train_dap.py: tokenised pairs in Arrow files are shuffled, read in batches,
+collated, and moved to the device. The pairs are random ids of `--lengths`. With `--step` a DAP step
+runs on every batch. The share of time spent waiting for a batch should be close to zero.
 """
 
 import argparse
@@ -29,25 +29,27 @@ LANGUAGES = [f"l{number}" for number in range(36)]
 
 
 def random_pairs(workload: Workload, count: int) -> Dataset:
-    """Tokenised pairs as `tokenize_bitext` gives them."""
-    batch, numbers = (
-        workload.batch(count),
-        np.random.default_rng(0).integers(len(LANGUAGES), size=count),
-    )
+    """Return random tokenised pairs, in the form of `tokenize_bitext`."""
+    batch = workload.batch(count)
+    numbers = np.random.default_rng(0).integers(len(LANGUAGES), size=count)
     columns = {
         "language": [LANGUAGES[number] for number in numbers],
         "pair_id": list(map(str, range(count))),
     }
     for side in ("source", "target"):
-        sides = batch[f"{side}_input_ids"].int().numpy(), batch[f"{side}_attention_mask"].sum(1)
-        columns[f"{side}_input_ids"] = [ids[:length] for ids, length in zip(*sides, strict=True)]
+        rows = batch[f"{side}_input_ids"].int().numpy()  # (B, S)
+        lengths = batch[f"{side}_attention_mask"].sum(1)  # (B,)
+        columns[f"{side}_input_ids"] = [ids[:length] for ids, length in zip(rows, lengths)]
     return Dataset.from_dict(columns)
 
 
 def batches(
     dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int
 ) -> Iterator[Any]:
-    """Endless shuffled batches on the device, as the Trainer's loader makes them; pair ids are left out."""
+    """Yield shuffled batches on the device without end, as the Trainer's loader does.
+
+    Ids of pairs and languages are left out.
+    """
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
     options |= {"num_workers": workers, "pin_memory": args.device == "cuda", "drop_last": True}
     generator = torch.Generator().manual_seed(0)
@@ -60,19 +62,24 @@ def batches(
         )
     while True:
         for batch in loader:
-            tensors = {
-                key: value
-                for key, value in batch.items()
-                if torch.is_tensor(value) and key != "language_ids"
-            }
-            yield {key: value.to(args.device, non_blocking=True) for key, value in tensors.items()}
+            tensors = {}
+            for key, value in batch.items():
+                if torch.is_tensor(value) and key != "language_ids":
+                    tensors[key] = value.to(args.device, non_blocking=True)
+            yield tensors
 
 
 def run(
     source: Iterator[Batch], count: int, work: Callable[[Batch], None] | None, device: str
 ) -> dict[str, float]:
-    """Seconds of `count` batches, with a step on each where there is one, and of these those spent waiting."""
-    started, cpu, waiting = time.perf_counter(), time.process_time(), 0.0
+    """Take `count` batches, with a step on each if there is one.
+
+    Returns:
+        Wall-clock seconds, CPU seconds, and the seconds spent waiting for batches.
+    """
+    started = time.perf_counter()
+    cpu = time.process_time()
+    waiting = 0.0
     for _ in range(count):
         asked = time.perf_counter()
         batch = next(source)
@@ -84,7 +91,7 @@ def run(
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line for each number of workers, without and with the step."""
+    """Measure each number of workers, without and with the step."""
     workload = Workload(args, ["DAP"])
     dataset = random_pairs(workload, args.pairs)
     workload.to(args.device)
@@ -95,47 +102,39 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         source = batches(dataset, collator, args, workers)
         run(islice(source, 2), 2, work, args.device)
         name = f"{workers} workers, step {work is not None}"
-        medians = in_turn(
-            {name: partial(run, source, args.batches, work, args.device)}, args.repeats
-        )[name]
+        measures = {name: partial(run, source, args.batches, work, args.device)}
+        medians = in_turn(measures, args.repeats)[name]
         found.append({"workers": workers, "step": work is not None, **medians})
     return found
 
 
 def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    """Medians as text."""
+    """Return the medians as a table of text."""
     pairs = args.batches * args.batch_size
     lines = []
     for part in found:
-        name, starved = "pipeline alone", None
+        name = "pipeline only"
+        waiting = None
         if part["step"]:
-            name, starved = "pipeline and step", f"{100 * part['waiting'] / part[WALL]:.2f}%"
-        lines.append(
-            [
-                name,
-                part["workers"],
-                f"{pairs / part[WALL]:.0f}",
-                f"{pairs / part[CPU]:.0f}",
-                starved,
-            ]
-        )
-    header = [
-        f"{args.batch_size} pairs a batch",
-        "workers",
-        "pairs / s",
-        "pairs / CPU s here",
-        "starved",
-    ]
+            name = "pipeline and step"
+            waiting = f"{100 * part['waiting'] / part[WALL]:.2f}%"
+        per_second = f"{pairs / part[WALL]:.0f}"
+        per_cpu_second = f"{pairs / part[CPU]:.0f}"
+        lines.append([name, part["workers"], per_second, per_cpu_second, waiting])
+    first = f"{args.batch_size} pairs per batch"
+    header = [first, "workers", "pairs / s", "pairs / CPU s of this process", "waiting"]
     return text_table(header, lines)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints a table; `--json` keeps everything."""
+    """Measure and print a table."""
     parser = machine_parser(__doc__, repeats=3)
     add_workload_arguments(parser)
-    parser.add_argument("--pairs", type=int, default=20_000, help="random ones")
-    parser.add_argument("--batches", type=int, default=50, help="a repeat")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1], help="of the loader")
+    parser.add_argument("--pairs", type=int, default=20_000, help="number of random pairs")
+    parser.add_argument("--batches", type=int, default=50, help="batches per repeat")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[0, 1], help="worker processes of the loader"
+    )
     parser.add_argument("--step", action="store_true", help="also with a DAP step on every batch")
     args = parser.parse_args(argv)
     prepare_machine(args)

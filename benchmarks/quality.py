@@ -1,10 +1,12 @@
-"""CPU-seconds until a retrieval accuracy is reached: our trainer and sentence-transformers' on the same pairs.
+"""Compare the CPU time that our trainer and sentence-transformers' need to reach an accuracy.
 
-    python -m benchmarks.quality --model ENCODER --heads HEADS --train_data corpus/ --data_dir tatoeba/ --languages te
+    python -m benchmarks.quality --model ENCODER --heads HEADS --train_data corpus/ \\
+        --data_dir tatoeba/ --languages te
 
-All train with the same order, batch, rate, schedule and dropout, by mean pooling, with frozen word embeddings. DAP
-starts with HEADS, a checkpoint of `configs/head.yaml` for the same encoder. The clock stands still while retrieval is
-measured; between two measurements accuracy is taken to grow evenly.
+All methods train on the same pairs in the same order, with the same batch size, learning rate,
+schedule and dropout, mean pooling and frozen word embeddings. DAP starts with HEADS, a checkpoint of
+`configs/head.yaml` for the same encoder. The clock stops while retrieval is measured. Between two
+measurements, accuracy is interpolated linearly.
 """
 
 import argparse
@@ -37,17 +39,23 @@ LENGTH = 32  # tokens of a training sentence
 
 
 class Clock(TrainerCallback):
-    """Measures an encoder every few steps; `points` are (step, CPU-seconds of training, mean accuracy)."""
+    """Measure an encoder every few steps.
+
+    `points` are (step, CPU seconds of training, mean accuracy).
+    """
 
     def __init__(
         self, encoder: PreTrainedModel, args: argparse.Namespace, spent: float = 0.0
     ) -> None:
         self.encoder = SentenceEncoder(encoder, AutoTokenizer.from_pretrained(args.model), "mean")
         self.pairs = read_languages(args.data_dir, args.languages)
-        self.every, self.spent, self.points = args.every, spent, []
+        self.every = args.every
+        self.spent = spent
+        self.points: list[tuple[int, float, float]] = []
         self.measure(0)
 
     def measure(self, step: int) -> None:
+        """Measure retrieval and add a point."""
         accuracy = float(np.mean(list(evaluate(self.encoder, self.pairs).values())))
         self.points.append((step, self.spent, accuracy))
         show(f"step {step}: {self.spent:.1f} CPU-s, {accuracy:.2f}")
@@ -63,32 +71,31 @@ class Clock(TrainerCallback):
 
 
 def draw_pairs(args: argparse.Namespace) -> Dataset:
-    """As many pairs as the steps take, about as many of each language, in random order."""
-    rng, count = random.Random(args.seed), args.steps * args.batch_size
+    """Return as many pairs as the steps take, evenly from all languages, in random order."""
+    rng = random.Random(args.seed)
+    count = args.steps * args.batch_size
     languages = read_languages(args.train_data)
-    drawn = [
-        pair
-        for rows in languages.values()
-        for pair in rng.sample(rows, -(-count // len(languages)))
-    ]
+    drawn = []
+    for rows in languages.values():
+        drawn += rng.sample(rows, -(-count // len(languages)))
     rng.shuffle(drawn)
-    return Dataset.from_list(
-        [{"source": source, "target": target} for source, target in drawn[:count]]
-    )
+    records = [{"source": source, "target": target} for source, target in drawn[:count]]
+    return Dataset.from_list(records)
 
 
 def ours(
     name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
 ) -> tuple[Trainer, Clock]:
-    """DAP or TR."""
+    """Return our trainer for DAP or TR, and its clock."""
+    rates = {}
     if name == "DAP":
-        model, rates = DAPForPreTraining.from_pretrained(args.heads), {"head_learning_rate": 3e-4}
+        model = DAPForPreTraining.from_pretrained(args.heads)
+        rates["head_learning_rate"] = 3e-4
     else:
-        model, rates = (
-            DAPForPreTraining.from_encoder(args.model, objective="tr", pooling="mean"),
-            {},
-        )
-    tokenizer, started = AutoTokenizer.from_pretrained(args.model), time.process_time()
+        model = DAPForPreTraining.from_encoder(args.model, objective="tr", pooling="mean")
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+
+    started = time.process_time()
     rows = tokenize_bitext({"xx": pairs}, tokenizer, LENGTH)["xx"]
     clock = Clock(model.dap.encoder, args, time.process_time() - started)
     trainer = DAPTrainer(
@@ -105,13 +112,15 @@ def ours(
 def theirs(
     name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
 ) -> tuple[Trainer, Clock]:
-    """A loss of sentence-transformers; the texts are tokenised in the steps."""
+    """Return sentence-transformers' trainer for one of its losses, and its clock.
+
+    It tokenises the texts within the steps.
+    """
     transformer = Transformer(
         args.model, max_seq_length=LENGTH, model_kwargs={"add_pooling_layer": False}
     )
-    model = SentenceTransformer(
-        modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")]
-    )
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    model = SentenceTransformer(modules=[transformer, pooling])
     model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
     clock = Clock(model[0].auto_model, args)
     trainer = SentenceTransformerTrainer(
@@ -130,13 +139,13 @@ def theirs(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints a table; `--json` keeps everything."""
+    """Train by all methods and print a table."""
     parser = machine_parser(__doc__, repeats=1)
-    parser.add_argument("--model", required=True, help="an encoder")
-    parser.add_argument("--heads", required=True, help="checkpoint of its heads")
+    parser.add_argument("--model", required=True, help="encoder to start from")
+    parser.add_argument("--heads", required=True, help="checkpoint with trained heads")
     parser.add_argument("--train_data", nargs="+", required=True)
-    parser.add_argument("--data_dir", nargs="+", required=True, help="of retrieval")
-    parser.add_argument("--languages", nargs="+", help="of retrieval")
+    parser.add_argument("--data_dir", nargs="+", required=True, help="text for retrieval")
+    parser.add_argument("--languages", nargs="+", help="languages for retrieval")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between two measurements")
     parser.add_argument("--batch_size", type=int, default=64)
@@ -144,20 +153,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     args = parser.parse_args(argv)
     prepare_machine(args)
-    pairs, points = draw_pairs(args), {}
+    pairs = draw_pairs(args)
+    points = {}
     with tempfile.TemporaryDirectory(prefix="dap-quality-") as folder:
         common = {
             "output_dir": folder,
             "max_steps": args.steps,
             "per_device_train_batch_size": args.batch_size,
-        }
-        common |= {
             "learning_rate": 5e-5,
             "warmup_steps": args.steps // 10,
             "seed": args.seed,
             "bf16": args.bf16,
-        }
-        common |= {
             "use_cpu": args.device == "cpu",
             "save_strategy": "no",
             "report_to": "none",
@@ -169,29 +175,22 @@ def main(argv: list[str] | None = None) -> None:
             trainer.train()
             points[name] = np.array(clock.points)  # (measurements, 3)
     goal = min(part[:, 2].max() for part in points.values())  # all reach it
-    seconds = {
-        name: np.interp(goal, np.maximum.accumulate(part[:, 2]), part[:, 1])
-        for name, part in points.items()
-    }
-    steps = [f"step {step:.0f}" for step in points["TR"][:, 0]]
-    header, lines = ["", *steps, "CPU-s a step", f"until {goal:.2f}", "/ theirs"], []
+    seconds = {}
     for name, part in points.items():
-        numbers = [
-            *part[:, 2],
-            part[-1, 1] / args.steps,
-            seconds[name],
-            seconds[name] / seconds[MNRL],
-        ]
+        best_so_far = np.maximum.accumulate(part[:, 2])
+        seconds[name] = np.interp(goal, best_so_far, part[:, 1])
+
+    steps = [f"step {step:.0f}" for step in points["TR"][:, 0]]
+    header = ["", *steps, "CPU s per step", f"until {goal:.2f}", "/ MNRL"]
+    lines = []
+    for name, part in points.items():
+        per_step = part[-1, 1] / args.steps
+        ratio = seconds[name] / seconds[MNRL]
+        numbers = [*part[:, 2], per_step, seconds[name], ratio]
         lines.append([name, *(f"{number:.2f}" for number in numbers)])
     print(text_table(header, lines))
-    save(
-        args,
-        {
-            "points": {name: part.tolist() for name, part in points.items()},
-            "goal": goal,
-            "seconds": seconds,
-        },
-    )
+    listed = {name: part.tolist() for name, part in points.items()}
+    save(args, {"points": listed, "goal": goal, "seconds": seconds})
 
 
 if __name__ == "__main__":
