@@ -2,9 +2,9 @@
 
     python -m benchmarks.correctness --device cuda
 
-It takes small encoders of four classes, every objective and pairs of uneven lengths, without dropout.
-The paths are float32, bfloat16 autocast, `torch.compile`, and GradCache in float32. The command fails
-if one of them is wrong. The float64 computation runs on the CPU.
+It takes small encoders of four classes, every objective and pairs of uneven lengths, without
+dropout. The paths are float32, bfloat16 autocast, `torch.compile`, and GradCache in float32. The
+command fails if one of them is wrong. The float64 computation runs on the CPU.
 """
 
 import argparse

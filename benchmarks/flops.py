@@ -2,9 +2,9 @@
 
     python -m benchmarks.flops --repeats 5 --json flops.json
 
-FLOPs are those of the products that PyTorch runs for one pair without padding. A multiplication with
-addition counts as 2. The time is that of a training step (forward and backward) of `--batch_size`
-such pairs. The objectives take turns.
+FLOPs are those of the products that PyTorch runs for one pair without padding. A multiplication
+with addition counts as 2. The time is that of a training step (forward and backward) of
+`--batch_size` such pairs. The objectives take turns.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from benchmarks.timing import alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import Batch, Loss, Workload, add_workload_arguments, backward
 from dap.reports import text_table
 
-# Lengths with whole fifths of tokens to mask, so that FLOPs are an exact quadratic form of both lengths.
+#: Lengths whose fifth is whole. So the number of masked tokens, and with it the FLOPs, are an exact
+#: form of both lengths.
 FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12))
 
 

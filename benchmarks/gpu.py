@@ -1,11 +1,11 @@
 """Run the tests of the fast paths and every benchmark that needs a GPU, in under 8 minutes.
 
-    python -m benchmarks.gpu --folder results        # on a machine with a GPU, from the repository's root
-    python -m benchmarks.gpu --device cpu --tiny     # a dry run anywhere
+    python -m benchmarks.gpu --folder results      # on a GPU, from the repository's root
+    python -m benchmarks.gpu --device cpu --tiny   # a dry run anywhere
 
-The project need not be installed. A benchmark whose packages are missing is skipped. One that fails does
-not stop the others. The table at the end shows the outcome of each, and whether it reached its goal
-for an H100. The exit status is 1 if a benchmark failed.
+The project need not be installed. A benchmark whose packages are missing is skipped. One that fails
+does not stop the others. The table at the end shows the outcome of each, and whether it reached its
+goal for an H100. The exit status is 1 if a benchmark failed.
 """
 
 import argparse

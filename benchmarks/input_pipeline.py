@@ -2,9 +2,9 @@
 
     python -m benchmarks.input_pipeline --batch_size 1024
 
-The pipeline is the one of train_dap.py: tokenised pairs in Arrow files are shuffled, read in batches,
-collated, and moved to the device. The pairs are random ids of `--lengths`. With `--step` a DAP step
-runs on every batch. The share of time spent waiting for a batch should be close to zero.
+The pipeline is the one of train_dap.py: tokenised pairs in Arrow files are shuffled, read in
+batches, collated, and moved to the device. The pairs are random ids of `--lengths`. With `--step` a
+DAP step runs on every batch. The share of time spent waiting for a batch should be close to zero.
 """
 
 import argparse

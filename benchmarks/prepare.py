@@ -6,8 +6,8 @@
 The text stays in `--folder` and is used again. 10 million lines take 2.5 GB and a minute to make.
 Options of `prepare_data.py` can be added.
 
-Memory is the sum over all processes, read twice a second. It is the kernel's PSS, which counts a shared
-page once and includes mapped files. Peaks between two readings are missed.
+Memory is the sum over all processes, read twice a second. It is the kernel's PSS, which counts a
+shared page once and includes mapped files. Peaks between two readings are missed.
 """
 
 import argparse

@@ -4,9 +4,9 @@
         --data_dir tatoeba/ --languages te
 
 All methods train on the same pairs in the same order, with the same batch size, learning rate,
-schedule and dropout, mean pooling and frozen word embeddings. DAP starts with HEADS, a checkpoint of
-`configs/head.yaml` for the same encoder. The clock stops while retrieval is measured. Between two
-measurements, accuracy is interpolated linearly.
+schedule and dropout, mean pooling and frozen word embeddings. DAP starts with HEADS, a checkpoint
+of `configs/head.yaml` for the same encoder. The clock stops while retrieval is measured. Between
+two measurements, accuracy is interpolated linearly.
 """
 
 import argparse
