@@ -1,1 +1,1 @@
-"""The paper's comparison in miniature: recipes, one runner, and the reports made from its results."""
+"""The paper's comparison in small: recipes, a runner, and reports of their results."""

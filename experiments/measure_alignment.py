@@ -1,13 +1,15 @@
-"""How well the token states of a sentence and its translation align: retrieval of linked words, and word alignment.
+"""Measure how well the token states of a sentence and its translation align.
 
-    python -m experiments.measure_alignment --model_name_or_path out/dap --train_data train/ --data_dir tatoeba/ \\
-        --languages de fr --links_dir links/ --output_file alignment.json
+    python -m experiments.measure_alignment --model_name_or_path out/dap --train_data train/ \\
+        --data_dir tatoeba/ --languages de fr --links_dir links/ --output_file alignment.json
 
-The state of a word is the mean of its subwords' states of the last layer, in the context of its sentence. The
-reference is silver: links by a statistical aligner (`experiments.reference`). Links of equal words (names, numbers)
-and of punctuation are left out of everything. The links measured join the words that are each other's nearest
-("Argmax" of SimAlign, Jalili Sabet et al. 2020); their precision is against links that the aligner found in one
-direction or both, their recall against those found in both.
+The state of a word is the mean of the last-layer states of its subwords. The reference is silver:
+the links of a statistical aligner (`experiments.reference`). Links of equal words (names, numbers)
+and of punctuation never count.
+
+A model's links join words that are each other's nearest ("Argmax" of SimAlign, Jalili Sabet et al.
+2020). Precision compares them with links that the aligner found in at least one direction. Recall
+compares them with links found in both. Word retrieval is measured, too.
 
 Legend: `P` sentence pairs, `W` words, `D` hidden size, `L` links.
 """
@@ -34,63 +36,68 @@ from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, lower_words, reference, word_spans
 from experiments.statistics import ALIGNMENT
 
-PROTOCOL = "token alignment: words, last layer, cosine; SILVER links of a statistical aligner, no equal words"
-#: Measured pairs, links of the reference that count, and links that do not.
+PROTOCOL = (
+    "token alignment: words, last layer, cosine; "
+    "SILVER links of a statistical aligner, no equal words"
+)
+#: Numbers of measured pairs, of reference links that count, and of links that do not.
 COUNTS = ("pairs", "reference links", "left out")
 
 
 @dataclass
 class AlignmentArguments:
-    """What to measure on, what the reference is made from, and where the numbers go."""
+    """Text to measure on, text for the aligner, and the output file."""
 
     data_dir: list[str] = field(
         metadata={"help": "Parallel text with English to measure on, such as Tatoeba's."}
     )
     train_data: list[str] = field(
         metadata={
-            "help": "Parallel text to train the aligner on; of several folders the first is used up first."
+            "help": "Parallel text to train the aligner on. The first folder is used up first."
         }
     )
     languages: list[str] = field(metadata={"help": "Codes of languages with spaces between words."})
     links_dir: str = field(
-        metadata={"help": "Folder that keeps the links; those of the same text are not made anew."}
+        metadata={"help": "Folder that keeps the links for later calls on the same text."}
     )
     output_file: str = field(metadata={"help": "JSON file to write."})
-    pairs: int = field(default=300, metadata={"help": "First pairs of each language to measure."})
+    pairs: int = field(
+        default=300, metadata={"help": "Number of pairs of each language to measure."}
+    )
     training_pairs: int = field(
-        default=20000, metadata={"help": "Most pairs a language to train the aligner on."}
+        default=20000, metadata={"help": "Largest number of pairs per language for the aligner."}
     )
 
 
 def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
-    """Each sentence's word states, (W_i, D); see `word_states`.
+    """Return the word states (W, D) of each sentence, as `word_states` defines them.
 
     Raises:
         ValueError: the tokenizer is not a fast one.
     """
-    words = map(word_spans, sentences)
-    return list(
-        map(word_states, encoder.encode_tokens(sentences), encoder.token_spans(sentences), words)
-    )
+    states = encoder.encode_tokens(sentences)
+    tokens = encoder.token_spans(sentences)
+    words = [word_spans(sentence) for sentence in sentences]
+    return [word_states(*each) for each in zip(states, tokens, words, strict=True)]
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:
-    """The numbers of one language: `COUNTS`, and `ALIGNMENT` in percent.
+    """Return the numbers of one language: `COUNTS`, and `ALIGNMENT` in percent.
 
     Raises:
-        ValueError: no reference link remains, or a state that is not finite.
+        ValueError: no reference link counts, or a state is not finite.
     """
     source = states_of_words(encoder, [pair.source for pair in pairs])
     target = states_of_words(encoder, [pair.target for pair in pairs])
-    sure = [_telling(pair, pair.sure) for pair in pairs]
-    links = [
-        _telling(pair, align_tokens(*states)[0])
-        for pair, *states in zip(pairs, source, target, strict=True)
-    ]
+    sure = [_without_trivial(pair, pair.sure) for pair in pairs]
+    links = []
+    for pair, own, other in zip(pairs, source, target, strict=True):
+        links.append(_without_trivial(pair, align_tokens(own, other)[0]))
     retrieval = token_retrieval_accuracy(source, target, sure)
     quality = alignment_quality(links, sure, [pair.possible for pair in pairs])
-    kept, all_links = sum(map(len, sure)), sum(len(pair.sure) for pair in pairs)
-    counts = dict(zip(COUNTS, (len(pairs), kept, all_links - kept), strict=True))
+    kept = sum(len(part) for part in sure)
+    left_out = sum(len(pair.sure) for pair in pairs) - kept
+    found = dict(zip(COUNTS, (len(pairs), kept, left_out), strict=True))
     numbers = (
         *retrieval.pool,
         *retrieval.sentence,
@@ -98,30 +105,31 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
         quality.recall,
         quality.error_rate,
     )
-    return counts | {
-        name: round(number, 4) for name, number in zip(ALIGNMENT, numbers, strict=True)
-    }
+    for name, number in zip(ALIGNMENT, numbers, strict=True):
+        found[name] = round(number, 4)
+    return found
 
 
-def _telling(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
-    """The links that are not trivial, (L, 2)."""
-    source, target = lower_words(pair.source), lower_words(pair.target)
-    return links[np.array([not is_trivial(source[i], target[j]) for i, j in links], bool)]
+def _without_trivial(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
+    """Return the links (L, 2) that are not trivial."""
+    source = lower_words(pair.source)
+    target = lower_words(pair.target)
+    kept = [not is_trivial(source[i], target[j]) for i, j in links]
+    return links[np.array(kept, bool)]
 
 
 def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
-    """Of the sentences, the words and the links: only models measured against the same can be compared."""
-    rows = [
-        [code, pair.source, pair.target, pair.sure.tolist()]
-        for code, pairs in aligned.items()
-        for pair in pairs
-    ]
+    """Return a digest of sentences and links. Only models with the same digest can be compared."""
+    rows = []
+    for code, pairs in aligned.items():
+        for pair in pairs:
+            rows.append([code, pair.source, pair.target, pair.sure.tolist()])
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: measures every language, prints a table and writes the report."""
+    """Measure every language, print a table and write the report."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = HfArgumentParser(
         (EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0]
@@ -131,16 +139,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     encoder = model_args.load()
     if not isinstance(encoder, SentenceEncoder):
         raise UserError(
-            f"--model_name_or_path {model_args.model_name_or_path}: it gives no states of tokens"
+            f"--model_name_or_path {model_args.model_name_or_path}: it gives no token states"
         )
     pairs = read_languages(args.data_dir, args.languages)
     aligned = reference(pairs, args.train_data, args.pairs, args.training_pairs, args.links_dir)
     started = time.perf_counter()
     languages = {code: measure(encoder, rows) for code, rows in aligned.items()}
-    mean = {
-        name: round(statistics.fmean(row[name] for row in languages.values()), 4)
-        for name in ALIGNMENT
-    }
+    mean = {}
+    for name in ALIGNMENT:
+        mean[name] = round(statistics.fmean(row[name] for row in languages.values()), 4)
     seconds = time.perf_counter() - started
     text = {
         "aligner's text": [Path(path).name for path in args.train_data],

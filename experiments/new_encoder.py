@@ -1,10 +1,11 @@
-"""A folder to train a small encoder from scratch with: a configuration, and a Unigram tokenizer cut to the text.
+"""Make a folder from which a small encoder can be trained: a configuration and a tokenizer.
 
     python -m experiments.new_encoder --tokenizer ENCODER --train_data corpus/ --output_dir mini
-    python train_dap.py configs/mlm.yaml --config_name mini --train_data corpus/ --output_dir mini-mlm
+    python train_dap.py configs/mlm.yaml --config_name mini --train_data corpus/ \\
+        --output_dir mini-mlm
 
-The vocabulary is the special tokens and what the given tokenizer cuts the text into: first the pieces of one
-character, then longer ones, by frequency, all with the scores they had.
+The tokenizer is a given Unigram tokenizer with fewer pieces: the special tokens, then pieces of one
+character, then longer pieces by their frequency in the text. Each piece keeps its score.
 """
 
 import argparse
@@ -22,11 +23,14 @@ from dap.errors import UserError
 from dap.file_io import read_object
 from dap.text import find_bitext, read_pairs
 
-PAIRS = 2000  # of each language, whose pieces are counted
+PAIRS = 2000  # pairs of each language whose pieces are counted
 
 
 def frequent_pieces(tokenizer: PreTrainedTokenizerBase, paths: Sequence[str]) -> list[str]:
-    """The pieces that both sides of the text are cut into, those of one character first, each group by frequency."""
+    """Return the pieces that the text is cut into, pieces of one character first.
+
+    Both groups are sorted by frequency. Both sides of the text count.
+    """
     counts: Counter[str] = Counter()
     for files in find_bitext(paths).values():
         pairs = islice((pair for file in files for pair in read_pairs(file)), PAIRS)
@@ -37,30 +41,34 @@ def frequent_pieces(tokenizer: PreTrainedTokenizerBase, paths: Sequence[str]) ->
 
 
 def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int) -> None:
-    """Keeps the special tokens and the first of the pieces in a tokenizer.json, which is changed in place.
+    """Reduce the vocabulary of a tokenizer, in place, to special tokens and the first pieces.
+
+    Args:
+        definition: content of a tokenizer.json.
+        pieces: pieces in the order in which they are kept.
+        size: size of the new vocabulary.
 
     Raises:
-        ValueError: the tokenizer is no Unigram model as those of XLM-R and E5 are, or the size leaves no room for a
-            piece.
+        UserError: the tokenizer is no Unigram model like those of XLM-R and E5, or the size leaves
+            no room for a piece.
     """
-    model, template = (
-        definition["model"],
-        (definition["post_processor"] or {}).get("special_tokens"),
-    )
+    model = definition["model"]
+    template = (definition["post_processor"] or {}).get("special_tokens")
     if model["type"] != "Unigram" or template is None:
         raise UserError(
-            f"a {model['type']} tokenizer cannot be cut here: give one with a Unigram model (XLM-R, E5)"
+            f"--tokenizer has a {model['type']} model: give one with a Unigram model (XLM-R, E5)"
         )
     special = {token["content"] for token in definition["added_tokens"]}
     if outside := sorted(special - {piece for piece, _ in model["vocab"]}):
         raise UserError(
-            f"the token {outside[0]} is not in the Unigram model: give a tokenizer as XLM-R's or E5's"
+            f"--tokenizer has {outside[0]} outside of its Unigram model: give that of XLM-R or E5"
         )
     if size <= len(special):
         raise UserError(
-            f"--vocab_size {size} leaves no piece beside {len(special)} special tokens: raise it"
+            f"--vocab_size {size} leaves no room beside {len(special)} special tokens: raise it"
         )
-    kept = special | set([piece for piece in pieces if piece not in special][: size - len(special)])
+    others = [piece for piece in pieces if piece not in special]
+    kept = special | set(others[: size - len(special)])
     unknown = model["vocab"][model["unk_id"]][0]
     model["vocab"] = [entry for entry in model["vocab"] if entry[0] in kept]
     ids = {entry[0]: number for number, entry in enumerate(model["vocab"])}
@@ -73,20 +81,24 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Write the folder that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer"
     )
     parser.add_argument(
-        "--train_data", required=True, nargs="+", help="parallel text as train_dap.py takes it"
+        "--train_data",
+        required=True,
+        nargs="+",
+        help="parallel text, in any form that train_dap.py takes",
     )
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--vocab_size", type=int, default=16000)
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--num_hidden_layers", type=int, default=4)
     args = parser.parse_args(argv)
-    folder, known = Path(args.output_dir), AutoTokenizer.from_pretrained(args.tokenizer)
+    folder = Path(args.output_dir)
+    known = AutoTokenizer.from_pretrained(args.tokenizer)
     pieces = frequent_pieces(known, args.train_data)
     known.save_pretrained(folder)
     definition = read_object(folder / "tokenizer.json")

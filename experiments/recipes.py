@@ -1,20 +1,20 @@
-"""Recipes: what a study trains and evaluates, read from YAML and turned into commands.
+"""Recipes: YAML files that say what a study trains and evaluates.
 
     name: e5
-    train: {model_name_or_path: "{encoder}", max_steps: 60, ...}   # arguments of train_dap.py that all runs share
+    train: {model_name_or_path: "{encoder}", max_steps: 60}  # arguments that all runs share
     seeds: [0, 1, 2]
-    learning_rates: [2.0e-5, 5.0e-5, 1.0e-4]      # searched with the first seed for every run that gives none
-    evaluate: {tatoeba: "eval_retrieval.py --model {model} --data_dir {data}/tatoeba --output_file {result}"}
+    learning_rates: [2.0e-5, 5.0e-5, 1.0e-4]  # searched for every run that gives none
+    evaluate: {tatoeba: "eval_retrieval.py --model {model} --output_file {result}"}
     runs:
       tr: {objective: tr}
       dap: {objective: tr+rtl}
-      tr-same-time: {like: tr, same_time_as: dap}  # as many steps as the other's time is worth
-      released: {command: experiments.release, released_processes: 8, objective: tr+rtl}
+      tr-same-time: {like: tr, same_time_as: dap}  # trained for dap's CPU time
 
-`like` takes over another run's arguments and its chosen learning rate; `command` names a script or module that trains
-in place of train_dap.py and takes its arguments. A run that is `past` has an argument that is gone: its results are
-read, and it is not trained. Words in braces are places that the command line gives (`--places
-data=... encoder=...`), or in an evaluation `{model}`, `{result}` and `{folder}` of the run itself.
+- `like` copies another run's arguments and its chosen learning rate.
+- `command` names a script or module that trains instead of train_dap.py and takes its arguments.
+- A `past` run has an argument that no longer exists. Its results are shown, but it is not trained.
+- Words in braces are places that the command line gives (`--places data=... encoder=...`). In an
+  evaluation, `{model}`, `{result}` and `{folder}` are those of the run.
 """
 
 import shlex
@@ -27,25 +27,21 @@ import yaml
 
 from dap.errors import UserError
 
-OWN = ("model", "result", "folder")  # places of an evaluation that a run fills in itself
+#: Places that a run fills in itself, in its evaluations.
+OWN = ("model", "result", "folder")
+#: Keys of a recipe.
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
-SPECIAL = (
-    "like",
-    "same_time_as",
-    "seeds",
-    "evaluate",
-    "command",
-    "past",
-)  # of a run; others are the command's
+#: Keys of a run that are not arguments of its command.
+SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command", "past")
 TRAIN = "train_dap.py"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One line of a recipe's `runs`: a model to train, once a seed."""
+    """One line of a recipe's `runs`: a model to train once per seed."""
 
     name: str
-    arguments: Mapping[str, Any]  # of the command
+    arguments: Mapping[str, Any]  # of its training command
     seeds: tuple[int, ...]
     evaluate: tuple[str, ...]
     like: str | None = None
@@ -55,22 +51,32 @@ class Run:
 
     @property
     def is_searched(self) -> bool:
-        """Whether its learning rate is to be chosen among the recipe's."""
+        """Tell whether the recipe searches the learning rate of this run."""
         return self.like is None and "learning_rate" not in self.arguments
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A study."""
+    """The runs of a study and how they are evaluated."""
 
     name: str
     runs: Mapping[str, Run]
     evaluate: Mapping[str, str] = field(default_factory=dict)  # name -> command with places
     learning_rates: tuple[float, ...] = ()
-    places: Mapping[str, str] = field(default_factory=dict)  # what the command line gives
+    places: Mapping[str, str] = field(default_factory=dict)  # name -> path
 
     def learning_rate(self, run: Run, score: Callable[[Run, float], float | None]) -> float | None:
-        """The run's own, that of the run it is like, or the one with the best score; None while one has none."""
+        """Return a run's learning rate.
+
+        It is the run's own, that of the run it is `like`, or the one with the best score.
+
+        Args:
+            run: a run of this recipe.
+            score: returns the score of a run at a rate, None if it is not known yet.
+
+        Returns:
+            The rate, or None while a score is missing.
+        """
         if "learning_rate" in run.arguments:
             return float(run.arguments["learning_rate"])
         if run.like is not None:
@@ -80,15 +86,18 @@ class Recipe:
 
 
 def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
-    """A recipe with its places filled in, but for those of evaluations, which `words` fills in.
+    """Read a recipe and fill in its places.
+
+    The places of evaluations are filled in later, by `words`.
 
     Args:
-        places: name -> path; None leaves all as they are, for a recipe that is only to be looked at.
+        path: YAML file.
+        places: name -> path. None leaves all places unfilled, to look at a recipe only.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: no YAML of this form, an unknown key, a place that is not given, a run that refers to one that
-            comes later or not at all, or a run without a learning rate where none are searched.
+        FileNotFoundError: there is no such file.
+        UserError: the file is no recipe, has an unknown key or a place that is not given, or a run
+            refers to a run that does not stand above it, or has no learning rate.
     """
     path = Path(path)
     if own := sorted(set(places or ()) & set(OWN)):
@@ -96,7 +105,7 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
     content = _content(path)
     evaluate = content.pop("evaluate", {})
     if places is not None:
-        _filled(evaluate, {**places, **dict.fromkeys(OWN, "")}, path)  # here for its errors alone
+        _filled(evaluate, {**places, **dict.fromkeys(OWN, "")}, path)  # only to find errors early
         content = _filled(content, places, path)
     runs: dict[str, Run] = {}
     for name, own in content["runs"].items():
@@ -113,10 +122,10 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: no YAML ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not isinstance(content.get("runs"), dict):
         raise UserError(
-            f"{path}: no recipe; it has {', '.join(KEYS)}, of which `runs` maps names to arguments"
+            f"{path}: no recipe; give {', '.join(KEYS)}, where `runs` maps names to arguments"
         )
     if unknown := sorted(set(content) - set(KEYS)):
         raise UserError(f"{path}: unknown key {', '.join(unknown)}; a recipe has {', '.join(KEYS)}")
@@ -137,9 +146,7 @@ def _run(
     arguments = dict(model.arguments if model else content.get("train", {}))
     arguments |= {key: value for key, value in own.items() if key not in SPECIAL}
     if own.get("same_time_as") and (model is None or "max_steps" not in arguments):
-        needed = (
-            "max_steps" if model else "like, the run whose step is timed"
-        )  # its own would have to come first
+        needed = "max_steps" if model else "like, the run whose step is timed"
         raise UserError(
             f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it"
         )
@@ -159,7 +166,7 @@ def _run(
 
 
 def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
-    """The value with the given places in its strings."""
+    """Return a value of YAML with the places filled in its strings."""
     if isinstance(value, dict):
         return {key: _filled(item, places, path) for key, item in value.items()}
     if isinstance(value, list):
@@ -171,24 +178,31 @@ def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
     except KeyError as error:
         raise UserError(f"{path}: {value!r} needs --places {error.args[0]}=...") from error
     except ValueError as error:
-        raise UserError(f"{path}: {value!r} has a brace alone ({error}): write it twice") from error
+        raise UserError(
+            f"{path}: {value!r} has a single brace ({error}): write it twice"
+        ) from error
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments as flags; lists give several values, None leaves the flag out.
+    """Return arguments as command-line flags.
 
-    >>> flags({"objective": "tr", "use_cpu": True, "revision": None, "train_data": ["a", "b"]})
-    ['--objective', 'tr', '--use_cpu', 'True', '--train_data', 'a', 'b']
+    A list gives several values. None leaves the flag out.
+
+    >>> flags({"objective": "tr", "revision": None, "train_data": ["a", "b"]})
+    ['--objective', 'tr', '--train_data', 'a', 'b']
     """
     found: list[str] = []
     for key, value in arguments.items():
         if value is not None:
-            found += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
+            values = value if isinstance(value, list) else [value]
+            found += [f"--{key}", *(str(each) for each in values)]
     return found
 
 
 def words(text: str, places: Mapping[str, object]) -> list[str]:
-    """An evaluation's command in words: split as in a shell before places are filled in, so a path stays in one piece.
+    """Split an evaluation's command into words and fill in its places.
+
+    It is split before, so that a path with spaces stays one word.
 
     >>> words("eval.py --model {model} --data {data}/tatoeba", {"model": "m", "data": "my data"})
     ['eval.py', '--model', 'm', '--data', 'my data/tatoeba']

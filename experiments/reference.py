@@ -1,9 +1,9 @@
-"""Words of sentences, and silver links between the words of measured pairs, made once and kept.
+"""Cut sentences into words, and link the words of measured pairs by a statistical aligner.
 
-There is no gold word alignment for these languages, so an aligner that sees no model's states makes the reference
-(`experiments.silver`): trained on parallel text and on the measured pairs themselves, whose translations it is given,
-too. A sure link joins words that the text has at least `MIN_COUNT` times, since an aligner's links of rarer words are
-guesses.
+There is no gold word alignment for these languages. The reference comes from an aligner that sees
+no model's states (`experiments.silver`). It is trained on parallel text and on the measured pairs
+themselves. A sure link joins words that occur at least `MIN_COUNT` times in the text, because an
+aligner can only guess the links of rarer words. The links are made once and kept in a folder.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
 
 NO_SPACES = ("ja", "th", "zh")
 MIN_COUNT = 3
-LONGEST = 30  # words a side of a training pair
+LONGEST = 30  # most words per side of a training pair
 SEED = 0
 
 
@@ -39,7 +39,8 @@ class AlignedPair:
 
     Attributes:
         source, target: the sentences.
-        sure, possible: (L, 2), numbers of a source word and a target word; sure links are possible, too.
+        sure, possible: numbers of a source word and a target word, (L, 2). All sure links are also
+            possible links.
     """
 
     source: str
@@ -49,9 +50,10 @@ class AlignedPair:
 
 
 def word_spans(sentence: str) -> list[tuple[int, int]]:
-    """First character of each word and the one after its last; every other character but space is a word of its own.
+    """Return the start and end of each word.
 
-    A word is letters, marks and digits, with apostrophes inside.
+    A word is letters, marks and digits, with apostrophes inside. Every other character except space
+    is a word by itself.
 
     >>> [("Don't go, Müller!")[start:end] for start, end in word_spans("Don't go, Müller!")]
     ["Don't", 'go', ',', 'Müller', '!']
@@ -61,21 +63,25 @@ def word_spans(sentence: str) -> list[tuple[int, int]]:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    """`\\w` has no combining marks, which are parts of words in Arabic and Devanagari."""
-    marks = "".join(
-        map(chr, (i for i in range(sys.maxunicode) if unicodedata.category(chr(i)).startswith("M")))
-    )
+    """Return the pattern of a word.
+
+    `\\w` does not match combining marks, which are parts of words in Arabic and Devanagari.
+    """
+    characters = [chr(i) for i in range(sys.maxunicode)]
+    marks = "".join(each for each in characters if unicodedata.category(each).startswith("M"))
     letters = rf"(?:[^\W_]|[{re.escape(marks)}])+"
     return re.compile(rf"{letters}(?:['’]{letters})*|\S")
 
 
 def lower_words(sentence: str) -> list[str]:
-    """The words as an aligner compares them."""
+    """Return the words in lower case, as the aligner compares them."""
     return [sentence[start:end].lower() for start, end in word_spans(sentence)]
 
 
 def is_trivial(source: str, target: str) -> bool:
-    """Whether a link says nothing about translation: equal words, or one that has no letter and no digit.
+    """Tell whether a link says nothing about translation.
+
+    It joins equal words, or a word without letters and digits.
 
     >>> is_trivial("tom", "tom"), is_trivial("haus", "house"), is_trivial(",", "and")
     (True, False, True)
@@ -86,22 +92,22 @@ def is_trivial(source: str, target: str) -> bool:
 def reference(
     pairs: PairsByLanguage, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str
 ) -> dict[str, list[AlignedPair]]:
-    """Language code -> its first `wanted` pairs with silver links, from `folder` where it has those of this text.
+    """Return language code -> its first pairs with silver links.
 
     Args:
-        pairs: measured text, all of which the aligner is trained on.
-        train_data: parallel text, as training takes it; each file is shuffled, those given first are used up first.
-        wanted: pairs to link.
-        training_pairs: most pairs of `train_data` a language, of at most `LONGEST` words a side.
-        folder: where the links are kept.
+        pairs: measured text. The aligner is trained on all of it, too.
+        train_data: parallel text, in any form that training takes. Each file is shuffled. The
+            first one is used up first.
+        wanted: number of pairs to link.
+        training_pairs: largest number of pairs of `train_data` per language.
+        folder: keeps the links. If it has those of this text, they are read.
 
     Raises:
-        ValueError: a language without spaces between words or without training text, or a file that holds no links.
+        UserError: a language has no spaces between words or no training text, or a kept file is
+            damaged.
     """
     if refused := [code for code in pairs if code in NO_SPACES]:
-        raise UserError(
-            f"{' '.join(refused)}: written without spaces between words, which are needed; leave it out"
-        )
+        raise UserError(f"{' '.join(refused)}: written without spaces between words; leave it out")
     found = find_bitext(train_data)
     if absent := [code for code in pairs if code not in found]:
         raise UserError(f"{' '.join(absent)}: {', '.join(train_data)} holds {' '.join(found)} only")
@@ -110,10 +116,10 @@ def reference(
         path = Path(folder, f"{code}-{_digest(rows, found[code], wanted, training_pairs)}.json")
         if not path.is_file():
             linked = link_pairs(rows, _shuffled(found[code]), wanted, training_pairs)
-            links = [
-                vars(pair) | {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()}
-                for pair in linked
-            ]
+            links = []
+            for pair in linked:
+                lists = {"sure": pair.sure.tolist(), "possible": pair.possible.tolist()}
+                links.append(vars(pair) | lists)
             write_json({"pairs": links}, path)
         aligned[code] = _read(path)
     return aligned
@@ -125,15 +131,19 @@ def link_pairs(
     wanted: int,
     training_pairs: int,
 ) -> list[AlignedPair]:
-    """The first `wanted` of `rows` with the links of an aligner trained on `rows` and on pairs of `text`.
+    """Return the first `wanted` rows with links.
+
+    Args:
+        rows: pairs of sentences.
+        text: more pairs to train the aligner on. Those of over `LONGEST` words are left out.
+        wanted: number of rows to link.
+        training_pairs: largest number of pairs of `text`.
 
     Raises:
-        ValueError: fewer than `wanted` rows.
+        UserError: there are fewer than `wanted` rows.
     """
     if wanted > len(rows):
-        raise UserError(
-            f"{wanted} pairs are asked for, the text has {len(rows)}: ask for as many or fewer"
-        )
+        raise UserError(f"{wanted} pairs are asked for, the text has {len(rows)}: lower --pairs")
     split = ([lower_words(side) for side in pair] for pair in text)
     short = (sides for sides in split if all(0 < len(side) <= LONGEST for side in sides))
     everything = [
@@ -141,15 +151,21 @@ def link_pairs(
         *islice(short, training_pairs),
     ]
     source, target = zip(*everything, strict=True)
-    often = [
-        {word for word, n in Counter(chain(*side)).items() if n >= MIN_COUNT}
-        for side in (source, target)
-    ]
+    frequent_source = _frequent(source)
+    frequent_target = _frequent(target)
     aligned = []
     for row, (sure, possible) in enumerate(align_words(source, target, wanted)):
-        known = [source[row][i] in often[0] and target[row][j] in often[1] for i, j in sure]
+        known = []
+        for i, j in sure:
+            known.append(source[row][i] in frequent_source and target[row][j] in frequent_target)
         aligned.append(AlignedPair(*rows[row], sure[np.array(known, bool)], possible))
     return aligned
+
+
+def _frequent(sentences: Sequence[Sequence[str]]) -> set[str]:
+    """Return the words that occur at least `MIN_COUNT` times."""
+    counts = Counter(chain(*sentences))
+    return {word for word, times in counts.items() if times >= MIN_COUNT}
 
 
 def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
@@ -162,7 +178,10 @@ def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
 def _digest(
     rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted: int, training_pairs: int
 ) -> str:
-    """Of all that decides about the links; of the training text its files' names and sizes."""
+    """Return a digest of everything that decides about the links.
+
+    Training files count by their names and sizes.
+    """
     places = [disk_path(path) for file in files for path in file.paths]
     text = [(path.name, path.stat().st_size if path.is_file() else None) for path in places]
     chosen = [wanted, training_pairs, LONGEST, SEED, MIN_COUNT, ITERATIONS, NO_SOURCE, TENSION]

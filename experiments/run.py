@@ -71,7 +71,7 @@ class Workspace:
 
     @property
     def timing(self) -> Path:
-        """The file in which `experiments.step_cost` writes the cost of a step."""
+        """Return the file in which `experiments.step_cost` writes the cost of a step."""
         return self.results_dir / self.recipe.name / "timing.json"
 
     # ------------------------------------------------------------------------------ what to do
@@ -125,7 +125,8 @@ class Workspace:
             lacking = {timed, like} - set(steps)
             if lacking:
                 raise UserError(
-                    f"{self.timing} has no {min(lacking)}: python -m experiments.step_cost writes it"
+                    f"{self.timing} has no {min(lacking)}: "
+                    "python -m experiments.step_cost writes it"
                 )
             ratio = steps[timed]["cpu"] / steps[like]["cpu"]
             own["max_steps"] = round(own["max_steps"] * ratio)
@@ -150,7 +151,7 @@ class Workspace:
         return "done" if known == known | self.measured(job) else "not collected"
 
     def carry_out(self, job: Job) -> None:
-        """Train, evaluate and collect whatever of a job is not done.
+        """Do what is left of a job: train, evaluate and collect.
 
         Raises:
             ClaimedError: another process works on it.
@@ -299,7 +300,7 @@ def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
 
 
 def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
-    """Carry out all jobs, except those that another process works on.
+    """Carry out all jobs that no other process works on.
 
     Returns:
         Descriptions of the jobs that failed.

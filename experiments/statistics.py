@@ -210,7 +210,10 @@ class Study:
         return {timed: self._by_label(names) for timed, names in found.items()}
 
     def _by_label(self, names: Iterable[str]) -> dict[str, str]:
-        """Return label -> run in the order of the tables. A second run of a label keeps its name."""
+        """Return label -> run in the order of the tables.
+
+        The second run with a label stands under its own name.
+        """
         found: dict[str, str] = {}
         for name in names:
             label = label_of(self.recipe.runs[name])

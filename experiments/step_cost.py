@@ -1,10 +1,11 @@
-"""What a training step of each run of a recipe costs, for runs of the same time.
+"""Measure the CPU time of a training step of each run, for runs of equal CPU time.
 
-    python -m experiments.step_cost experiments/recipes/e5.yaml --places encoder=e5 data=data links=l --output_dir runs
+    python -m experiments.step_cost experiments/recipes/e5.yaml \\
+        --places encoder=e5 data=data links=links --output_dir runs
 
-Takes the finished models (first seed) and batches of the recipe's own text, and lets them take turns: forward,
-backward and AdamW, in CPU seconds, which other work on the machine hardly changes. Writes `timing.json` beside
-the results, where `experiments.run` looks for it.
+The finished models of the first seed take turns on batches of the recipe's own text: forward,
+backward and AdamW. CPU seconds are counted, because other work on the machine hardly changes them.
+The file `timing.json` is written beside the results, where `experiments.run` looks for it.
 """
 
 import argparse
@@ -32,32 +33,35 @@ from modeling_dap import DAPForPreTraining
 
 BATCHES = 8
 SAMPLE = 50_000  # pairs that batches are drawn from
-# Arguments that runs must share for their steps to be compared on the same batches, and their defaults.
+#: Arguments that compared runs must share, because their steps use the same batches -> default.
 SHARED = {
     "train_data": None,
     "total_train_batch_size": None,
     "max_seq_length": 32,
     "language_mix": "natural",
+    "mix_alpha": 0.5,
+    "freeze_word_embeddings": False,
+    "bf16": False,
 }
-SHARED |= {"mix_alpha": 0.5, "freeze_word_embeddings": False, "bf16": False}
 
 
 def compared(workspace: Workspace) -> dict[str, Run]:
-    """The runs whose steps are counted in each other's."""
-    timed = [
-        run for run in workspace.recipe.runs.values() if run.same_time_as not in (None, run.like)
-    ]
-    return {
-        name: workspace.recipe.runs[name] for run in timed for name in (run.same_time_as, run.like)
-    }
+    """Return the runs whose step times decide the number of steps of another run."""
+    found = {}
+    runs = workspace.recipe.runs
+    for run in runs.values():
+        if run.same_time_as not in (None, run.like):
+            found[run.same_time_as] = runs[run.same_time_as]
+            found[run.like] = runs[run.like]
+    return found
 
 
 def model_folder(workspace: Workspace, run: Run) -> Path:
-    """The finished model of a run's first seed."""
+    """Return the folder of the finished model of a run's first seed."""
     rate = workspace.learning_rate(run)
     if rate is None:
         raise UserError(
-            f"{run.name}: the search for its learning rate has not ended: run `experiments.run` first"
+            f"{run.name}: the search for its learning rate has not ended: run experiments.run first"
         )
     folder = workspace.folder(Job(run, run.seeds[0], rate, ()))
     if not (folder / "model.safetensors").is_file():
@@ -66,10 +70,11 @@ def model_folder(workspace: Workspace, run: Run) -> Path:
 
 
 def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """What `SHARED` names, as all runs have it.
+    """Return the arguments of `SHARED`, which all runs must have in common.
 
     Raises:
-        ValueError: there is nothing to compare, or they differ in it, or lack what has no default.
+        UserError: there is nothing to compare, or the runs differ in one of these arguments or
+            lack one that has no default.
     """
     found = {
         name: {key: run.arguments.get(key, SHARED[key]) for key in SHARED}
@@ -92,7 +97,13 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
 def batches(
     arguments: dict[str, Any], tokenizer_folder: Path, share: float
 ) -> list[dict[str, Tensor]]:
-    """Some batches of the runs' text, of which every language gives the same share, and this share of pairs a copy."""
+    """Return some batches of the runs' text.
+
+    Args:
+        arguments: those of `shared_arguments`.
+        tokenizer_folder: folder of a model.
+        share: share of pairs with a changed copy of the target.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     given = arguments["train_data"]
     text = load_bitext([given] if isinstance(given, str) else given)
@@ -107,16 +118,16 @@ def batches(
         sampler=LanguageMixSampler([len(part) for part in rows.values()], mix, alpha, 0),
         collate_fn=BitextCollator(tokenizer.pad_token_id, sorted(rows), negatives),
     )
-    return [
-        {key: value for key, value in batch.items() if key != "pair_ids"}
-        for batch in islice(loader, BATCHES)
-    ]
+    found = []
+    for batch in islice(loader, BATCHES):
+        found.append({key: value for key, value in batch.items() if key != "pair_ids"})
+    return found
 
 
 def training_step(
     folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[str, Tensor]]
 ) -> Callable[[], None]:
-    """A function that takes the next step of a model."""
+    """Return a function that takes the next training step of a model."""
     model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
     if frozen:
         model.get_input_embeddings().weight.requires_grad_(False)
@@ -136,16 +147,16 @@ def training_step(
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: writes and prints what a step of each compared run costs."""
+    """Measure the compared runs, write `timing.json` and print the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")
     parser.add_argument(
-        "--output_dir", type=Path, default=Path("runs"), help="where the models are"
+        "--output_dir", type=Path, default=Path("runs"), help="folder of the models"
     )
-    parser.add_argument("--results_dir", type=Path, default=RESULTS, help="where timing.json goes")
+    parser.add_argument("--results_dir", type=Path, default=RESULTS, help="folder for timing.json")
     parser.add_argument(
-        "--repeats", type=int, default=BATCHES, help=f"steps of each; {BATCHES} batches take turns"
+        "--repeats", type=int, default=BATCHES, help=f"steps per run, over {BATCHES} batches"
     )
     args = parser.parse_args(argv)
     recipe = read_recipe(args.recipe, parse_places(args.places))
@@ -157,10 +168,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = {
         share: batches(shared, next(iter(folders.values())), share) for share in {*shares.values()}
     }
-    how = bool(shared["freeze_word_embeddings"]), bool(shared["bf16"])
-    steps = {
-        name: training_step(folder, *how, data[shares[name]]) for name, folder in folders.items()
-    }
+    frozen = bool(shared["freeze_word_embeddings"])
+    bf16 = bool(shared["bf16"])
+    steps = {}
+    for name, folder in folders.items():
+        steps[name] = training_step(folder, frozen, bf16, data[shares[name]])
     found = alternate(steps, args.repeats, "cpu")
     about = {
         "pairs": shared["total_train_batch_size"],

@@ -240,7 +240,7 @@ def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Works
         ({"train": {"train_data": "{text}/train"}}, r"'\{text\}/train' needs --places text="),
         ({"train": {"train_data": "{model}"}}, "needs --places model="),
         ({"evaluate": {"e": "x.py {model} {text}"}}, "needs --places text="),
-        ({"evaluate": {"e": "x.py {"}}, "has a brace alone"),
+        ({"evaluate": {"e": "x.py {"}}, "has a single brace"),
         ({"runs": {"a": {"evaluate": ["f"]}}}, "a evaluates f, which the recipe does not define"),
         ({"runs": {"a": {"like": "b"}, "b": None}}, "a is like b, which must be a run above it"),
         (

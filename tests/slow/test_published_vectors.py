@@ -59,7 +59,8 @@ OPENVINO = "backend='openvino', model_kwargs={'ov_config': {'INFERENCE_PRECISION
 AUTO = """
 import torch
 from transformers import AutoModel, AutoTokenizer
-batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="pt")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
 with torch.no_grad():
     out = AutoModel.from_pretrained(folder, trust_remote_code=code)(**batch)
 mask = batch["attention_mask"].unsqueeze(-1)
@@ -81,9 +82,11 @@ vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)
 GRAPH = """
 import onnxruntime
 from transformers import AutoTokenizer
-batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="np")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+batch = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
 session = onnxruntime.InferenceSession(folder + "/onnx/model.onnx")
-vectors = session.run(["sentence_embedding"], {i.name: batch[i.name] for i in session.get_inputs()})[0]
+inputs = {each.name: batch[each.name] for each in session.get_inputs()}
+vectors = session.run(["sentence_embedding"], inputs)[0]
 """
 TXTAI = """
 from txtai import Embeddings
@@ -131,7 +134,8 @@ for job in json.loads(sys.argv[1]):
         answers.append([[float(value) for value in vector] for vector in names["vectors"]])
     except Exception as error:
         kind = "" if isinstance(error, Refused) else type(error).__name__ + ": "
-        answers.append("refused: " + kind + " ".join(str(error).replace(job["folder"], "FOLDER").split())[:160])
+        text = " ".join(str(error).replace(job["folder"], "FOLDER").split())
+        answers.append("refused: " + kind + text[:160])
 json.dump(answers, open(sys.argv[3], "w"))
 """
 #: Runs one job per process, because the imports of a module run only once.
