@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Everything that waits for a GPU, from anywhere: checks first, then speed and memory. Options are those of gpu.py.
+# Run the checks and benchmarks that need a GPU, from any folder. Options are those of gpu.py.
 cd "$(dirname "$0")/.." && HF_HUB_OFFLINE=1 exec "${PYTHON:-python3}" -m benchmarks.gpu "$@"

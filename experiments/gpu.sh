@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# What waits for a GPU, in parts of ten minutes: call it again and again, it goes on where it was, until it says "all is done".
+# Run everything that waits for a GPU, in parts of ten minutes. Call it again and again: it continues
+# where it was, until it prints "all is done".
 #   ENCODER=e5 DATA=../shared/data OUT=out experiments/gpu.sh [SECONDS]
-# First the checks and benchmarks of benchmarks/gpu.py, then experiments/recipes/gpu.yaml; JSON in $OUT/benchmarks, $OUT/results.
+# The first call runs benchmarks/gpu.py, the next ones experiments/recipes/gpu.yaml. JSON files go to
+# $OUT/benchmarks and $OUT/results.
 set -eu
 python=${PYTHON:-python3} root=$(cd "$(dirname "$0")/.." && pwd) out=$(realpath -m "$OUT")
 places=("encoder=$(realpath "$ENCODER")" "data=$(realpath "$DATA")" "heads=$out/runs/gpu/heads-lr0.001/seed-0"

@@ -144,13 +144,10 @@ def link_pairs(
     """
     if wanted > len(rows):
         raise UserError(f"{wanted} pairs are asked for, the text has {len(rows)}: lower --pairs")
-    split = ([lower_words(side) for side in pair] for pair in text)
-    short = (sides for sides in split if all(0 < len(side) <= LONGEST for side in sides))
-    everything = [
-        *([lower_words(side) for side in pair] for pair in rows),
-        *islice(short, training_pairs),
-    ]
-    source, target = zip(*everything, strict=True)
+    pairs = [_lower_pair(pair) for pair in rows]
+    pairs += islice(_short_pairs(text), training_pairs)
+    source = [words for words, _ in pairs]
+    target = [words for _, words in pairs]
     frequent_source = _frequent(source)
     frequent_target = _frequent(target)
     aligned = []
@@ -160,6 +157,19 @@ def link_pairs(
             known.append(source[row][i] in frequent_source and target[row][j] in frequent_target)
         aligned.append(AlignedPair(*rows[row], sure[np.array(known, bool)], possible))
     return aligned
+
+
+def _lower_pair(pair: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """Return the words of both sentences in lower case."""
+    return lower_words(pair[0]), lower_words(pair[1])
+
+
+def _short_pairs(text: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the words of the pairs that have 1 to `LONGEST` words on each side."""
+    for pair in text:
+        source, target = _lower_pair(pair)
+        if 0 < len(source) <= LONGEST and 0 < len(target) <= LONGEST:
+            yield source, target
 
 
 def _frequent(sentences: Sequence[Sequence[str]]) -> set[str]:

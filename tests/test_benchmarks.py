@@ -1,4 +1,4 @@
-"""The benchmarks run, and count and compare what they say: tiny models, one repeat."""
+"""Every benchmark runs on a tiny model, and counts and compares correctly."""
 
 import importlib
 import json

@@ -27,7 +27,7 @@ WHEELS = REPOSITORY / "build" / "quickstart" / "wheels"
 
 
 def quantise(rng: np.random.Generator, rows: int, columns: int) -> tuple[bytes, np.ndarray]:
-    """Random Q4_0 blocks and, from a loop over single weights, the numbers that they stand for."""
+    """Return random Q4_0 blocks and their weights, computed one by one."""
     blocks = np.zeros(rows * columns // 32, [("scale", "<f2"), ("nibbles", "u1", 16)])
     blocks["scale"] = rng.uniform(0.001, 0.1, len(blocks))
     blocks["nibbles"] = rng.integers(0, 256, (len(blocks), 16))

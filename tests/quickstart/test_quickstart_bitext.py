@@ -1,4 +1,4 @@
-"""Pairs out of gettext catalogues: what is cleaned, chosen and held out."""
+"""Pairs of gettext catalogues are cleaned, chosen and held out by rule."""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The download of pinned wheels, by a pip that reaches no registry."""
+"""Pinned wheels are downloaded and checked. pip is replaced, so no network is needed."""
 
 import hashlib
 import sys

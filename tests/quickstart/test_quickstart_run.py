@@ -1,4 +1,4 @@
-"""Which earlier run is used again, and the training command."""
+"""A finished run is used again only for the same settings."""
 
 import json
 import os
@@ -17,7 +17,7 @@ RECIPE = "max_steps: 60\nlearning_rate: 5.0e-5\n"
 
 @pytest.fixture
 def asked(tmp_path: Path) -> dict[str, Any]:
-    """What a run from `model`, `recipe.yaml` and `train` in ``tmp_path`` would be made from."""
+    """Return the ingredients of a run from `model`, `recipe.yaml` and `train`."""
     for folder, name, content in (
         ("model", "weights", MODEL_FILE),
         ("train", "de-en.tsv", b"Ja\tYes\n"),
