@@ -324,9 +324,9 @@ def finish(
             for file in files:
                 listed.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
     describe(plan.output_dir, report)
-    for path in plan.output_dir.glob("*/.*.tmp"):  # of workers that a cluster has lost
-        path.unlink()
     shutil.rmtree(plan.work_dir)
+    for path in plan.output_dir.glob("*/.*.tmp"):  # half-written files of workers that were lost
+        path.unlink()
 
 
 main = command(run)
