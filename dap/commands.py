@@ -97,8 +97,7 @@ def _leave_process_group() -> None:
         distributed.destroy_process_group()
 
 
-# --------------------------------------------------------------------------- what a command may
-# write
+# ------------------------------------------------------------------------- what a command may write
 
 
 @contextmanager

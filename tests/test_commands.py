@@ -260,8 +260,7 @@ def test_a_full_disk_is_one_line_and_the_run_resumes_once_there_is_space(
     assert [*(tmp_path / "out").rglob("model.safetensors")]
 
 
-# --------------------------------------------------------------------------- what a command may
-# write
+# ------------------------------------------------------------------------- what a command may write
 
 
 def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
