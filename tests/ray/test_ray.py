@@ -141,6 +141,7 @@ def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process
     assert "Ray: 1 search tasks of about 24 MiB on 2 CPUs" in output
 
 
+@pytest.mark.slow
 def test_prepared_text_is_that_of_one_process(
     tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +197,7 @@ def test_prepared_text_is_that_of_one_process(
     add_node(nodes)
 
 
+@pytest.mark.slow
 def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
     tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +267,7 @@ def test_errors_of_tasks_become_one_line(nodes: object) -> None:
                 raise_it(full("no room"))
 
 
+@pytest.mark.slow
 def test_a_cluster_that_cannot_be_joined_is_named_in_one_line(nodes: object) -> None:
     script = """
 import sys
@@ -289,6 +292,7 @@ for address in sys.argv[1:]:
 # -------------------------------------------------------------------------------------- encoding
 
 
+@pytest.mark.slow
 def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
     tiny_bert_dir: Path, tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +332,7 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
     add_node(nodes)
 
 
+@pytest.mark.slow
 def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +377,7 @@ def test_tiles_cover_both_sides_and_have_a_highest_size(
         assert strips * size - side < strips  # equal strips: none lacks more than a row each
 
 
+@pytest.mark.slow
 def test_an_approximate_search_builds_one_index_per_strip_and_ignores_the_number_of_cpus(
     tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +495,7 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     assert not nodes.worker_nodes
 
 
+@pytest.mark.slow
 def test_few_rows_are_searched_also_while_no_node_has_joined_yet(
     nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
