@@ -75,7 +75,8 @@ ABOUT = {
     "mean pooling. The prediction heads start from its masked-LM head.",
 }
 #: Results that today's code cannot make again, and numbers of scripts that are gone.
-NOTES = """- `warm`, `dap-sampled` drew 4,096 ids of the vocabulary for each RTL loss. The option is gone.
+NOTES = """- `warm`, `dap-sampled` drew 4,096 ids of the vocabulary for each RTL loss. The
+  option is gone.
 - `ablations`, `head-warmup` trained the heads first within the run. The option is gone.
 - `ablations`, `release-gather` simulated the gradients of 8 processes of the released code
   (`experiments/release.py` at commit 3d2a6b3).

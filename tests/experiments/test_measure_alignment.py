@@ -142,9 +142,11 @@ def test_equal_words_and_punctuation_do_not_count(tiny_bert_dir: Path) -> None:
 def test_report_of_the_command_and_links_that_are_kept(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    links, report = tmp_path / "links", tmp_path / "new" / "alignment.json"
+    links = tmp_path / "links"
+    report = tmp_path / "new" / "alignment.json"
     argv = f"--model_name_or_path {tiny_bert_dir} --pooling mean --data_dir {bitext_dir}"
-    argv = f"{argv} --train_data {bitext_dir} --pairs 40 --links_dir {links} --output_file {report} --languages".split()
+    argv += f" --train_data {bitext_dir} --pairs 40 --links_dir {links}"
+    argv = f"{argv} --output_file {report} --languages".split()
     measure_alignment.main([*argv, *LANGUAGES])
     made = json.loads(report.read_text())
     assert "SILVER" in made["protocol"]

@@ -50,7 +50,8 @@ def test_half_a_download_is_not_taken_for_a_whole_one_and_says_what_to_do(
 ) -> None:
     pip, folder = tmp_path / "python", tmp_path / "wheels"  # it dies within the file
     pip.write_text(
-        '#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\nprintf da > "$2/toy-1.0-py3-none-any.whl"\nexit 1\n'
+        '#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\n'
+        'printf da > "$2/toy-1.0-py3-none-any.whl"\nexit 1\n'
     )
     pip.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(pip))
