@@ -12,6 +12,7 @@ EXTRAS = {
     "data": ["polars>=1.30"],
     "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],
     "ray": ["ray>=2.50"],
+    "sentencepiece": ["sentencepiece>=0.2", "protobuf>=4"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
     "quickstart": ["matplotlib>=3.8"],
 }

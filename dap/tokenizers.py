@@ -1,13 +1,30 @@
 """Load a checkpoint's tokenizer, check that it fits, and undo what calls leave behind in it."""
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import cached_file, is_protobuf_available, is_sentencepiece_available
 
 from dap.errors import UserError, loading
+
+logger = logging.getLogger(__name__)
+
+#: Text that wrong normalisation, wrong splitting or a wrong kind of vocabulary shows in.
+PROBE = (
+    "Über 12 Façades, don't e-mail: İstanbul ¿qué? Ελλάδα Привет שלום مرحبا नमस्ते ไทย 日本語の漢字 "
+    "한국어 ﬁve  ＡＢＣ 😀\u200b x₂ I'M “OK”…"
+)
+#: Names of SentencePiece files. Transformers needs packages to read them.
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model", "tokenizer.model")
 
 
 def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
@@ -20,16 +37,86 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
         UserError: there is no tokenizer, or it cannot be read.
     """
     with loading("tokenizer", name):
+        _require_sentencepiece(name, **hub)
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         # Some damage only shows in use.
         int(tokenizer.model_max_length)
         tokenizer("a, b")
+        tokenizer = as_in_file(tokenizer, name, **hub)
     # Without any files Transformers makes up a tokenizer of special tokens and blanks.
     if len(tokenizer) - len(tokenizer.all_special_ids) < 3:
         raise UserError(
             f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name"
         )
     return tokenizer
+
+
+def as_in_file(
+    tokenizer: PreTrainedTokenizerBase, name: str | Path, **hub: Any
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that gives the tokens of the folder's `tokenizer.json`.
+
+    Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
+    Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even if
+    the vocabulary was made for other rules.
+
+    Args:
+        tokenizer: what Transformers has loaded.
+        name: the folder or Hub id that it was loaded from.
+        hub: arguments of `from_pretrained`, such as `revision`.
+
+    Raises:
+        UserError: the file cannot be used as it is, either.
+    """
+    is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
+    own_file = _find_file(name, "tokenizer.json", **hub)
+    if own_file is None or is_of_repository or _agree(tokenizer, own_file):
+        return tokenizer
+
+    own = PreTrainedTokenizerFast.from_pretrained(name, **hub)
+    if not _agree(own, own_file):
+        raise UserError(
+            f"{name} gives other tokens than its tokenizer.json: repair tokenizer_config.json, "
+            "such as its tokenizer_class"
+        )
+    logger.warning(
+        "%s: %s gives other tokens than tokenizer.json, so the file is used as it is",
+        name,
+        type(tokenizer).__name__,
+    )
+    return own
+
+
+def _find_file(name: str | Path, file: str, **hub: Any) -> str | None:
+    """Return the path of a file of a folder or Hub repository, or None if there is none."""
+    where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
+    return cached_file(name, file, _raise_exceptions_for_missing_entries=False, **where)
+
+
+def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
+    """Raise `UserError` if there is a SentencePiece file, but no package that reads it."""
+    if is_sentencepiece_available() and is_protobuf_available():
+        return
+    if _find_file(name, "tokenizer.json", **hub):
+        return
+    for file in SENTENCEPIECE_FILES:
+        if _find_file(name, file, **hub):
+            raise UserError(
+                f"the tokenizer of {name} is {file} without a tokenizer.json: pip install "
+                "'dap-transformers[sentencepiece]' to read it"
+            )
+
+
+def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
+    """Tell whether a tokenizer gives the tokens of a `tokenizer.json` for the probe text."""
+    own = Tokenizer.from_file(own_file)
+    own.no_truncation()
+    own.no_padding()
+    # Those that tokenizer_config.json names in addition.
+    own.add_tokens(list(tokenizer.added_tokens_decoder.values()))
+    adds_special = own.num_special_tokens_to_add(is_pair=False) > 0
+    expected = own.encode(PROBE, add_special_tokens=adds_special).ids
+    return tokenizer(PROBE, add_special_tokens=adds_special, verbose=False).input_ids == expected
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
@@ -88,8 +175,10 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
     """Return a text that is equal for tokenizers that give equal tokens."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.to_str()
     if not getattr(tokenizer, "is_fast", False):
         return repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
     backend = plain_backend(tokenizer).to_str()

@@ -11,6 +11,7 @@ Legend: `N` sentences, `B` rows of a batch, `S` tokens of its longest row, `D` h
 """
 
 import logging
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,7 +37,7 @@ from dap.encoding.loading import (
 )
 from dap.encoding.onednn import fast_linear
 from dap.errors import UserError, loading
-from dap.tokenizers import load_tokenizer, require_embeddings, require_room
+from dap.tokenizers import as_in_file, load_tokenizer, require_embeddings, require_room
 from encoder_dap import pool
 from modeling_dap import DAPModel
 from states_dap import (
@@ -430,7 +431,9 @@ class LibraryEncoder:
         self.prefix: str = "" if prefix is None else prefix
         if prefix is None and model.default_prompt_name:
             self.prefix = model.prompts.get(model.default_prompt_name, "")
-        self.max_seq_length: int | None = model.max_seq_length
+        length = model.max_seq_length
+        # Static embeddings have no limit, which the library calls infinity.
+        self.max_seq_length: int | None = None if length == math.inf else length
         self.revision: str | None = None
 
     def encode(
@@ -476,8 +479,22 @@ def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | Library
             trust_remote_code=wanted.trust_remote_code,
             revision=wanted.revision,
         )
+    tokenizer = model.tokenizer
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        place = tokenizer.name_or_path
+        if as_in_file(tokenizer, place, revision=wanted.revision) is not tokenizer:
+            raise UserError(
+                f"sentence-transformers does not use the tokenizer.json of {place} as it is: put "
+                '"tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
+            )
     if wanted.max_seq_length:
-        model.max_seq_length = wanted.max_seq_length
+        try:
+            model.max_seq_length = wanted.max_seq_length
+        except AttributeError as error:  # StaticEmbedding
+            raise UserError(
+                f"max_seq_length={wanted.max_seq_length}: {name_or_path} reads sentences of any "
+                "length: leave it out"
+            ) from error
     return LibraryEncoder(model, wanted.prefix)
 
 

@@ -392,6 +392,20 @@ def test_folder_with_a_dense_module_goes_to_the_library(
     np.testing.assert_allclose(vectors, model.encode([f"query: {s}" for s in SENTENCES]), atol=1e-5)
 
 
+def test_static_embeddings_of_the_library(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    static = modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
+    library.SentenceTransformer(modules=[static], device="cpu").save(str(tmp_path))
+    encoder = load_encoder(str(tmp_path))
+    assert encoder.encode(SENTENCES).shape == (len(SENTENCES), 8)
+    assert encoder.max_seq_length is None
+    with pytest.raises(ValueError, match="max_seq_length=9: .* leave it out"):
+        load_encoder(str(tmp_path), max_seq_length=9)
+
+
 def test_folder_with_a_dense_module_and_no_library(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,44 @@
+"""The tokenizer of a folder is the one that its files describe."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from dap.tokenizers import PROBE, load_tokenizer
+
+SENTENCE = "kaban loderfr migol"
+
+
+def test_without_a_tokenizer_class_the_tokens_are_those_of_the_file(
+    tiny_bert_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Transformers would take the class of the model, which is BERT's WordPiece.
+    folder = tmp_path / "old"
+    shutil.copytree(tiny_bert_dir, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    expected = load_tokenizer(tiny_bert_dir)
+    assert not caplog.text
+
+    tokenizer = load_tokenizer(folder)
+    assert "BertTokenizer gives other tokens than tokenizer.json" in caplog.text
+    assert tokenizer(SENTENCE).input_ids == expected(SENTENCE).input_ids
+    assert tokenizer.all_special_ids == expected.all_special_ids
+
+    tokenizer.save_pretrained(tmp_path / "saved")
+    saved = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
+    assert saved.encode(PROBE).ids == expected(PROBE).input_ids
+
+
+def test_a_folder_with_only_a_sentencepiece_file_names_the_missing_package(
+    tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dap.tokenizers.is_sentencepiece_available", lambda: False)
+    shutil.copy(tiny_bert_dir / "config.json", tmp_path)
+    (tmp_path / "spm.model").touch()
+    with pytest.raises(ValueError, match=r"spm.model .* pip install 'dap-transformers\[sentence"):
+        load_tokenizer(tmp_path)
