@@ -19,12 +19,12 @@ from transformers.activations import ACT2FN
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import build_encoder, layer_stack
-    from .losses_dap import bag_cross_entropy, columns_of, vocabulary_cross_entropy, whole
+    from .losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
     from .states_dap import absolute_positions, last_states, use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder, layer_stack
-    from losses_dap import bag_cross_entropy, columns_of, vocabulary_cross_entropy, whole
+    from losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
     from states_dap import absolute_positions, last_states, use_packing
 
 #: Objectives that predict tokens of the target side, so a smaller target vocabulary is enough.
@@ -103,7 +103,8 @@ class RTLHead(nn.Module):
     def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
         """Embed words (B, S, E) at the positions 0, 1, 2, ...: return (B, S, D)."""
         owner = self.blocks if self.reembeds else encoder
-        positions = absolute_positions(owner, columns_of(words[..., 0]))
+        columns = torch.arange(words.shape[1], device=words.device).expand(words.shape[:2])
+        positions = absolute_positions(owner, columns)
         return owner.embeddings(input_ids=None, inputs_embeds=words, **positions)
 
     def forward(
@@ -150,9 +151,9 @@ class RTLHead(nn.Module):
         They are those of both sentences one behind the other, each beginning with its CLS, which
         is left out here.
         """
-        context = columns_of(context_mask) + 1  # (B, C)
+        context = context_mask.cumsum(1)  # (B, C): 1, 2, ...
         context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS
-        queries = columns_of(query_mask) + context_length + 1  # (B, Q)
+        queries = query_mask.cumsum(1) + context_length  # (B, Q)
         return torch.cat([context, queries], 1)
 
 

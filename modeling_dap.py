@@ -15,7 +15,6 @@ right.
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -53,7 +52,7 @@ try:
         require_encoder,
     )
     from .heads_dap import OF_TARGETS, PredictionHead, Words
-    from .losses_dap import columns_of, first_row, whole
+    from .losses_dap import first_row, whole
     from .objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -64,7 +63,6 @@ try:
         Sentences,
         needs_of,
         objectives_of,
-        pad_to,
     )
     from .states_dap import (
         absolute_positions,
@@ -85,7 +83,7 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         require_encoder,
     )
     from heads_dap import OF_TARGETS, PredictionHead, Words
-    from losses_dap import columns_of, first_row, whole
+    from losses_dap import first_row, whole
     from objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -96,7 +94,6 @@ except ImportError:  # a checkout or an installed wheel, where these files are t
         Sentences,
         needs_of,
         objectives_of,
-        pad_to,
     )
     from states_dap import (
         absolute_positions,
@@ -278,9 +275,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
+        self._objectives_of = (None, "")  # configuration and names for which they were built
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        if "mask_token" in needs_of(self.objectives) and config.mask_token_id is None:
+        if "mask_token" in self.needs and config.mask_token_id is None:
             raise ValueError(
                 f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
                 "give the tokenizer's mask_token_id."
@@ -302,7 +300,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
     @property
     def objectives(self) -> list[Objective]:
         """Objectives of the model, as `config` says now."""
-        return objectives_of(self.config)
+        config, names = self._objectives_of
+        if config is not self.config or names != self.config.objective:
+            self._objectives_of = (self.config, self.config.objective)
+            self._objectives = objectives_of(self.config)
+        return self._objectives
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the objectives need from the model (see `Objective.needs`)."""
+        return frozenset().union(*(objective.needs for objective in self.objectives))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.dap.get_input_embeddings()
@@ -374,7 +381,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             return self._vectors_to_compare(pairs)
 
         # The shared encoder f: token states f(x), f(y) and sentence vectors f_s(x), f_s(y).
-        encoded = self.encode(pairs, self.objectives, output_hidden_states, output_attentions)
+        encoded = self.encode(pairs, self.needs, output_hidden_states, output_attentions)
 
         # L = sum of weight · loss over the objectives (eq. L_DAP for TR and RTL).
         total, measures = 0.0, {}
@@ -394,7 +401,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def encode(
         self,
         pairs: Pairs,
-        objectives: Sequence[Objective],
+        needs: frozenset[str],
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> Encoded:
@@ -402,22 +409,17 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Args:
             pairs: the pairs.
-            objectives: those whose losses are to be computed; they decide what is needed.
+            needs: what the objectives need whose losses are computed (see `Objective.needs`).
             output_hidden_states, output_attentions: as in `forward`.
 
         Raises:
             ValueError: padding stands before a real token.
         """
-        sides = pairs.sides
-        length = max(side.ids.shape[1] for side in sides)
-        ids = torch.cat([pad_to(side.ids, length) for side in sides])  # (2·B or 3·B, S)
-        mask = torch.cat([pad_to(side.mask, length) for side in sides])  # (2·B or 3·B, S)
-        mask[:, 0] = 1  # an encoder cannot read an empty row, as of a pair without hard negative
+        ids, mask = pairs.stacked()  # (2·B or 3·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
 
         # Word embeddings of the sentences and for the heads.
-        needs = needs_of(objectives)
         if not needs & {"source_states", "target_states", "embeds"}:  # as with "mlm"
             words, _ = self._look_up(ids[:0], needs)
             return Encoded(words)
@@ -436,22 +438,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
             states = out.last_hidden_state.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
             layers = {"hidden_states": out.hidden_states, "attentions": out.attentions}
         else:
-            read = self._tokens_read(pairs, mask, needs | needs_of(self.objectives))
+            read = self._tokens_read(pairs, mask, needs | self.needs)
             states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
 
         # f_s(x), f_s(y): one vector per sentence.
-        parts, embeds = [], []
-        for side, own in zip(sides, states.split(len(pairs.source.ids))):
-            own = own[:, : side.ids.shape[1]]  # (B, S, D)
-            parts.append(own)
-            embeds.append(pool(own, side.mask, self.config.pooling))  # (B, D)
+        embeds = pool(states, mask, self.config.pooling)  # (2·B or 3·B, D)
+
+        source_states, target_states, *_ = states.split(len(pairs.source.ids))
+        source_embeds, target_embeds, *negative_embeds = embeds.split(len(pairs.source.ids))
         return Encoded(
             words=words,
-            source_states=parts[0],
-            target_states=parts[1],
-            source_embeds=embeds[0],
-            target_embeds=embeds[1],
-            negative_embeds=embeds[2] if pairs.negatives is not None else None,
+            source_states=source_states[:, : pairs.source.ids.shape[1]],
+            target_states=target_states[:, : pairs.target.ids.shape[1]],
+            source_embeds=source_embeds,
+            target_embeds=target_embeds,
+            negative_embeds=negative_embeds[0] if negative_embeds else None,
             **layers,
         )
 
@@ -483,7 +484,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Returns None if no objective masks a part of the tokens.
         """
-        if "noise" not in needs_of(self.objectives):
+        if "noise" not in self.needs:
             return None
         return torch.rand(ids.shape, device=ids.device)
 
@@ -492,7 +493,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
         compared = {}
         if comparisons:
-            encoded = self.encode(pairs, comparisons)
+            encoded = self.encode(pairs, needs_of(comparisons))
             for objective in comparisons:
                 compared[objective.name] = objective.vectors(pairs, encoded, self)
         return DAPForPreTrainingOutput(compared=compared)
@@ -544,7 +545,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """
         if self.config.pooling != "cls" or needs >= {"source_states", "target_states"}:
             return None
-        read = columns_of(mask) == 0
+        read = torch.zeros_like(mask, dtype=torch.bool)
+        read[:, 0] = True
         count = len(pairs.source.ids)
         if "source_states" in needs:
             read[:count] = mask[:count].bool()
@@ -749,7 +751,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         padding = getattr(self.config.encoder_config, "pad_token_id", None)
         real = [number for number in range(17) if number != padding]
         ids = torch.tensor(real[:16]).view(2, 8) % self.config.vocab_size  # (2, 8)
-        columns = columns_of(ids)
+        columns = torch.arange(8)
         source_mask = (columns < torch.tensor([[5], [7]])).long()
         target_mask = (columns < torch.tensor([[6], [8]])).long()
 
@@ -776,7 +778,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 gradients=self._vectors_to_compare(pairs).compared,
                 labels={each.name: torch.ones(1) for each in self.objectives},
             )
-            encoded = self.encode(pairs, self.objectives)
+            encoded = self.encode(pairs, self.needs)
             for objective in self.objectives:
                 objective.loss(pairs, encoded, self, chunk)
 

@@ -73,6 +73,17 @@ class Pairs(NamedTuple):
             return self.source, self.target
         return self.source, self.target, self.negatives
 
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        """Return ids and mask of all sides in one batch: (2·B or 3·B, S), padded to one length.
+
+        The first token of every row counts as real, because an encoder cannot read an empty row.
+        """
+        length = max(side.ids.shape[1] for side in self.sides)
+        ids = torch.cat([pad_to(side.ids, length) for side in self.sides])
+        mask = torch.cat([pad_to(side.mask, length) for side in self.sides])
+        mask[:, 0] = 1
+        return ids, mask
+
 
 class Encoded(NamedTuple):
     """Translation pairs after the encoder. Fields that no objective needs are None."""

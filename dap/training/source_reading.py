@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dap.training.batches import BitextCollator, tokenize_pairs
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Objective, Pairs, Sentences
+from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
 
 #: Number of pairs that are measured, and how many of them run at a time.
 MEASURED_PAIRS = 512
@@ -64,12 +64,12 @@ def source_reading(
     for language, pairs in bitext.items():
         if known is None or language in known:
             used[language] = pairs
-    readers = [objective for objective in model.objectives if objective.name in READERS]
+    readers = [copy.copy(each) for each in model.objectives if each.name in READERS]
     if not readers or sum(len(sources) for sources, _ in used.values()) < 2:
         return {}
 
-    # The readers get a configuration of their own, in which the ratio can be changed. The smallest
-    # ratio shows the most targets, so everything is encoded that any ratio needs.
+    # The readers are copies with a configuration of their own, in which the ratio can be changed.
+    # The smallest ratio shows the most targets, so everything is encoded that any ratio needs.
     model.eval()
     config = copy.copy(model.config)
     config.rtl_ratio = min(RATIOS)
@@ -150,7 +150,7 @@ def encode_all(
     )
     parts = []
     for rows in torch.arange(len(pairs.source.ids), device=device).split(PAIRS_AT_A_TIME):
-        parts.append(model.encode(take_rows(pairs, rows, rows), readers))
+        parts.append(model.encode(take_rows(pairs, rows, rows), needs_of(readers)))
     encoded = Encoded(
         words=parts[0].words,
         source_states=torch.cat([part.source_states for part in parts]),
