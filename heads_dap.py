@@ -364,7 +364,7 @@ class PredictionHead(PredictionTransform):
             last = int(self.token_ids.max())
             if last >= len(table):
                 raise ValueError(
-                    f"the target vocabulary has id {last}: give {last + 1} or more token embeddings."
+                    f"the target vocabulary has id {last}: give {last + 1} or more embeddings."
                 )
         if not self.is_narrow:
             kept = self.bias[: len(table)]

@@ -220,8 +220,8 @@ class Comparison(Objective):
 class TranslationRanking(Comparison):
     """TR (section 3.2, eq. L_TR): a source's own translation ranks before all other targets.
 
-    Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except that
-    pairs with the same source or the same target are not negatives of each other.
+    Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except
+    that pairs with the same source or the same target are not negatives of each other.
     """
 
     name = "tr"
@@ -262,7 +262,8 @@ class TranslationRanking(Comparison):
         These are pairs with the same target or the same source. A hard negative has a target only.
 
         Returns:
-            (B, 2) for targets and, where there are any, for negatives. Equal hashes are equal texts.
+            (B, 2) for targets and, where there are any, for negatives. Equal hashes are equal
+            texts.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)

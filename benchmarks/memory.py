@@ -1,13 +1,14 @@
-"""Peak memory of the RTL loss over tokens and vocabulary, of a step over the batch, and of GradCache.
+"""Measure peak memory: of the vocabulary loss, of a training step, and of GradCache.
 
     python -m benchmarks.memory --tokens 1024 4096 --vocabularies 37000 119547 --json memory.json
     python -m benchmarks.memory --size small --batch_sizes 16 32 64
     python -m benchmarks.memory --size mini --grad_cache 8192 --mini_batch_size 64
 
-Every point is a process of its own, but on a GPU, which keeps count. Memory is the peak above what there was before
-the forward pass, gradients of the weights included, after a smaller pass that loads what is loaded once. The naive
-loss is `F.cross_entropy(states @ words.T + bias)`, left out where three matrices of tokens × vocabulary do not
-fit into half of what is free.
+On a CPU every point runs in a process of its own. Memory is the peak above the level before the
+forward pass, and includes the gradients of the weights. A smaller pass runs first, so that
+everything that is loaded once is loaded. The naive loss is
+`F.cross_entropy(states @ words.T + bias)`. It is left out where three matrices of tokens ×
+vocabulary do not fit into half of the free memory.
 """
 
 import argparse
@@ -37,14 +38,14 @@ from losses_dap import vocabulary_cross_entropy
 OURS, NAIVE = "ours", "naive"
 OBJECTIVES = ("TR", "DAP")  # of the steps
 MB = 1e6
-#: glibc gives freed blocks back at once, so that the peak is what is in use and not what lies in fragments.
+#: Settings with which glibc returns freed blocks at once, so that fragments do not count.
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 
 
 def loss_memory(
     args: argparse.Namespace, contender: str, tokens: int, vocabulary: int
 ) -> dict[str, int]:
-    """Peak `bytes` of the vocabulary loss, forward and backward."""
+    """Measure the peak `bytes` of the vocabulary loss, forward and backward."""
     prepare_machine(args)
 
     def run(rows: int) -> None:
@@ -67,7 +68,12 @@ def loss_memory(
 
 
 def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[str, int]:
-    """Peak `bytes` of the gradients of a batch: the name of an objective, with " cached" by GradCache."""
+    """Measure the peak `bytes` of a step.
+
+    Args:
+        contender: name of an objective, followed by " cached" for GradCache.
+        pairs: pairs of the batch.
+    """
     prepare_machine(args)
     objective, _, cached = contender.partition(" ")
     workload = Workload(args, [objective]).to(args.device)
@@ -85,10 +91,18 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
 
 
 def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
-    """What to measure, contenders and sizes: pairs of a step, or tokens and vocabulary of a loss."""
-    sizes = [("", args.mini_batch_size), (" cached", args.grad_cache)] if args.grad_cache else []
-    found = [(objective + kind, (pairs,)) for objective in OBJECTIVES for kind, pairs in sizes]
-    found += [(objective, (pairs,)) for pairs in args.batch_sizes for objective in OBJECTIVES]
+    """List the contenders with their sizes.
+
+    A size is the pairs of a step, or tokens and vocabulary of a loss.
+    """
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for objective in OBJECTIVES:
+        if args.grad_cache:
+            found.append((objective, (args.mini_batch_size,)))
+            found.append((f"{objective} cached", (args.grad_cache,)))
+    for pairs in args.batch_sizes:
+        for objective in OBJECTIVES:
+            found.append((objective, (pairs,)))
     free = (
         torch.cuda.mem_get_info()[0]
         if args.device == "cuda"
@@ -102,7 +116,7 @@ def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every point with the median of its repeats."""
+    """Measure every point and return the median of its repeats."""
     same_process = args.device == "cuda" or args.same_process
     if not same_process:
         os.environ |= RETURN_MEMORY  # which a process reads when it starts
@@ -120,7 +134,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """Losses: a line for tokens and vocabulary. Steps: a line for each."""
+    """Return a table of the losses and a table of the steps."""
     steps, losses = [], {}
     for point in found:
         size = f"{point['bytes'] / MB:.0f}"
@@ -140,7 +154,7 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints tables; `--json` keeps everything."""
+    """Print the tables and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     add_workload_arguments(parser)
     parser.add_argument(

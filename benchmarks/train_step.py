@@ -1,13 +1,17 @@
-"""A training step of TR, TLM and DAP beside sentence-transformers' ranking loss on the same weights, ids and threads.
+"""Time a training step of TR, TLM and DAP beside the ranking loss of sentence-transformers.
 
     OMP_NUM_THREADS=1 python -m benchmarks.train_step --repeats 5 --json step.json
     python -m benchmarks.train_step --size small --batch_size 256 --mini_batch_size 32 --optimizer
-    python -m benchmarks.train_step --device cuda --bf16 --size xlmr --batch_size 1024 --mini_batch_size 1024
+    python -m benchmarks.train_step --device cuda --bf16 --size xlmr --batch_size 1024 \\
+        --mini_batch_size 1024
 
-A step is forward and backward from empty gradients, with `--optimizer` also fused AdamW. All contenders train the same
-parameters and take turns; before that, our TR has to give the loss and the gradients of sentence-transformers'. The
-share of the matrix rate counts three times the forward products of the real tokens (not padding) as the useful work;
-the rate is that of an encoder layer's weight products over as many tokens, measured in turn with the contenders.
+All contenders train the same weights on the same token ids, and run in turn. A step is forward and
+backward; with `--optimizer` it includes fused AdamW. Before the timing, our TR must give the same
+loss and gradients as sentence-transformers.
+
+The share of the matrix rate compares a step with plain matrix products. The useful work is three
+times the forward products of the real tokens, without padding. The rate is that of an encoder
+layer's weight products over as many tokens, measured in turn with the contenders.
 """
 
 import argparse
@@ -45,12 +49,12 @@ from dap.reports import text_table
 from encoder_dap import layer_stack
 
 LIBRARY, MATRIX = "sentence-transformers", "matrix products"
-CACHED = " cached"  # ends the names of what GradCache computes
+CACHED = " cached"  # ending of a contender's name if it runs in chunks
 SCALE = 20.0  # 1 / tr_temperature
 
 
 class LibraryLoss(nn.Module):
-    """MultipleNegativesRankingLoss, or its cached form, over the workload's encoder in a SentenceTransformer."""
+    """`MultipleNegativesRankingLoss`, plain or cached, with the workload's encoder."""
 
     def __init__(self, workload: Workload, mini_batch_size: int | None = None) -> None:
         from sentence_transformers import SentenceTransformer
@@ -76,23 +80,26 @@ class LibraryLoss(nn.Module):
         self.loss = kind(self.model, scale=SCALE, **cached)
 
     def follow(self, workload: Workload) -> None:
-        """Stand where the workload stands, and use its parameters."""
+        """Move to the workload's device and share its parameters."""
         self.to(workload.device)
         share_weights(self.model[0].auto_model, workload.encoder)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch of ours."""
+        """Compute the loss of one of our batches."""
         names = ("input_ids", "attention_mask")
-        features = [
-            {name: batch[f"{side}_{name}"] for name in names} for side in ("source", "target")
-        ]
+        features = []
+        for side in ("source", "target"):
+            features.append({name: batch[f"{side}_{name}"] for name in names})
         return self.loss(features, None)
 
 
 def contenders(
     workload: Workload, losses: dict[str, Loss], batch: Batch, args: argparse.Namespace
 ) -> dict[str, Callable[[], object]]:
-    """Contender -> what adds a batch's gradients; those of GradCache too where the batch is above a chunk."""
+    """Return a function for each contender that adds the gradients of the batch.
+
+    If the batch is larger than a chunk, there are cached contenders as well.
+    """
     size = args.mini_batch_size
     found: dict[str, Callable[..., object]] = {
         name: partial(backward, loss) for name, loss in losses.items()
@@ -118,10 +125,12 @@ def contenders(
 
 
 def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> dict[str, float]:
-    """Loss and norm of the encoder's gradients of our TR, without dropout.
+    """Check that our TR and sentence-transformers have the same loss and gradients.
+
+    Dropout is off.
 
     Raises:
-        ValueError: sentence-transformers' are not equal: the contenders would not do the same work.
+        ValueError: they differ, so that the contenders would not do the same work.
     """
     found = []
     modules = [
@@ -151,7 +160,12 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Contender -> medians, pairs a step and useful FLOPs a step; and the check that TR is the same work."""
+    """Time all contenders.
+
+    Returns:
+        The result of `check_equal`, and for each contender the median times and useful FLOPs of a
+        step.
+    """
     workload = Workload(args)
     losses = workload.losses() | ({LIBRARY: LibraryLoss(workload)} if args.library else {})
     lengths = token_counts(workload.batch(args.batch_size))
@@ -162,9 +176,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         losses[LIBRARY].follow(workload)
         check = check_equal(losses, workload, batch)
     parameters = {id(p): p for model in workload.models.values() for p in model.parameters()}
-    optimizer = AdamW(
-        parameters.values(), lr=1e-12, fused=True
-    )  # one for all: what has no gradient is left alone
+    # One optimizer for all contenders: it skips parameters without gradient.
+    optimizer = AdamW(parameters.values(), lr=1e-12, fused=True)
 
     def step(gradients: Callable[[], object]) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -189,7 +202,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
-    """The goals' ratios by one clock, as far as their contenders ran."""
+    """Return the ratios of contenders by wall or CPU time, if both ran."""
     wanted = [("DAP", LIBRARY), ("DAP", "TR"), ("TLM", "TR"), ("TR", LIBRARY)]
     wanted += [(a + CACHED, b + CACHED) for a, b in wanted] + [("DAP" + CACHED, "DAP")]
     return {
@@ -200,24 +213,25 @@ def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
 
 
 def shares(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
-    """Contender -> its useful FLOPs a second over those of the matrix products."""
+    """Return each contender's rate of useful FLOPs, relative to the matrix products."""
     rates = {name: part["flops"] / part[clock] for name, part in found.items()}
     return {name: rate / rates[MATRIX] for name, rate in rates.items()}
 
 
 def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
-    """Medians and ratios as text."""
+    """Return medians and ratios as a text table."""
     base = found.get(LIBRARY) or found["TR"]
     wall, cpu = shares(found, WALL), shares(found, CPU)
-    lines = [
-        [name]
-        + [f"{1e3 * part[clock] / pairs:.2f}" for clock in (WALL, CPU)]
-        + [f"{part[clock] / base[clock]:.2f}" for clock in (WALL, CPU)]
-        + [f"{100 * share[name]:.0f}%" for share in (wall, cpu)]
-        + [f"{part['flops'] / pairs / 1e9:.2f}"]
-        for name, part in found.items()
-        if name != MATRIX
-    ]
+    lines = []
+    for name, part in found.items():
+        if name == MATRIX:
+            continue
+        line = [name]
+        line += [f"{1e3 * part[clock] / pairs:.2f}" for clock in (WALL, CPU)]
+        line += [f"{part[clock] / base[clock]:.2f}" for clock in (WALL, CPU)]
+        line += [f"{100 * share[name]:.0f}%" for share in (wall, cpu)]
+        line.append(f"{part['flops'] / pairs / 1e9:.2f}")
+        lines.append(line)
     first = LIBRARY if LIBRARY in found else "TR"
     header = [
         f"step of {pairs} pairs",
@@ -230,15 +244,13 @@ def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
     rate = found[MATRIX]["flops"] / found[MATRIX][WALL] / 1e9
     notes = [f"matrix rate {rate:.0f} GFLOP/s"]
     for clock in (WALL, CPU):
-        notes.append(
-            f"{clock}: "
-            + ", ".join(f"{name} {value:.2f}" for name, value in ratios(found, clock).items())
-        )
+        listed = [f"{name} {value:.2f}" for name, value in ratios(found, clock).items()]
+        notes.append(f"{clock}: {', '.join(listed)}")
     return "\n".join([text_table([*header, "by CPU", "GFLOPs / pair"], lines), *notes])
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints a table; `--json` keeps everything."""
+    """Print the table and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=7)
     add_workload_arguments(parser)
     parser.add_argument(

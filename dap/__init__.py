@@ -1,1 +1,1 @@
-"""The shared library of dap-transformers: parallel text, training, encoding, retrieval, analysis."""
+"""The library of dap-transformers: text, training, encoding, search, mining and publishing."""

@@ -132,8 +132,8 @@ class DAPLoss(nn.Module):
         names = self.dap.config.rtl_languages
         if labels is not None and names and not 0 <= labels.min() <= labels.max() < len(names):
             raise UserError(
-                f"labels from {labels.min()} to {labels.max()}: a label is a language_id, from 0 to "
-                f"{len(names) - 1} (rtl_languages={names})."
+                f"labels from {labels.min()} to {labels.max()}: a label is a language_id, from 0 "
+                f"to {len(names) - 1} (rtl_languages={names})."
             )
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tiny but real models, tokenizers and parallel text, built on the spot: no test needs a network."""
+"""Build tiny real models, tokenizers and parallel text, so that no test needs a network."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # of half a million objects: each training collects, and would look at all that was imported
+    gc.freeze()  # otherwise each training's garbage collection visits all imported modules
 
 
 def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tuple[str, str]]:
-    """Pairs whose source is the English sentence word by word in a made-up language, all English sides different."""
+    """Make pairs whose sources are English sentences, word by word in a made-up language."""
     rng = random.Random(f"{language}-{seed}")
     words = [
         f"{a}{b}"

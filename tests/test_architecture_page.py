@@ -1,4 +1,4 @@
-"""The code of docs/architecture.md runs as it is written. Its objective is in test_objectives_dap.py."""
+"""Run the code of docs/architecture.md; its objective is in test_objectives_dap.py."""
 
 import re
 from collections.abc import Iterator

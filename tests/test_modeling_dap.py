@@ -36,7 +36,8 @@ from objectives_dap import OBJECTIVES
 pytestmark = pytest.mark.usefixtures("small_groups")
 
 
-# ----------------------------------------------------------------------------------------- what must not matter
+# ----------------------------------------------------------------------------------------- what
+# must not matter
 
 OPTIONS = [
     *({"objective": name} for name in COMBINATIONS),
@@ -124,7 +125,8 @@ def test_projection_is_for_the_loss_only() -> None:
     assert projected(**batch).loss.item() != pytest.approx(plain(**batch).loss.item())
 
 
-# ----------------------------------------------------------------------------------------- ways of running it
+# ----------------------------------------------------------------------------------------- ways
+# of running it
 
 
 @pytest.mark.parametrize("objective", ["tr", ALL])
@@ -314,13 +316,13 @@ def test_token_embeddings_are_not_cut_below_the_target_vocabulary() -> None:
     model = tiny_model(objective="tr+bow", target_vocab_size=100)
     model.set_target_vocabulary(list(range(150, 250)))
     with pytest.raises(
-        ValueError, match="the target vocabulary has id 249: give 250 or more token embeddings"
+        ValueError, match="the target vocabulary has id 249: give 250 or more embeddings"
     ):
         model.resize_token_embeddings(200)
 
 
 class Waits(TorchDispatchMode):
-    """Counts what a CPU would wait for of a GPU: a scalar read, the number of places found by a mask."""
+    """Count the operations for which a CPU waits for a GPU: scalar reads and masks."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""The loss of each objective against plain loops over the paper's equations, pair by pair without padding."""
+"""Compare each objective with loops over the paper's equations, pair by pair without padding."""
 
 import itertools
 from typing import Any
@@ -38,7 +38,7 @@ def token_loss(model: DAPForPreTraining, state: Tensor, label: int | Tensor) -> 
 def reconstruct_one_by_one(
     model: DAPForPreTraining, batch: dict[str, Tensor]
 ) -> tuple[list[Tensor], list[int]]:
-    """RTL cross entropies of every target token, pair by pair without any padding (eq. g^0 and L_RTL)."""
+    """Return RTL cross entropies of all target tokens, pair by pair (eq. g^0 and L_RTL)."""
     encoder, head = model.dap.encoder, model.rtl_head
     offset = position_offset(encoder)
     losses, labels = [], []
@@ -101,7 +101,7 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta", "distilbert"])
 def test_the_released_head_embeds_again_and_has_a_matrix_of_its_own(model_type: str) -> None:
-    """Pair by pair as in the released code: the first tokens stand in the sequence, which nothing attends to."""
+    """Compare with the released code, where the first tokens are there but nothing sees them."""
     model, batch = tiny_model(model_type, **RELEASED).double(), make_batch()
     decoder, prediction, losses = model.rtl_head.blocks, model.prediction_head, []
     offset = position_offset(decoder)
@@ -166,8 +166,8 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
 ) -> None:
     """Compare TR with a loop over sentences.
 
-    Pairs 4 and 5 have the same target, pairs 2 and 3 the same source. The hard negative of pair 1 is the
-    target of pair 0.
+    Pairs 4 and 5 have the same target, pairs 2 and 3 the same source. The hard negative of pair 1
+    is the target of pair 0.
     """
     settings = {"tr_bidirectional": True, "tr_similarity": "dot", "tr_temperature": 3.0, **options}
     model = tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double()
@@ -213,7 +213,7 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
 
 
 def masked_by_hand(ids: Tensor, noise: Tensor, special: set[int]) -> tuple[Tensor, list[int]]:
-    """A text in which a share of 0.6 is chosen as masked language modelling shows it, and the places to predict."""
+    """Return a text with a share of 0.6 masked as in MLM, and the places to predict."""
     masked, chosen = (
         ids.clone(),
         [i for i in range(len(ids)) if i not in special and noise[i] < 0.6],

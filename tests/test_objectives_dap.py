@@ -1,4 +1,4 @@
-"""The registry of objectives: their combinations, and one that is added as docs/architecture.md says."""
+"""Test combinations of objectives, and the one that docs/architecture.md adds."""
 
 import re
 from collections.abc import Iterator

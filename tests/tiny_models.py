@@ -1,4 +1,4 @@
-"""Tiny DAP models of every supported encoder class, batches for them, and what tests read of both."""
+"""Build tiny DAP models of every supported encoder class, and batches for them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,8 @@ from objectives_dap import OBJECTIVES
 RELEASED = {"rtl_tied": False, "rtl_reembed": True}
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
 ALL = "+".join(OBJECTIVES)
-#: Every objective by itself, the paper's two, and all together: a new one is tested by being registered.
+#: Every objective by itself, the paper's two, and all together: a new one is tested by being
+#: registered.
 COMBINATIONS = (*OBJECTIVES, "tr+rtl", ALL)
 MASK, PAD = 4, 1
 
@@ -49,7 +50,7 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Ten
 
 
 def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch with a copy of each target in which the second token is another; every third pair brings none.
+    """Add a copy of each target with another second token, except for every third pair.
 
     The copy of the second pair is the target of the first.
     """

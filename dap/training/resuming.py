@@ -250,7 +250,7 @@ def describe_run(
 
 
 def describe_text(part: Dataset) -> str:
-    """Return the number of pairs and a digest of `PAIRS_IN_DIGEST` pairs, evenly spread over the text.
+    """Return the number of pairs and a digest of `PAIRS_IN_DIGEST` pairs spread over the text.
 
     The result does not depend on where the text is stored.
 

@@ -24,7 +24,7 @@ def cipher(count: int, seed: int, is_true: bool) -> tuple[list[str], list[str]]:
 
 
 def new_model(**config: object) -> DAPForPreTraining:
-    """A model of one layer and a head of one, with weights that are large enough to learn in a few steps."""
+    """Build a model with one layer and a head of one, whose weights learn in a few steps."""
     torch.manual_seed(0)
     encoder = tiny_config("bert")
     encoder.num_hidden_layers, encoder.initializer_range = 1, 0.1
