@@ -18,7 +18,16 @@ from dap.errors import UserError, refusals, require_utf8
 MAY_BE_EMPTY = ("prefix",)
 
 #: Arguments that may be addresses (`dap.addresses`): first those that are read, then those written.
-READ = ("train_data", "validation_data", "data", "evaluation_data", "data_dir", "bucc", "files")
+READ = (
+    "train_data",
+    "validation_data",
+    "data",
+    "evaluation_data",
+    "data_dir",
+    "bucc",
+    "files",
+    "gold",
+)
 WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir", "list_leaks")
 
 

@@ -31,7 +31,7 @@ from dap.text import load_bitext
 from dap.training import load_model, parse_arguments, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-COMMANDS += ("dap.publishing.onnx_export", "dap.reports.merge")
+COMMANDS += ("align_words", "dap.publishing.onnx_export", "dap.reports.merge")
 
 
 # ------------------------------------------------------------------------------- how a command ends
@@ -265,13 +265,16 @@ def test_a_full_disk_is_one_line_and_the_run_resumes_once_there_is_space(
 
 def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
     """Return a short command line. Its model need not exist."""
-    write = {"eval_retrieval": "--output_file", "mine_bitext": "--output"}.get(name, "--output_dir")
+    outputs = {"eval_retrieval": "--output_file"}
+    outputs |= dict.fromkeys(("mine_bitext", "align_words"), "--output")
+    write = outputs.get(name, "--output_dir")
     of_the_model = ["--model_name_or_path", model, "--use_cpu"]
     start = {
         "train_dap": ["--train_data", str(text), *of_the_model],
         "run_xnli": ["--train_data", "absent.tsv", "--data_dir", "absent", *of_the_model],
         "eval_retrieval": ["--data_dir", str(text), "--model", model],
         "mine_bitext": [str(text / "a.de"), str(text / "a.en"), "--model", model],
+        "align_words": [str(text / "a.de"), str(text / "a.en"), "--model", model],
         "push_to_hub": [model, "--repo_id", "user/a", "--dry_run"],
         "prepare_data": ["--data", str(text)],
     }
@@ -304,6 +307,9 @@ REFUSED = [
     ("mine_bitext", f"{MINE} out --report_file {{}}", "in/a.de in/a.de/a.json out"),
     ("mine_bitext", f"{MINE} out --report_file {{}}", "in/a.en model/config.json"),
     ("mine_bitext", f"{MINE} out --embeddings_dir {{}}", "model linked in/a.de"),
+    ("align_words", f"{MINE} {{}}", "in/a.de in/a.en hard-side linked/model.safetensors in"),
+    ("align_words", f"{MINE} out --report_file {{}}", "in/a.de out model/config.json"),
+    ("align_words", f"{MINE} out --gold test.txt --report_file {{}}", "test.txt"),
     ("eval_retrieval", f"{EVALUATE} --output_file {{}}", "in/de-en.tsv hard soft in/a.en in"),
     ("eval_retrieval", f"{EVALUATE} --hard_negatives --output_file {{}}", "model/config.json"),
     ("eval_retrieval", f"{EVALUATE} --output_file {{}}", "model/tokenizer.json"),
@@ -365,6 +371,7 @@ PATHS = {
     "run_xnli": "train_data data_dir model_name_or_path output_dir",
     "eval_retrieval": "data_dir model output_file output_dir embeddings_dir plot before",
     "mine_bitext": "model output report_file embeddings_dir bucc",
+    "align_words": "model output report_file gold",
     "push_to_hub": "output_dir results dataset_info",
     "prepare_data": "data evaluation_data output_dir list_leaks download_dir licences tokenizer "
     "target_vocabulary",
@@ -402,7 +409,7 @@ def test_missing_or_wrong_outputs_of_mining_and_merging_are_refused(place: Path)
 def test_names_that_are_too_long_are_refused_before_the_work(name: str, place: Path) -> None:
     before = contents(place)
     lengths = [300]
-    if name in ("eval_retrieval", "mine_bitext"):
+    if name in ("eval_retrieval", "mine_bitext", "align_words"):
         lengths.append(243)  # leaves no room for the temporary name
     for length in lengths:
         with pytest.raises(SystemExit, match="^error: --.* cannot be written: .*too long"):

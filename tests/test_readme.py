@@ -130,6 +130,7 @@ def test_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         ("eval_retrieval.py", ("dap.encoding", "dap.ray.connection", "eval_retrieval")),
         ("mine_bitext.py", ("dap.encoding", "dap.ray.connection", "mine_bitext")),
+        ("align_words.py", ("dap.encoding", "align_words")),
         ("run_xnli.py", ("dap.xnli", "run_xnli")),
         ("prepare_data.py", ("dap.prepare", "dap.ray.connection", "prepare_data")),
         ("push_to_hub.py", ("push_to_hub",)),

@@ -20,6 +20,12 @@ Arrays = Sequence[np.ndarray]
 #: Number of the sentence pair, of the source token and of the target token.
 Link = tuple[int, int, int]
 
+#: How the links are found.
+METHODS = ("argmax", "itermax")
+#: Itermax of SimAlign: rounds, and the factor for tokens that already have a link.
+ROUNDS = 2
+LINKED_FACTOR = 0.9
+
 
 @dataclass(frozen=True)
 class TokenRetrieval:
@@ -52,11 +58,12 @@ class AlignmentQuality:
 
 
 def align_tokens(
-    source_states: np.ndarray, target_states: np.ndarray
+    source_states: np.ndarray, target_states: np.ndarray, method: str = "argmax"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Link the tokens that are each other's nearest by cosine.
 
-    This is "Argmax" of SimAlign (Jalili Sabet et al. 2020). The rows may be tokens, as
+    The methods are those of SimAlign (Jalili Sabet et al. 2020). "argmax" links mutual nearest
+    tokens. "itermax" adds links in a second round (`itermax`). The rows may be tokens, as
     `SentenceEncoder.encode_tokens` gives them, or words (`word_states`). Of equal cosines the first
     token is nearest. A zero state has cosine 0 with everything, and no link.
 
@@ -67,14 +74,18 @@ def align_tokens(
     Args:
         source_states: (S, D), need not be normalised. S may be 0.
         target_states: (T, D), need not be normalised. T may be 0.
+        method: one of `METHODS`.
 
     Returns:
         Links (L, 2) int64, pairs of source and target token in ascending order, and the cosines (S,
         T) float32.
 
     Raises:
-        ValueError: wrong shapes, or a state with NaN or infinity. The side and the row are named.
+        ValueError: an unknown method, wrong shapes, or a state with NaN or infinity. The side and
+            the row are named.
     """
+    if method not in METHODS:
+        raise UserError(f"method={method!r}: choose one of {', '.join(METHODS)}")
     # float64 products, so that equal states have equal cosines
     source = unit_rows(source_states, "source states").double().numpy()
     target = unit_rows(target_states, "target states").double().numpy()
@@ -84,15 +95,57 @@ def align_tokens(
             "use one encoder for both"
         )
     similarity = (source @ target.T).astype(np.float32)  # (S, T)
-    if not similarity.size:
+    has_source = np.flatnonzero(source.any(1))
+    has_target = np.flatnonzero(target.any(1))
+    comparable = similarity[np.ix_(has_source, has_target)]
+    if not comparable.size:
         return np.empty((0, 2), np.int64), similarity
 
+    linked = _mutual(comparable) if method == "argmax" else itermax(comparable)
+    rows, columns = np.nonzero(linked)  # (L,) each
+    return np.stack([has_source[rows], has_target[columns]], 1).astype(np.int64), similarity
+
+
+def itermax(similarity: np.ndarray) -> np.ndarray:
+    """Link tokens by cosine in two rounds, as "Itermax" of SimAlign: (S, T) bool.
+
+    The first round links mutual nearest tokens. The second round looks again, for links with at
+    least one token that has none so far. Tokens that have a link take part at 0.9 times their
+    similarity. Similarities are (cosine + 1) / 2, as in SimAlign's code. A side of one or two
+    tokens gets no second round.
+
+    >>> similarity = np.array([[0.9, 0.1, 0.8], [0.2, 0.7, 0.1], [0.3, 0.1, 0.2]])
+    >>> itermax(similarity).astype(int).tolist()
+    [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+
+    Args:
+        similarity: cosines (S, T).
+    """
+    positive = (similarity.astype(np.float64) + 1) / 2
+    linked = _mutual(positive)
+    if min(linked.shape) <= 2:
+        return linked
+    for _ in range(ROUNDS - 1):
+        free_source = ~linked.any(1, keepdims=True)  # (S, 1)
+        free_target = ~linked.any(0, keepdims=True)  # (1, T)
+        if not free_source.any() or not free_target.any():
+            break
+        both_are_free = free_source & free_target
+        one_is_free = free_source | free_target
+        factor = np.where(both_are_free, 1.0, np.where(one_is_free, LINKED_FACTOR, 0.0))
+        linked = linked | (_mutual(positive * factor) & one_is_free)
+    return linked
+
+
+def _mutual(similarity: np.ndarray) -> np.ndarray:
+    """Mark the highest value of both its row and its column: (S, T) bool."""
     nearest_target = similarity.argmax(1)  # (S,)
     nearest_source = similarity.argmax(0)  # (T,)
-    is_mutual = nearest_source[nearest_target] == np.arange(len(nearest_target))  # (S,)
-    has_states = source.any(1) & target.any(1)[nearest_target]  # (S,)
-    linked = np.flatnonzero(is_mutual & has_states)  # (L,)
-    return np.stack([linked, nearest_target[linked]], 1).astype(np.int64), similarity
+    sources = np.arange(len(similarity))
+    is_mutual = nearest_source[nearest_target] == sources  # (S,)
+    linked = np.zeros(similarity.shape, bool)
+    linked[sources[is_mutual], nearest_target[is_mutual]] = True
+    return linked
 
 
 def word_states(
@@ -125,10 +178,20 @@ def word_states(
         raise UserError(
             f"{len(states)} token states and {len(token_spans)} spans: give one span per token"
         )
+    is_part = overlaps(word_spans, token_spans)
+    return is_part @ states / np.maximum(is_part.sum(1, keepdims=True), 1)
+
+
+def overlaps(word_spans: np.ndarray, token_spans: np.ndarray) -> np.ndarray:
+    """Tell which tokens share a character with each word: (W, S) bool.
+
+    Args:
+        word_spans: (W, 2).
+        token_spans: (S, 2).
+    """
     first_shared = np.maximum(word_spans[:, None, 0], token_spans[:, 0])  # (W, S)
     end_of_shared = np.minimum(word_spans[:, None, 1], token_spans[:, 1])  # (W, S)
-    is_part = end_of_shared > first_shared
-    return is_part @ states / np.maximum(is_part.sum(1, keepdims=True), 1)
+    return end_of_shared > first_shared
 
 
 def token_retrieval_accuracy(

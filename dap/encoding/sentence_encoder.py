@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from dap.encoding.loading import (
     POOLINGS,
@@ -298,6 +298,26 @@ class SentenceEncoder:
         _, spans = self._own_tokens(sentences)
         return [list(each.values()) for each in spans]
 
+    def token_words(self, sentences: Sequence[str]) -> list[list[int | None]]:
+        """Return which word of the tokenizer each token of `encode_tokens` belongs to.
+
+        Returns:
+            For each token of each sentence the number of its word. Equal numbers mean the same
+            word. The numbers ascend, but need not begin with 0.
+
+        Raises:
+            UserError: as `encode_tokens`.
+        """
+        _, spans = self._own_tokens(sentences)
+        if not spans:
+            return []
+        tokens = self._tokenize(listed(sentences))
+        words = []
+        for row, own in enumerate(spans):
+            numbers = tokens.word_ids(row)
+            words.append([numbers[position] for position in own])
+        return words
+
     def _own_tokens(
         self, sentences: Sequence[str]
     ) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
@@ -331,7 +351,7 @@ class SentenceEncoder:
 
     # ------------------------------------------------------------------- from text to the encoder
 
-    def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> dict[str, list]:
+    def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> BatchEncoding:
         """Tokenize sentences behind the prefix. `outputs` asks for more than the token ids."""
         text = [self.prefix + sentence for sentence in sentences]
         # Tokenizers call "no limit" 1e30, but do not accept that number.

@@ -90,6 +90,55 @@ def test_alignment_equals_a_plain_loop() -> None:
         assert similarity.dtype == np.float32
 
 
+def first_highest(values: list[float]) -> int:
+    return values.index(max(values))
+
+
+def naive_itermax(table: list[list[float]]) -> set[tuple[int, int]]:
+    """Link tokens as Algorithm 1 of SimAlign does with two rounds, by plain loops in float64."""
+    size = (len(table), len(table[0]))
+    links: set[tuple[int, int]] = set()
+    for _ in range(1 if min(size) <= 2 else 2):
+        sources = {s for s, _ in links}
+        targets = {t for _, t in links}
+        if len(sources) == size[0] or len(targets) == size[1]:
+            break
+        similarity = [[0.0] * size[1] for _ in range(size[0])]
+        for s in range(size[0]):
+            for t in range(size[1]):
+                factor = (1.0, 0.9, 0.0)[(s in sources) + (t in targets)]
+                similarity[s][t] = factor * (table[s][t] + 1) / 2
+        for s in range(size[0]):
+            t = first_highest(similarity[s])
+            is_mutual = first_highest([row[t] for row in similarity]) == s
+            if is_mutual and not (s in sources and t in targets):
+                links.add((s, t))
+    return links
+
+
+def test_itermax_equals_a_plain_loop_and_only_adds_links() -> None:
+    random = np.random.default_rng(1)
+    added = 0
+    for size in [(1, 5), (2, 9), (9, 2), *[(7, 4), (3, 11), (12, 12)] * 5]:
+        source = random.normal(size=(size[0], 3))
+        target = random.normal(size=(size[1], 3))
+        links, similarity = align_tokens(source, target, "itermax")
+        found = {(s, t) for s, t in links.tolist()}
+        assert found == naive_itermax(similarity.astype(np.float64).tolist())
+        mutual = {(s, t) for s, t in align_tokens(source, target)[0].tolist()}
+        assert mutual <= found
+        added += len(found - mutual)
+    assert added
+
+    # rows without a state take no part
+    gap = np.insert(target, 2, 0, axis=0)
+    with_gap = align_tokens(source, gap, "itermax")[0]
+    shifted = [[s, t + (t >= 2)] for s, t in links.tolist()]
+    assert with_gap.tolist() == shifted
+    with pytest.raises(ValueError, match="method='mwmf': choose one of argmax, itermax"):
+        align_tokens(source, target, "mwmf")
+
+
 def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> None:
     twice = np.ones((2, 3), np.float32)
     assert align_tokens(twice, twice)[0].tolist() == [[0, 0]]

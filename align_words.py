@@ -1,0 +1,487 @@
+"""Align the words of sentences with those of their translations, without training.
+
+    python align_words.py news.de-en.tsv --model out --output links.pharaoh
+    python align_words.py news.de news.en --model out --method itermax --output links.jsonl
+    python align_words.py test.de test.en --model out --gold test.talp --output links.pharaoh
+
+- Input: parallel text in any format that train_dap.py reads, or two texts with one sentence per
+  line. Line i of one is the translation of line i of the other.
+- Output: the name chooses the format. `.tsv` has one row per link, `.jsonl` one object per pair,
+  and any other name is a text in Pharaoh format: one line per pair, such as `0-1 2-0 3-3`.
+- Links join words that are each other's nearest by cosine ("Argmax" of SimAlign), or those of its
+  "Itermax".
+"""
+
+import csv
+import gzip
+import io
+import json
+import logging
+import lzma
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING, asdict, dataclass, field
+from functools import partial
+from itertools import tee, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dap.alignment import (
+    METHODS,
+    SUBWORDS,
+    WORDS,
+    GoldLinks,
+    WordAlignment,
+    alignment_quality,
+    is_unsegmented,
+    read_links,
+    stream_alignments,
+)
+from dap.arguments import ArgumentParser, arg, require_least
+from dap.commands import command, guarded
+from dap.encoding import (
+    EncoderArguments,
+    NeedsSentenceTransformers,
+    SentenceEncoder,
+    tokens_of_a_batch,
+)
+from dap.errors import UserError
+from dap.file_io import whole_file, write_json
+from dap.text import BitextFile, LineAudit, find_bitext, read_sentences, read_tables
+
+logger = logging.getLogger(__name__)
+
+USAGE = """%(prog)s BITEXT --model MODEL --output FILE [options]
+       %(prog)s SOURCE TARGET --model MODEL --output FILE [options]
+The texts come first; what is below names the options."""
+PROTOCOL = "word alignment by cosine of token states"
+#: Formats whose line numbers are those of a text. Others hold pairs in units of other kinds.
+NOT_LINES = ("tmx", "po", "hub")
+#: Columns of a `.tsv` output.
+COLUMNS = ("line", "source_position", "target_position", "source_word", "target_word", "cosine")
+PACKED = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
+REFUSED = (".parquet", ".csv", ".json", ".bz2", ".zst", ".lz4", ".7z", ".zip")
+
+
+class Pair(NamedTuple):
+    """A sentence pair and the number of its line, from 1."""
+
+    line: int
+    source: str
+    target: str
+
+
+@dataclass
+class TokenEncoderArguments(EncoderArguments):
+    """Which encoder makes the token states. Pooling plays no part."""
+
+    model_name_or_path: str = arg(
+        MISSING,
+        "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder; a folder "
+        "or a Hub id.",
+        aliases=["--model"],
+    )
+    pooling: str | None = field(default=None, init=False)
+    max_seq_length: int | None = arg(
+        None,
+        "Tokens per sentence. Words beyond get no link. Default: the sentence-transformers "
+        "folder's, else 128.",
+    )
+    layer: int | None = arg(
+        None,
+        "Hidden layer of the token states, from 0 (embeddings). Default: the last. SimAlign takes "
+        "8 of mBERT and XLM-R.",
+    )
+
+    def load(self) -> SentenceEncoder:
+        """Load the encoder.
+
+        Raises:
+            UserError: it cannot be loaded, or gives no token states.
+        """
+        options = asdict(self)
+        name = options.pop("model_name_or_path")
+        if name.endswith(".onnx"):
+            raise UserError(f"--model {name}: an ONNX file gives no token states; give the folder")
+        options["pooling"] = "mean"  # for a plain encoder, which would warn without it
+        try:
+            return SentenceEncoder.from_pretrained(name, **options)
+        except NeedsSentenceTransformers as reason:
+            raise UserError(f"{reason}: such a model gives no token states; give another") from None
+
+
+@dataclass
+class AlignmentArguments:
+    """What to align, how, and which files to write."""
+
+    output: str | None = arg(
+        None, "File for the links: .tsv, .jsonl, or any other name for Pharaoh; also .gz or .xz."
+    )
+    method: str = arg(
+        "argmax",
+        "'argmax' links words that are each other's nearest, 'itermax' adds links in a second "
+        "round.",
+        choices=METHODS,
+    )
+    words: str = arg(
+        "spaces",
+        "'spaces': words stand between spaces, as for SimAlign and fast_align. 'tokenizer': words "
+        "of the tokenizer, for text without spaces such as Chinese.",
+        choices=WORDS,
+    )
+    subwords: str = arg(
+        "mean",
+        "State of a word: the 'mean' of its subwords or the 'first'. 'link' links subwords, and "
+        "with them their words.",
+        choices=SUBWORDS,
+    )
+    gold: str | None = arg(
+        None, "Reference links in Pharaoh format, with 2p3 for possible ones: prints AER."
+    )
+    gold_from: int = arg(0, "Number of a sentence's first word in --gold: 0 or 1.")
+    language: str | None = arg(None, "Source language to align, if the parallel text has several.")
+    target_language: str = arg("en", "Language of the target side of parallel text.")
+    max_bad_lines: float = arg(
+        0.001, "Share of malformed lines that parallel text may have. They get no links."
+    )
+    token_budget: int | None = arg(
+        None, "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768."
+    )
+    report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
+
+    def __post_init__(self) -> None:
+        require_least(self, token_budget=1)
+        if self.gold_from not in (0, 1):
+            raise UserError(f"--gold_from {self.gold_from}: give 0 or 1")
+        if not self.output:
+            raise UserError("--output is missing: name the file for the links")
+        if self.output.endswith(REFUSED):
+            raise UserError(
+                f"--output {self.output}: links are written as .tsv, .jsonl or Pharaoh (any other "
+                "name), also .gz or .xz; choose another ending"
+            )
+        self.report_file = self.report_file or f"{self.output}.json"
+
+    @property
+    def format(self) -> str:
+        """Return the format of the output: "tsv", "jsonl" or "pharaoh"."""
+        path = Path(self.output)
+        if path.suffix in PACKED:
+            path = path.with_suffix("")
+        return {".tsv": "tsv", ".jsonl": "jsonl"}.get(path.suffix, "pharaoh")
+
+
+def _parse(
+    argv: Sequence[str] | None,
+) -> tuple[TokenEncoderArguments, AlignmentArguments, list[str]]:
+    """Read the command line. Returns: the groups of options, and the text files."""
+    types = (TokenEncoderArguments, AlignmentArguments)
+    parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
+    parser.add_argument(
+        "files",
+        nargs="*",
+        help="parallel text, or source text and target text, before all options",
+    )
+    model_args, args, positional, rest = parser.parse_args_into_dataclasses(
+        args=argv, return_remaining_strings=True
+    )
+    if rest:
+        raise UserError(
+            f"{' '.join(rest)}: no such option, or a text in the wrong place; the texts come first"
+        )
+    files = positional.files
+    if len(files) not in (1, 2):
+        raise UserError(
+            f"texts given: {' '.join(files) or 'none'}; name parallel text, or a source text and a "
+            "target text"
+        )
+    if len(files) == 2 and args.language:
+        raise UserError("--language is for parallel text: two texts have one language each")
+    return model_args, args, files
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Align as the command line says.
+
+    Args:
+        argv: arguments of the command. None takes those of this process.
+
+    Returns:
+        The report that is also written as JSON.
+
+    Raises:
+        UserError: arguments or text that do not fit, or a model that cannot be loaded.
+        OSError: a file is missing, or the disk is full.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    model_args, args, files = _parse(argv)
+    inputs = [*files, args.gold] if args.gold else list(files)
+    outputs = {"--output": args.output, "--report_file": args.report_file}
+
+    with guarded(outputs, inputs=inputs, model=model_args.model_name_or_path):
+        # read everything once, so that faults are found before the model is loaded
+        read = partial(read_lines, files) if len(files) == 2 else partial(read_bitext, files, args)
+        total = count_pairs(read, files, args.words)
+        gold = read_reference(args, total) if args.gold else None
+
+        # align
+        encoder = model_args.load()
+        started = time.perf_counter()
+        counts = dict.fromkeys(("pairs", "words", "links", "words_without_state"), 0)
+        found = []
+        with open_output(args) as write:
+            for number, (pair, aligned) in enumerate(aligned_pairs(encoder, read(), total, args)):
+                write(pair, aligned)
+                counts["pairs"] += 1
+                counts["words"] += len(aligned.source) + len(aligned.target)
+                counts["links"] += len(aligned.links)
+                counts["words_without_state"] += aligned.without_state
+                if gold is not None:
+                    require_words(args, number, gold[number], aligned)
+                    found.append(aligned.links)
+        seconds = time.perf_counter() - started
+
+        # report
+        numbers: dict[str, Any] = dict(counts)
+        if gold is not None:
+            numbers |= measure(found, gold)
+        settings = {
+            "data": files,
+            "pooling": f"{args.subwords} of subwords",
+            "method": args.method,
+            "words": args.words,
+            "gold": args.gold,
+        }
+        content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
+        write_json(content, args.report_file)
+    if counts["words_without_state"]:
+        logger.warning(
+            "%d words have no token, so no link: raise --max_seq_length %s if sentences were cut",
+            counts["words_without_state"],
+            encoder.max_seq_length,
+        )
+    print(
+        f"{counts['links']:,} links in {counts['pairs']:,} pairs ({seconds:.1f} s); written to "
+        f"{args.output} and {args.report_file}"
+    )
+    if gold is not None:
+        template = "AER {aer:.2f}, precision {precision:.2f}, recall {recall:.2f}"
+        print(f"{template.format(**numbers)} against {args.gold}")
+    return content
+
+
+# From files to pairs
+
+
+def read_lines(files: Sequence[str]) -> Iterator[Pair]:
+    """Yield the pairs of two texts, line by line. Empty lines are pairs, too.
+
+    Raises:
+        UserError: a line is not UTF-8, or one text has more lines.
+    """
+    source_file, target_file = files
+    lines = zip_longest(read_sentences(source_file), read_sentences(target_file))
+    for number, (source, target) in enumerate(lines, 1):
+        if source is None or target is None:
+            shorter, longer = files if source is None else files[::-1]
+            raise UserError(
+                f"{shorter} ends after line {number - 1}, {longer} goes on: line i of one must "
+                "translate line i of the other"
+            )
+        yield Pair(number, source, target)
+
+
+def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair]:
+    """Yield the pairs of parallel text. A malformed line becomes a pair of empty sentences.
+
+    Raises:
+        UserError: as `find_bitext` and `read_tables`, or the text has several languages.
+    """
+    found = find_bitext(files, args.target_language)
+    language = args.language or next(iter(found))
+    if language not in found or (args.language is None and len(found) > 1):
+        given = f"--language {args.language}" if args.language else files[0]
+        raise UserError(
+            f"{given}: there is text in {' '.join(found)}; give one of them as --language"
+        )
+    before = 0  # lines of the files before
+    for file in found[language]:
+        line = 0
+        for pair in _pairs_of_file(file, args.max_bad_lines):
+            line = pair.line
+            yield pair._replace(line=before + line)
+        before += line
+
+
+def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
+    """Yield the pairs of a file, and empty pairs for lines that were skipped as malformed."""
+    audit = LineAudit(file, max_bad_lines)
+    number = 0
+    for table in read_tables(file, audit):
+        columns = (table[name].to_pylist() for name in ("line", "source", "target"))
+        for line, source, target in zip(*columns, strict=True):
+            number += 1
+            if file.format in NOT_LINES:
+                yield Pair(number, source, target)
+                continue
+            while number < line:
+                yield Pair(number, "", "")
+                number += 1
+            yield Pair(line, source, target)
+    while file.format not in NOT_LINES and number < audit.lines:
+        number += 1
+        yield Pair(number, "", "")
+
+
+def count_pairs(read: Callable[[], Iterable[Pair]], files: Sequence[str], words: str) -> int:
+    """Read the text once, and return its number of pairs.
+
+    It warns of text without spaces whose words would be whole sentences.
+
+    Raises:
+        UserError: as `read`, or there is no pair.
+    """
+    total = 0
+    unsegmented = 0
+    for pair in read():
+        total += 1
+        unsegmented += is_unsegmented(pair.source) or is_unsegmented(pair.target)
+    if not total:
+        raise UserError(f"{' and '.join(files)}: there is no sentence to align")
+    if words == "spaces" and unsegmented > total / 2:
+        logger.warning(
+            "%d of %d pairs have no spaces between words: give --words tokenizer, or put spaces "
+            "between the words",
+            unsegmented,
+            total,
+        )
+    return total
+
+
+# From pairs to links
+
+
+def aligned_pairs(
+    encoder: SentenceEncoder, pairs: Iterable[Pair], total: int, args: AlignmentArguments
+) -> Iterator[tuple[Pair, WordAlignment]]:
+    """Yield each pair with its alignment, and show a bar."""
+    pairs, read_ahead = tee(pairs)
+    aligned = stream_alignments(
+        encoder,
+        ((pair.source, pair.target) for pair in read_ahead),
+        args.method,
+        args.subwords,
+        args.words,
+        tokens_of_a_batch(args.token_budget),
+    )
+    bar = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
+    # The alignments run ahead, so they come first: `zip` would lose a pair otherwise.
+    for alignment, pair in zip(bar, pairs):
+        yield pair, alignment
+
+
+@contextmanager
+def open_output(args: AlignmentArguments) -> Iterator[Callable[[Pair, WordAlignment], None]]:
+    """Open the file for the links. It takes its name only when the block ends without an error.
+
+    Yields:
+        A function that writes the links of a pair.
+    """
+    compress = PACKED.get(Path(args.output).suffix, nullcontext)
+    with whole_file(args.output) as file, compress(file) as packed:
+        text = io.TextIOWrapper(packed, encoding="utf-8", newline="")
+        rows = csv.writer(text, delimiter="\t", lineterminator="\n")
+        if args.format == "tsv":
+            rows.writerow(COLUMNS)
+
+        def write(pair: Pair, aligned: WordAlignment) -> None:
+            if args.format == "tsv":
+                rows.writerows(link_rows(pair, aligned))
+            elif args.format == "jsonl":
+                text.write(json.dumps(as_object(pair, aligned), ensure_ascii=False) + "\n")
+            else:
+                text.write(aligned.pharaoh() + "\n")
+
+        yield write
+        text.flush()
+        text.detach()  # `whole_file` closes the file
+
+
+def link_rows(pair: Pair, aligned: WordAlignment) -> Iterator[tuple[int | str, ...]]:
+    """Yield a row of `COLUMNS` for each link."""
+    for (i, j), cosine in zip(aligned.links.tolist(), aligned.cosines.tolist(), strict=True):
+        yield pair.line, i, j, aligned.source[i], aligned.target[j], f"{cosine:.4f}"
+
+
+def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
+    """Return a line of a `.jsonl` output."""
+    return {
+        "line": pair.line,
+        "source": aligned.source,
+        "target": aligned.target,
+        "links": aligned.links.tolist(),
+        "cosines": [round(cosine, 4) for cosine in aligned.cosines.tolist()],
+    }
+
+
+# The reference
+
+
+def read_reference(args: AlignmentArguments, total: int) -> list[GoldLinks]:
+    """Read the reference links.
+
+    Raises:
+        UserError: the file is not in Pharaoh format, or has another number of lines than the text.
+    """
+    gold = read_links(args.gold, args.gold_from)
+    if len(gold) != total:
+        raise UserError(
+            f"--gold {args.gold} has {len(gold)} lines, the text has {total} pairs: give one line "
+            "per pair"
+        )
+    if not any(len(links.sure) for links in gold):
+        raise UserError(f"--gold {args.gold} has no sure link such as 0-1: there is no recall")
+    lowest = [links.sure.min() for links in gold if len(links.sure)]
+    if args.gold_from == 0 and total > 1 and min(lowest) > 0:
+        logger.warning(
+            "--gold %s has no word 0: if it counts from 1, give --gold_from 1", args.gold
+        )
+    return gold
+
+
+def require_words(
+    args: AlignmentArguments, number: int, gold: GoldLinks, aligned: WordAlignment
+) -> None:
+    """Raise `UserError` if the reference links words that pair `number`, from 0, does not have."""
+    size = (len(aligned.source), len(aligned.target))
+    for i, j in np.concatenate([gold.sure, gold.possible]).tolist():
+        if i >= size[0] or j >= size[1]:
+            link = f"{i + args.gold_from}-{j + args.gold_from}"
+            raise UserError(
+                f"--gold {args.gold}, line {number + 1}: link {link} between sentences of "
+                f"{size[0]} and {size[1]} words: count from 0 or give --gold_from 1, and "
+                "use the same words"
+            )
+
+
+def measure(found: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:
+    """Return AER, precision and recall in percent."""
+    sure = [links.sure for links in gold]
+    possible = [links.possible for links in gold]
+    quality = alignment_quality(found, sure, possible)
+    return {
+        "aer": round(quality.error_rate, 4),
+        "precision": round(quality.precision, 4),
+        "recall": round(quality.recall, 4),
+    }
+
+
+main = command(run)
+
+
+if __name__ == "__main__":
+    main()

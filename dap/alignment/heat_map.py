@@ -1,0 +1,54 @@
+"""Draw a word alignment as an HTML table. The browser has fonts for every script."""
+
+from html import escape
+
+from dap.alignment.sentence_alignment import WordAlignment
+
+_STYLE = """<style>
+.word-map {overflow-x: auto; max-width: 100%}
+.word-map table {border-collapse: separate; border-spacing: 2px; width: auto; margin: 0}
+.word-map th {font-weight: 500; padding: 4px 8px; white-space: nowrap; border: 0}
+.word-map thead th {vertical-align: bottom; text-align: center}
+.word-map tbody th {text-align: end; position: sticky; left: 0; z-index: 1;
+  background: var(--block-background-fill, canvas)}
+.word-map td {min-width: 46px; height: 36px; padding: 0 4px; text-align: center; font-size: 15px;
+  border: 2px solid transparent; border-radius: 6px; font-variant-numeric: tabular-nums}
+.word-map td.linked {border-color: #d1495b; font-weight: 700}
+</style>"""
+
+
+def heat_map(alignment: WordAlignment) -> str:
+    """Draw the cosines of a sentence pair's words as an HTML table.
+
+    The source words stand at the rows, the target words at the columns. A cell has the cosine, on a
+    blue that is darker the higher the cosine is among those of the pair. A red frame marks a link.
+
+    Returns:
+        HTML that needs no other file.
+    """
+    similarity = alignment.similarity
+    linked = {(int(row), int(column)) for row, column in alignment.links}
+    lowest = float(similarity.min()) if similarity.size else 0.0
+    width = (float(similarity.max()) - lowest if similarity.size else 0.0) or 1.0
+
+    head = "".join(f'<th scope="col" dir="auto">{escape(word)}</th>' for word in alignment.target)
+    rows = []
+    for i, word in enumerate(alignment.source):
+        cells = []
+        for j, cosine in enumerate(similarity[i].tolist()):
+            share = (cosine - lowest) / width
+            cells.append(_cell(cosine, share, (i, j) in linked))
+        row = f'<tr><th scope="row" dir="auto">{escape(word)}</th>{"".join(cells)}</tr>'
+        rows.append(row)
+    table = f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'{_STYLE}<div class="word-map">{table}</div>'
+
+
+def _cell(cosine: float, share: float, is_linked: bool) -> str:
+    """Return a cell whose blue has the opacity `share`. Text on a dark blue is white."""
+    ink = "#fff" if share > 0.55 else "#17324a"
+    # mixed with white, so that the ink can be read on a dark page as well
+    red, green, blue = (round(255 - share * (255 - part)) for part in (0x1F, 0x5F, 0x99))
+    style = f"background: rgb({red}, {green}, {blue}); color: {ink}"
+    kind = ' class="linked"' if is_linked else ""
+    return f'<td{kind} style="{style}">{cosine:.2f}</td>'

@@ -1,0 +1,231 @@
+"""Align the words of sentences with those of their translations, with any encoder.
+
+Legend: `P` sentence pairs, `S` source words, `T` target words, `W` words of a sentence, `N` tokens
+of a sentence, `L` links, `D` hidden size.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from dap.alignment.pharaoh import format_links
+from dap.alignment.word_alignment import METHODS, align_tokens, overlaps, word_states
+from dap.alignment.words import WORDS, Span, space_words, tokenizer_words, with_word_marks
+from dap.encoding import SentenceEncoder
+from dap.errors import UserError
+
+#: How the states of a word's subwords become links of words.
+SUBWORDS = ("mean", "first", "link")
+#: Pairs that are encoded at a time. This bounds the memory of the token states.
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class WordAlignment:
+    """The words of a sentence pair and their links.
+
+    Attributes:
+        source: S words.
+        target: T words.
+        links: (L, 2) int64, pairs of source and target word, from 0, in ascending order.
+        similarity: (S, T) float32, cosines of the words. A word without tokens has cosine 0.
+        without_state: words of both sides that have no tokens, because the sentence was cut or the
+            tokenizer dropped them. They get no link.
+    """
+
+    source: list[str]
+    target: list[str]
+    links: np.ndarray
+    similarity: np.ndarray
+    without_state: int
+
+    @property
+    def cosines(self) -> np.ndarray:
+        """Return the cosine of each link, (L,) float32."""
+        return self.similarity[self.links[:, 0], self.links[:, 1]]
+
+    def pharaoh(self) -> str:
+        """Return the links in Pharaoh format, such as `0-1 2-0`."""
+        return format_links(self.links)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """A sentence in tokens and words.
+
+    Attributes:
+        words: W words.
+        word_spans: (W, 2) int64.
+        states: (N, D).
+        token_spans: (N, 2) int64.
+    """
+
+    words: list[str]
+    word_spans: np.ndarray
+    states: np.ndarray
+    token_spans: np.ndarray
+
+
+def align_words(
+    encoder: SentenceEncoder,
+    source: Sequence[str],
+    target: Sequence[str],
+    method: str = "argmax",
+    subwords: str = "mean",
+    words: str = "spaces",
+    token_budget: int = 4096,
+) -> list[WordAlignment]:
+    """Link the words of each sentence with those of its translation.
+
+    Example:
+        encoder = SentenceEncoder.from_pretrained("out")
+        [aligned] = align_words(encoder, ["Wo ist der Bahnhof?"], ["Where is the station?"])
+        print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3
+
+    Args:
+        encoder: makes the token states. `layer` of the encoder chooses the hidden layer.
+        source: P sentences.
+        target: P translations.
+        method: "argmax" links words that are each other's nearest. "itermax" adds links in a second
+            round (`dap.alignment.itermax`).
+        subwords: "mean" and "first" give a word the mean state of its subwords or the first one.
+            "link" links subwords, and with them their words, as SimAlign does by default.
+        words: "spaces" takes the words between spaces. "tokenizer" takes the tokenizer's words. Use
+            it for text without spaces between words, such as Chinese.
+        token_budget: most tokens of a batch.
+
+    Returns:
+        P alignments.
+
+    Raises:
+        UserError: unequal numbers of sentences, an unknown option, an encoder without token states,
+            or states that are not finite.
+    """
+    if isinstance(source, str) or isinstance(target, str):
+        raise UserError("a single string is given: pass lists of sentences")
+    if len(source) != len(target):
+        raise UserError(
+            f"{len(source)} source and {len(target)} target sentences: give one translation each"
+        )
+    pairs = zip(source, target, strict=True)
+    return list(stream_alignments(encoder, pairs, method, subwords, words, token_budget))
+
+
+def stream_alignments(
+    encoder: SentenceEncoder,
+    pairs: Iterable[tuple[str, str]],
+    method: str = "argmax",
+    subwords: str = "mean",
+    words: str = "spaces",
+    token_budget: int = 4096,
+) -> Iterator[WordAlignment]:
+    """Yield the alignment of each pair, like `align_words`, in memory that does not grow."""
+    for name, value, choices in (
+        ("method", method, METHODS),
+        ("subwords", subwords, SUBWORDS),
+        ("words", words, WORDS),
+    ):
+        if value not in choices:
+            raise UserError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+    if not hasattr(encoder, "encode_tokens"):
+        raise UserError(
+            f"{type(encoder).__name__} gives no token states: load a SentenceEncoder instead"
+        )
+
+    pairs = iter(pairs)
+    number = 0
+    while chunk := list(islice(pairs, CHUNK)):
+        sentences = [source for source, _ in chunk] + [target for _, target in chunk]
+        tokens = _tokens_of(encoder, sentences, words, token_budget)
+        for source, target in zip(tokens[: len(chunk)], tokens[len(chunk) :], strict=True):
+            number += 1
+            try:
+                yield _align(source, target, method, subwords)
+            except ValueError as error:
+                raise UserError(f"pair {number}: {error}") from error
+
+
+def _tokens_of(
+    encoder: SentenceEncoder, sentences: Sequence[str], words: str, token_budget: int
+) -> list[_Tokens]:
+    """Encode sentences, and find their words."""
+    token_spans = encoder.token_spans(sentences)
+    token_states = encoder.encode_tokens(sentences, token_budget)
+    if words == "tokenizer":
+        token_words = encoder.token_words(sentences)
+        word_spans = list(map(tokenizer_words, sentences, token_spans, token_words))
+    else:
+        word_spans = list(map(space_words, sentences))
+
+    found = []
+    for sentence, spans, states, own_words in zip(
+        sentences, token_spans, token_states, word_spans, strict=True
+    ):
+        spans = with_word_marks(sentence, spans)
+        texts = [sentence[start:end] for start, end in own_words]
+        found.append(_Tokens(texts, _array(own_words), states, _array(spans)))
+    return found
+
+
+def _align(source: _Tokens, target: _Tokens, method: str, subwords: str) -> WordAlignment:
+    """Align the words of one pair."""
+    missing = 0
+    for side in (source, target):
+        missing += int((~_is_part(side).any(1)).sum())
+    if subwords == "link":
+        links, similarity = _align_by_subwords(source, target, method)
+    else:
+        pooled = word_states if subwords == "mean" else _first_states
+        source_states = pooled(source.states, source.token_spans, source.word_spans)
+        target_states = pooled(target.states, target.token_spans, target.word_spans)
+        links, similarity = align_tokens(source_states, target_states, method)
+    return WordAlignment(source.words, target.words, links, similarity, missing)
+
+
+def _align_by_subwords(
+    source: _Tokens, target: _Tokens, method: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Link subwords, and the words that they belong to.
+
+    Returns:
+        Links of words (L, 2), and for each two words the highest cosine of their subwords (S, T).
+    """
+    token_links, token_similarity = align_tokens(source.states, target.states, method)
+    of_source = _is_part(source)  # (S, N)
+    of_target = _is_part(target)  # (T, N)
+    links = set()
+    for i, j in token_links.tolist():
+        for source_word in np.flatnonzero(of_source[:, i]).tolist():
+            for target_word in np.flatnonzero(of_target[:, j]).tolist():
+                links.add((source_word, target_word))
+
+    similarity = np.zeros((len(source.words), len(target.words)), np.float32)
+    for source_word, own_source in enumerate(of_source):
+        for target_word, own_target in enumerate(of_target):
+            cosines = token_similarity[np.ix_(own_source, own_target)]
+            if cosines.size:
+                similarity[source_word, target_word] = cosines.max()
+    return _array(sorted(links)), similarity
+
+
+def _first_states(
+    token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
+) -> np.ndarray:
+    """Return the state of each word's first token, (W, D), like `word_states`."""
+    is_part = overlaps(word_spans, token_spans)
+    states = np.zeros((len(word_spans), token_states.shape[1]))
+    has_token = is_part.any(1)
+    states[has_token] = token_states[is_part.argmax(1)[has_token]]
+    return states
+
+
+def _is_part(tokens: _Tokens) -> np.ndarray:
+    """Tell which tokens share a character with each word, (W, N) bool."""
+    return overlaps(tokens.word_spans, tokens.token_spans)
+
+
+def _array(spans: Sequence[Span]) -> np.ndarray:
+    """Return spans or links as an array (N, 2) int64."""
+    return np.array(spans, np.int64).reshape(-1, 2)

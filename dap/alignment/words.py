@@ -1,0 +1,104 @@
+"""Where the words of a sentence stand: words between spaces, or words as the tokenizer sees them.
+
+Legend: `S` tokens of a sentence, `W` words of it.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+
+#: First character of a word or token, and the character after its last one.
+Span = tuple[int, int]
+
+#: What counts as a word.
+WORDS = ("spaces", "tokenizer")
+#: How the Unicode names of letters begin in scripts that put no spaces between words.
+_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR")
+#: Letters of such a script in one word. Words of these languages are shorter.
+LONGEST_WORD = 12
+
+
+def space_words(sentence: str) -> list[Span]:
+    """Return the spans of the words between spaces.
+
+    SimAlign, fast_align and awesome-align count words in this way, too.
+
+    >>> space_words("Wo ist er?")
+    [(0, 2), (3, 6), (7, 10)]
+    """
+    return [match.span() for match in re.finditer(r"\S+", sentence)]
+
+
+def tokenizer_words(
+    sentence: str, token_spans: Sequence[Span], token_words: Sequence[int | None]
+) -> list[Span]:
+    """Return the spans of the words as the tokenizer divides a sentence.
+
+    A word starts at the first token after a space, and where the tokenizer starts a word. In
+    scripts without spaces between words, such as Chinese or Thai, every token starts one.
+
+    >>> tokenizer_words("er lief", [(0, 2), (3, 5), (5, 7)], [0, 1, 1])
+    [(0, 2), (3, 7)]
+    >>> tokenizer_words("他们在", [(0, 2), (2, 3)], [0, 0])
+    [(0, 2), (2, 3)]
+
+    Args:
+        sentence: the text.
+        token_spans: S spans, as `SentenceEncoder.token_spans` gives them.
+        token_words: S numbers of the tokenizer's words, as `SentenceEncoder.token_words` gives
+            them.
+    """
+    words: list[Span] = []
+    last_number: int | None = None
+    for (start, end), number in zip(token_spans, token_words, strict=True):
+        # leave out the spaces that some tokenizers count to the token
+        text = sentence[start:end]
+        start += len(text) - len(text.lstrip())
+        end = start + len(text.strip())
+        if start == end:
+            continue
+
+        begins = not words or start > words[-1][1] or number != last_number
+        if not begins and start == words[-1][1]:
+            begins = _needs_no_space(sentence[start]) or _needs_no_space(sentence[start - 1])
+        if begins and not (words and start < words[-1][1]):
+            words.append((start, end))
+        else:  # also a token that shares a character with the one before
+            first, last = words[-1]
+            words[-1] = (first, max(last, end))
+        last_number = number
+    return words
+
+
+def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
+    """Extend each token that covers only spaces to the first character of the next token.
+
+    SentencePiece has such tokens. They mark where a word starts, so they belong to that word.
+
+    >>> with_word_marks("a €1", [(0, 1), (1, 2), (2, 3), (3, 4)])
+    [(0, 1), (1, 3), (2, 3), (3, 4)]
+    """
+    spans = list(token_spans)
+    for number, (start, end) in enumerate(spans[:-1]):
+        if sentence[start:end].isspace():
+            spans[number] = (start, spans[number + 1][0] + 1)
+    return spans
+
+
+def is_unsegmented(sentence: str) -> bool:
+    """Tell whether a run without spaces holds too many letters of a script without spaces.
+
+    >>> is_unsegmented("他们 在 车站"), is_unsegmented("火车八点钟从车站出发前往北京")
+    (False, True)
+    """
+    for word in sentence.split():
+        if len(word) > LONGEST_WORD and sum(map(_needs_no_space, word)) > LONGEST_WORD:
+            return True
+    return False
+
+
+@lru_cache(100_000)
+def _needs_no_space(character: str) -> bool:
+    """Tell whether a character belongs to a script without spaces between words."""
+    return unicodedata.name(character, "").startswith(_WITHOUT_SPACES)

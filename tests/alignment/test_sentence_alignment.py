@@ -1,0 +1,164 @@
+"""Words of sentences, their links with a tiny encoder, Pharaoh format and the heat map."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import synthetic_pairs
+from written import write
+
+from dap.alignment import align_words, format_links, heat_map, parse_links, read_links
+from dap.alignment.words import space_words, tokenizer_words, with_word_marks
+from dap.encoding import SentenceEncoder
+from dap.errors import UserError
+
+SOURCE, TARGET = (list(side) for side in zip(*synthetic_pairs("de", 6), strict=True))
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+
+
+def naive_states(encoder: SentenceEncoder, sentence: str, subwords: str) -> list[np.ndarray]:
+    """Return the state of each word between spaces, by a loop over characters, in float64."""
+    [states] = encoder.encode_tokens([sentence])
+    [spans] = encoder.token_spans([sentence])
+    found = []
+    position = 0
+    for word in sentence.split(" "):
+        characters = set(range(position, position + len(word)))
+        rows = []
+        for row, (start, end) in enumerate(spans):
+            if characters & set(range(start, end)):
+                rows.append(states[row].astype(np.float64))
+        found.append(rows[0] if subwords == "first" else np.mean(rows, 0))
+        position += len(word) + 1
+    return found
+
+
+@pytest.mark.parametrize("subwords", ["mean", "first"])
+def test_words_are_each_others_nearest_by_a_plain_loop(
+    encoder: SentenceEncoder, subwords: str
+) -> None:
+    aligned = align_words(encoder, SOURCE, TARGET, subwords=subwords)
+    assert any(len(each.links) for each in aligned)
+    for source, target, found in zip(SOURCE, TARGET, aligned, strict=True):
+        assert (found.source, found.target) == (source.split(), target.split())
+        sides = [naive_states(encoder, text, subwords) for text in (source, target)]
+        units = [[state / np.linalg.norm(state) for state in side] for side in sides]
+        cosines = [[float(a @ b) for b in units[1]] for a in units[0]]
+        np.testing.assert_allclose(found.similarity, cosines, atol=1e-6)
+        nearest_target = np.argmax(cosines, 1)
+        nearest_source = np.argmax(cosines, 0)
+        expected = [(s, t) for s, t in enumerate(nearest_target) if nearest_source[t] == s]
+        assert [tuple(link) for link in found.links.tolist()] == expected
+
+
+def test_linked_subwords_link_their_words(encoder: SentenceEncoder) -> None:
+    """A word of one subword has the same cosine in every way of pooling."""
+    by_mean = align_words(encoder, SOURCE, TARGET)
+    by_link = align_words(encoder, SOURCE, TARGET, subwords="link", method="itermax")
+    for mean, link in zip(by_mean, by_link, strict=True):
+        assert (link.similarity >= mean.similarity - 0.35).all()
+        assert len(np.unique(link.links, axis=0)) == len(link.links)
+        assert (link.cosines == [link.similarity[s, t] for s, t in link.links]).all()
+
+
+def test_batches_and_cut_sentences(tiny_bert_dir: Path, encoder: SentenceEncoder) -> None:
+    one_by_one = align_words(encoder, SOURCE, TARGET, token_budget=1)
+    for one, all_at_once in zip(one_by_one, align_words(encoder, SOURCE, TARGET), strict=True):
+        assert one.pharaoh() == all_at_once.pharaoh()
+    short = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", max_seq_length=4)
+    [cut, empty] = align_words(short, [SOURCE[0], ""], [TARGET[0], "a"])
+    assert cut.without_state > 0
+    assert cut.links.max() <= 1  # two tokens remain
+    assert (empty.pharaoh(), empty.similarity.shape) == ("", (0, 1))
+
+
+def test_words_of_a_tokenizer_and_marks_of_word_starts() -> None:
+    text = "Er  lief, 他们在10点"
+    spans = [(0, 2), (2, 6), (6, 8), (8, 9), (9, 12), (12, 13), (13, 14), (13, 15), (15, 16)]
+    words = tokenizer_words(text, spans, [0, 1, 1, 2, 3, 3, 3, 3, 3])
+    assert [text[start:end] for start, end in words] == [
+        "Er",
+        "lief",
+        ",",
+        "他们",
+        "在",
+        "10",
+        "点",
+    ]
+    assert [text[start:end] for start, end in space_words(text)] == ["Er", "lief,", "他们在10点"]
+    assert with_word_marks("a  b", [(0, 1), (1, 3), (3, 4)]) == [(0, 1), (1, 4), (3, 4)]
+    assert with_word_marks("a ", [(0, 1), (1, 2)]) == [(0, 1), (1, 2)]
+
+
+def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    written = []
+    for size in (0, 1, 30):
+        written.append(np.unique(random.integers(0, 99, size=(size, 2)), axis=0))
+    text = "".join(f"{format_links(links)}\n" for links in written)
+    found = read_links(write(tmp_path / "links.gz", text))
+    for links, each in zip(written, found, strict=True):
+        np.testing.assert_array_equal(each.sure, links.reshape(-1, 2))
+        assert each.possible.shape == (0, 2)
+
+    gold = parse_links("7\t1-1 2p3 1-1", first=1)
+    assert (gold.sure.tolist(), gold.possible.tolist()) == ([[0, 0]], [[1, 2]])
+    for line, words in (
+        ("1-0", "counted from 1"),
+        ("1:2", "'1:2' is no link"),
+        ("-1-2", "no link"),
+    ):
+        with pytest.raises(UserError, match=f"line 2: .*{words}"):
+            read_links(write(tmp_path / "bad", f"1-1\n{line}\n"), first=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"source": "one"}, "pass lists"),
+        ({"source": ["one", "two"]}, "2 source and 1 target"),
+        ({"method": "mwmf"}, "method='mwmf'"),
+        ({"subwords": "max"}, "subwords='max'"),
+        ({"words": "bpe"}, "words='bpe'"),
+        ({"encoder": object()}, "no token states"),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(
+    encoder: SentenceEncoder, change: dict, words: str
+) -> None:
+    arguments = {"encoder": encoder, "source": ["one"], "target": ["a"]} | change
+    with pytest.raises(UserError, match=words):
+        align_words(**arguments)
+
+
+def test_states_that_are_not_finite_are_named_with_their_pair(encoder: SentenceEncoder) -> None:
+    class Broken:
+        token_spans = encoder.token_spans
+
+        def encode_tokens(self, sentences: list[str], token_budget: int) -> list[np.ndarray]:
+            states = encoder.encode_tokens(sentences)
+            states[1][0] = np.nan
+            return states
+
+    with pytest.raises(UserError, match="^pair 2: source states: row 0"):
+        align_words(Broken(), SOURCE[:3], TARGET[:3])
+
+
+def test_heat_map_has_all_words_and_cosines_and_frames_the_links(encoder: SentenceEncoder) -> None:
+    [aligned] = align_words(encoder, ["<b>火</b> & Haus"], ["fire house now"])
+    html = heat_map(aligned)
+    assert "<b>" not in html
+    assert re.findall(r'dir="auto">(.*?)</th>', html) == [
+        *("fire", "house", "now"),
+        *("&lt;b&gt;火&lt;/b&gt;", "&amp;", "Haus"),
+    ]
+    cosines = [float(number) for number in re.findall(r">(-?\d\.\d\d)</td>", html)]
+    np.testing.assert_allclose(cosines, aligned.similarity.ravel(), atol=0.0051)
+    assert html.count('class="linked"') == len(aligned.links)
+    [empty] = align_words(encoder, [""], ["a"])
+    assert "<td class" not in heat_map(empty)
