@@ -30,6 +30,8 @@ POOLER_SCALE = 2.0**-10
 RECIPE = (
     *(name for name in FIELDS if name not in ("encoder_config", "rtl_languages", "mask_token_id")),
     "pairs a step",
+    "gradient_accumulation_steps",
+    "processes",
     "max_seq_length",
     "language_mix",
     "mix_alpha",

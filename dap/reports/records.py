@@ -120,7 +120,9 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     depends_on_seed = {"seed", "data_seed"}
     if run.get("target_vocabulary_file") is None:
         depends_on_seed.add("target_vocab_size")
-    recipe = {name: value for name, value in run.items() if name not in depends_on_seed}
+    # The number of processes does not matter: the pairs per step are in the record, too.
+    left_out = {*depends_on_seed, "processes"}
+    recipe = {name: value for name, value in run.items() if name not in left_out}
     for name in ("training text", "dev text"):
         recipe[name] = sorted(recipe.get(name, {}))  # only the languages
     recipe["checkpoint"] = folder.name if is_checkpoint else None

@@ -21,7 +21,13 @@ from dap.training.resuming import (
 )
 from dap.training.source_reading import HARDLY, READERS
 from dap.training.start import Start, load_model, read_start
-from dap.training.trainer import DAPTrainer, EpochOfSampler, leave_together, require_batch
+from dap.training.trainer import (
+    DAPTrainer,
+    DrawsOfProcess,
+    EpochOfSampler,
+    leave_together,
+    require_batch,
+)
 from dap.training.training_arguments import (
     DAPTrainingArguments,
     PretrainingDataArguments,
@@ -29,5 +35,6 @@ from dap.training.training_arguments import (
     check_launched,
     follow_metric,
     parse_arguments,
+    state_precision,
 )
 from dap.training.word_edits import HardNegatives

@@ -242,6 +242,7 @@ def describe_run(
         record[name] = getattr(config, name)
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
+    record["processes"] = training.world_size
     if not data.streaming:
         record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
@@ -285,7 +286,10 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
             places[0],
         )
         return
-    differing = differences(read_json(record), run)
+    before = read_json(record)
+    if not run.get("streaming"):
+        before.pop("processes", None)  # only a stream is shared out by process
+    differing = differences(before, run)
     if differing:
         raise UserError(
             f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or "

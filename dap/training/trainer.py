@@ -48,6 +48,9 @@ from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
+#: Distance of the seeds of two processes, so that they are no seeds of other runs.
+SEEDS_BETWEEN_PROCESSES = 1_000_003
+
 DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 
 
@@ -160,7 +163,7 @@ class DAPTrainer(Trainer):
 
     def _add_callbacks(self) -> None:
         """Add our callbacks, and replace the progress bar and the printer by shorter ones."""
-        own: list[TrainerCallback] = [ResumedSchedule(), RecordInCheckpoints()]
+        own: list[TrainerCallback] = [DrawsOfProcess(), ResumedSchedule(), RecordInCheckpoints()]
         if hasattr(self.train_sampler, "set_epoch"):
             own.append(EpochOfSampler(self.train_sampler))
         if self.args.early_stopping_patience is not None:
@@ -578,3 +581,17 @@ class EpochOfSampler(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self.sampler.set_epoch(int(state.epoch))
+
+
+class DrawsOfProcess(TrainerCallback):
+    """Lets every process draw its own dropout and masks.
+
+    `Trainer` gives all processes the same seed. This is needed until all of them have the same
+    model and the same order of the text, which is when training begins.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if args.process_index > 0:
+            torch.manual_seed(args.seed + SEEDS_BETWEEN_PROCESSES * args.process_index)

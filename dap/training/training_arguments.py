@@ -209,6 +209,9 @@ class DAPTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = arg(
         False, "Can stay false: every parameter of the model is used."
     )
+    ddp_broadcast_buffers: bool | None = arg(
+        False, "Can stay false: no buffer of the model changes during training."
+    )
     report_to: None | str | list[str] = arg(
         None, "Trackers to report to. Default: TensorBoard, if it is installed."
     )
@@ -224,6 +227,7 @@ class DAPTrainingArguments(TrainingArguments):
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
+        state_precision(self)
         follow_metric(self)
 
         if self.torch_compile:
@@ -312,6 +316,10 @@ class DAPTrainingArguments(TrainingArguments):
                 not pushes_early,
                 "end: the others push half-trained models and training_args.bin, a pickle",
             ),
+            "auto_find_batch_size": (
+                not self.auto_find_batch_size,
+                "false: a smaller batch has fewer negatives. mini_batch_size saves memory",
+            ),
             "accelerator_config.dispatch_batches": (not accelerator.dispatch_batches, "false"),
             "accelerator_config.split_batches": (not accelerator.split_batches, "false"),
         }
@@ -324,6 +332,21 @@ class DAPTrainingArguments(TrainingArguments):
                 f"{chosen} needs evaluations: give --eval_strategy steps --save_strategy steps "
                 "--load_best_model_at_end."
             )
+
+
+def state_precision(args: TrainingArguments) -> None:
+    """Set `bf16` and `fp16` to the precision that the training will have.
+
+    `accelerate launch --mixed_precision` chooses it, too, if the arguments do not.
+
+    Raises:
+        UserError: the launcher asks for another precision.
+    """
+    precision = str(args.mixed_precision)
+    if precision not in ("no", "bf16", "fp16"):
+        raise UserError(f"mixed_precision={precision!r}: give no, bf16 or fp16.")
+    args.bf16 = precision == "bf16"
+    args.fp16 = precision == "fp16"
 
 
 def follow_metric(args: TrainingArguments) -> None:

@@ -35,7 +35,15 @@ from dap.encoding import SentenceEncoder
 from dap.errors import UserError
 from dap.file_io import read_json, write_json
 from dap.tokenizers import forget_calls
-from dap.training import EpochOfSampler, check_launched, find_resumable, follow_metric, train_to_end
+from dap.training import (
+    DrawsOfProcess,
+    EpochOfSampler,
+    check_launched,
+    find_resumable,
+    follow_metric,
+    state_precision,
+    train_to_end,
+)
 from dap.xnli.nli_data import LABEL, NLIData, StepLengthSampler
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
@@ -76,6 +84,7 @@ class XNLITrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        state_precision(self)
         follow_metric(self)
         check_launched(self.world_size)
         if self.push_to_hub:
@@ -172,11 +181,11 @@ class XNLITrainer(Trainer):
         dev: Dataset | None = None,
     ) -> None:
         self.train_sampler = None
-        callbacks = []
+        callbacks = [DrawsOfProcess()]
         if train is not None:
             step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
             self.train_sampler = StepLengthSampler(train["length"][:], step, args.seed)
-            callbacks = [EpochOfSampler(self.train_sampler)]
+            callbacks.append(EpochOfSampler(self.train_sampler))
         super().__init__(
             model=model,
             args=args,

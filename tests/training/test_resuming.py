@@ -182,6 +182,17 @@ def test_a_run_with_other_arguments_does_not_resume(
         run([*stopped, flag, value])
 
 
+def test_a_run_in_another_precision_of_the_launcher_does_not_resume(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(ValueError, match="bf16=False, now True"):
+        run(stopped)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    with pytest.raises(ValueError, match="mixed_precision='fp8': give no, bf16 or fp16"):
+        run(stopped)
+
+
 def test_a_run_with_epochs_instead_of_steps_does_not_resume(stopped: list[str]) -> None:
     place = stopped.index("--max_steps")
     command = [*stopped[:place], *stopped[place + 2 :], "--num_train_epochs", "1"]
@@ -214,11 +225,12 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
     shutil.copytree(stopped[3], text)
     shutil.copytree(stopped[-1], out)
 
-    # Another version may have kept other arguments.
-    record = json.loads((out / RECORD).read_text())
-    record["of an older version"] = 1
-    del record["max_grad_norm"]
-    (out / RECORD).write_text(json.dumps(record))
+    # Another version may have kept other arguments, and the processes may have been others.
+    for place in out.rglob(RECORD):
+        record = json.loads(place.read_text())
+        record |= {"of an older version": 1, "processes": 2}
+        del record["max_grad_norm"]
+        place.write_text(json.dumps(record))
 
     free = (
         "--logging_steps 1 --save_steps 1 --eval_strategy steps --eval_steps 1 "
@@ -251,7 +263,7 @@ def test_a_stopped_stream_resumes_to_the_same_weights(
     assert all(torch.equal(resumed[key], expected[key]) for key in expected)
 
 
-def test_a_stream_with_other_files_or_order_does_not_resume(
+def test_a_stream_with_other_files_order_or_processes_does_not_resume(
     flags: list[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -262,7 +274,12 @@ def test_a_stream_with_other_files_or_order_does_not_resume(
     shutil.copytree(flags[3], tmp_path / "text")
     changed = ["--train_data", str(tmp_path / "text"), "--shuffle_buffer", "5"]
     changed += ["--dataloader_num_workers", "1"]
-    named = "train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_workers"
+    for record in out.rglob(RECORD):
+        write_json(json.loads(record.read_text()) | {"processes": 2}, record)
+    named = (
+        "train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_workers=0, now 1; "
+        "processes=2, now 1"
+    )
     with pytest.raises(ValueError, match=named):
         run([*streamed, *changed])
 

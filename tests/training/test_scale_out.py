@@ -149,6 +149,14 @@ def test_two_processes_in_chunks_have_the_losses_of_one(
     assert all(torch.equal(saved[f"dap.encoder.{key}"], start[key]) for key in start)
 
 
+def test_processes_draw_different_dropout_and_masks(runs: Path) -> None:
+    states = []
+    for rank in (0, 1):
+        path = runs / "fsdp2" / "checkpoint-3" / f"rng_state_{rank}.pth"
+        states.append(torch.load(path, weights_only=False)["cpu"])
+    assert not torch.equal(*states)
+
+
 def test_a_sharded_model_is_evaluated_as_a_whole_one(runs: Path) -> None:
     one = results(runs / "one")
     ddp = results(runs / "ddp")
