@@ -2,18 +2,24 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from accelerate.state import AcceleratorState
 from accelerate.utils.modeling import get_mixed_precision_context_manager
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from dap.encoding import pooling_mode
-from dap.errors import UserError
+from dap.errors import UserError, refusals
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining
 from states_dap import use_packing
+
+#: Name of the file of the heads in a checkpoint.
+HEADS_FILE = "dap_heads.safetensors"
 
 
 class DAPLoss(nn.Module):
@@ -35,7 +41,8 @@ class DAPLoss(nn.Module):
     - `max_seq_length` is the SentenceTransformer's. Prompts are those of the trainer's arguments.
     - A Normalize module changes nothing with cosine, and is left out with `tr_similarity="dot"`.
     - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
-    - Checkpoints hold no heads, so a resumed run starts with the heads it began with.
+    - Checkpoints of the library hold no heads, and a run cannot be resumed without them. The
+      callback `KeepHeads(loss)` saves them beside each checkpoint and loads them again.
       `loss.dap.save_pretrained(folder)` saves encoder and heads as `train_dap.py` does.
     - It runs in one process, without GradCache, and not inside other losses such as
       `MatryoshkaLoss`.
@@ -78,6 +85,28 @@ class DAPLoss(nn.Module):
         dap.config.encoder_config = encoder.config
         use_packing(encoder)
         self.dap = dap.to(encoder.device, encoder.dtype)
+        self.has_trained = False
+        self.lacks_heads = False  # the encoder was loaded from a checkpoint, the heads were not
+        model.register_load_state_dict_post_hook(self._note_loading)
+
+    def _note_loading(self, *_: Any) -> None:
+        """Note that the trainer has loaded the encoder of a checkpoint, to resume a run."""
+        self.lacks_heads = self.has_heads and not self.has_trained
+
+    @property
+    def has_heads(self) -> bool:
+        """Tell whether the objectives have heads."""
+        return bool(self.head_weights())
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the heads by name, without the encoder's."""
+        state = self.dap.state_dict()
+        return {name: value for name, value in state.items() if not name.startswith("dap.")}
+
+    def load_heads(self, weights: dict[str, Tensor]) -> None:
+        """Load what `head_weights` returned. Raises `RuntimeError` if it is of other heads."""
+        self.dap.load_state_dict(self.dap.state_dict() | weights)
+        self.lacks_heads = False
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
@@ -116,7 +145,13 @@ class DAPLoss(nn.Module):
         return losses
 
     def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
-        """Raise `ValueError` for input that this loss cannot take."""
+        """Raise `ValueError` for input that this loss cannot take, and for a run without its heads."""
+        if self.lacks_heads:
+            raise UserError(
+                "the trainer has loaded the encoder of a checkpoint, but not the heads of this loss: "
+                "begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume."
+            )
+        self.has_trained = self.has_trained or self.dap.dap.encoder.training
         if any("attention_mask" not in text for text in texts):
             raise UserError(
                 "sentence-transformers has packed the text: set model[0].unpad_inputs = False."
@@ -139,3 +174,37 @@ class DAPLoss(nn.Module):
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings that the model card of the trainer lists."""
         return {"objective": self.dap.config.objective}
+
+
+class KeepHeads(TrainerCallback):
+    """Saves the heads of a `DAPLoss` in each checkpoint, and loads them when a run resumes.
+
+    Example:
+        trainer = SentenceTransformerTrainer(model, args, data, loss=loss)
+        trainer.add_callback(KeepHeads(loss))
+        trainer.train(resume_from_checkpoint=True)
+
+    Args:
+        loss: the loss of the trainer.
+    """
+
+    def __init__(self, loss: DAPLoss) -> None:
+        self.loss = loss
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            save_file(self.loss.head_weights(), _heads_file(args, state))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self.loss.lacks_heads:
+            path = _heads_file(args, state)
+            with refusals(f"the heads of {path.parent}"):
+                self.loss.load_heads(load_file(path))
+
+
+def _heads_file(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE

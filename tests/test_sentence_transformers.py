@@ -14,7 +14,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
-from dap.sentence_transformers import DAPLoss
+from dap.sentence_transformers import DAPLoss, KeepHeads
 from modeling_dap import DAPForPreTraining
 
 PAIRS = synthetic_pairs("de", 6)
@@ -115,3 +115,31 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), **fields))
     with pytest.raises(ValueError, match="labels from 0 to 2"):
         loss([features] * 2, torch.tensor([0, 2]))
+
+
+def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    def make_trainer(steps: int, keeps_heads: bool = True) -> SentenceTransformerTrainer:
+        model = library_model(tiny_bert_dir)
+        loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir)))
+        options = {"per_device_train_batch_size": 2, "report_to": [], "use_cpu": True}
+        options |= {"max_steps": steps, "save_steps": 2, "lr_scheduler_type": "constant"}
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path), **options)
+        columns = dict(zip(("anchor", "positive"), zip(*PAIRS, strict=True)))
+        data = Dataset.from_dict(columns)
+        trainer = SentenceTransformerTrainer(model, arguments, data, loss=loss)
+        if keeps_heads:
+            trainer.add_callback(KeepHeads(loss))
+        return trainer
+
+    whole = make_trainer(3)
+    whole.train()
+    expected = whole.loss.dap.state_dict()
+
+    resumed = make_trainer(3)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for name, value in resumed.loss.dap.state_dict().items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+
+    without = make_trainer(3, keeps_heads=False)
+    with pytest.raises(ValueError, match="not the heads of this loss"):
+        without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -37,7 +37,7 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 
 from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
-from dap.errors import UserError
+from dap.errors import SHOWN, UserError
 from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
@@ -298,7 +298,7 @@ class DAPTrainer(Trainer):
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses of a batch to the log, and refuse a loss that is not finite.
+        """Add the losses of a batch to the log, and refuse a batch that cannot be learned from.
 
         Args:
             out: the output of the model.
@@ -308,6 +308,12 @@ class DAPTrainer(Trainer):
             losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
             listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items())
             raise FloatingPointError(self._describe_failure("loss", listed))
+        if pairs and out.negatives is not None and out.negatives == 0:
+            raise UserError(
+                f"the batch of step {self.state.global_step + 1} has no negatives, because all its "
+                f"sources or targets are equal (pairs: {' '.join(self.step_pairs[:SHOWN])} ...): "
+                "give a larger batch, or remove repeated sentences from the text"
+            )
         if pairs:
             self.meter.add(out, pairs)
 

@@ -356,6 +356,14 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
     assert all(torch.isfinite(value).all() for value in saved.parameters())
 
 
+def test_a_batch_without_negatives_stops_the_run(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    trainer.train_sampler = None
+    trainer.train_dataset = trainer.train_dataset.select([5] * 8)  # one pair, eight times
+    with pytest.raises(ValueError, match=r"step 1 has no negatives.* \(pairs: de:5 de:5"):
+        trainer.train()
+
+
 def test_each_epoch_has_the_order_of_the_sampler(make_trainer: MakeTrainer) -> None:
     options = {"per_device_train_batch_size": 60, "max_steps": 20, "learning_rate": 0.0}
     trainer = make_trainer("tr", **options)
