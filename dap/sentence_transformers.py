@@ -145,11 +145,11 @@ class DAPLoss(nn.Module):
         return losses
 
     def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
-        """Raise `ValueError` for input that this loss cannot take, and for a run without its heads."""
+        """Raise `ValueError` for input that this loss cannot take, or if its heads are lost."""
         if self.lacks_heads:
             raise UserError(
-                "the trainer has loaded the encoder of a checkpoint, but not the heads of this loss: "
-                "begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume."
+                "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
+                "loss: begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume."
             )
         self.has_trained = self.has_trained or self.dap.dap.encoder.training
         if any("attention_mask" not in text for text in texts):
