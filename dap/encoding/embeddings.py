@@ -4,6 +4,9 @@ A shard holds the vectors of consecutive sentences. Its name, such as `shard-000
 its number and a hash of the model and the sentences. So a run finds the shards of an earlier run
 that has the same model and text, and no others. A file only gets that name once it is complete.
 
+A shard is a .npy file with a digest behind the array. The digest covers the file's name, the shape,
+the type and the vectors. A shard without the right digest is encoded again.
+
 Only one run at a time may use a folder. The processes of one launch share it.
 
 If the folder is the local copy of an address (`dap.addresses`), each finished shard is also sent
@@ -13,7 +16,9 @@ Legend: `N` sentences, `D` dimensions, `n` sentences of a shard or a piece.
 """
 
 import hashlib
+import io
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import timedelta
 from itertools import islice
@@ -33,6 +38,9 @@ from dap.errors import SHOWN, UserError, joined, one_line
 from dap.file_io import disk_full, whole_file
 from dap.tokenizers import tokenizer_state
 
+logger = logging.getLogger(__name__)
+
+DIGEST_SIZE = hashlib.sha256().digest_size  # bytes
 #: Sentences of a shard. A kill loses at most one shard per process, and processes share whole
 #: shards.
 SHARD_SIZE = 16384
@@ -220,7 +228,7 @@ def _encode_shards(
         shard = folder / f"shard-{number:06d}-{_shard_hash(fingerprint, text)}.npy"
         shards.append(shard)
         is_mine = number % state.num_processes == state.process_index
-        if not is_mine or _is_whole(shard, len(text)):
+        if not is_mine or _is_whole(shard):
             bar.update(len(text))
         else:
             try:
@@ -253,17 +261,32 @@ def _shard_hash(fingerprint: str, text: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_whole(shard: Path, rows: int) -> bool:
-    """Tell whether a shard exists and has its rows.
+def _is_whole(shard: Path) -> bool:
+    """Tell whether a shard exists and holds what was written into it.
 
-    A name alone does not prove it: after a power cut a disk may lack data that it had confirmed.
+    A name alone does not prove it. After a power cut a disk may lack data that it had confirmed,
+    and somebody may have put another file there.
     """
     if not shard.is_file():
         fetch_path(shard)
-    try:
-        return len(np.load(shard, mmap_mode="r")) == rows
-    except (OSError, ValueError, EOFError):
+    if not shard.is_file():
         return False
+    is_whole = False
+    if shard.stat().st_size > DIGEST_SIZE:
+        content = np.memmap(shard, np.uint8, "r")
+        digest = _content_digest(shard, content[:-DIGEST_SIZE].data)
+        is_whole = content[-DIGEST_SIZE:].tobytes() == digest
+    if not is_whole:
+        logger.warning("%s is damaged or of an earlier version: it is encoded again", shard)
+    return is_whole
+
+
+def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of a shard's name and its content, which may come in parts."""
+    digest = hashlib.sha256(shard.name.encode())
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 def encode_pieces(
@@ -318,12 +341,18 @@ def require_finite(
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Write a .npy file, which appears once it is complete. Raises the errors of `whole_file`."""
+    """Write a .npy file with a digest, which appears once it is complete.
+
+    Raises the errors of `whole_file`.
+    """
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vectors))
+    # numpy's own tofile would not say why it fails.
+    parts = [header.getbuffer(), np.ascontiguousarray(vectors).data.cast("B")]
     with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
-        header = np.lib.format.header_data_from_array_1_0(vectors)
-        np.lib.format.write_array_header_1_0(file, header)
-        # numpy's own tofile would not say why it fails.
-        file.write(np.ascontiguousarray(vectors).data)
+        for part in parts:
+            file.write(part)
+        file.write(_content_digest(path, *parts))
 
 
 def _write_shard(vectors: np.ndarray, shard: Path) -> None:

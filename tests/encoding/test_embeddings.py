@@ -92,14 +92,35 @@ def test_another_model_finds_no_shards(encoder: SentenceEncoder, tmp_path: Path)
     assert not shards(tmp_path).keys() & before.keys()
 
 
-@pytest.mark.parametrize("bytes_left", [0, 60, 500])
-def test_a_damaged_shard_is_made_again(
-    encoder: SentenceEncoder, bytes_left: int, tmp_path: Path
+def spoil(shard: Path, how: str) -> None:
+    """Damage a shard, or put other vectors in its place."""
+    vectors = np.array(np.load(shard))
+    if how == "rows":
+        vectors = vectors[:, :8]
+    elif how == "type":
+        vectors = vectors.astype(np.float64)
+    elif how == "content":
+        vectors[3] += 1
+    if how == "other shard":
+        shutil.copy(max(shard.parent.iterdir()), shard)
+    elif how.isdigit():
+        os.truncate(shard, int(how))
+    else:
+        np.save(shard, vectors)
+
+
+@pytest.mark.parametrize(
+    "how", ["0", "60", "500", "3300", "rows", "type", "content", "other shard"]
+)
+def test_a_damaged_or_replaced_shard_is_made_again(
+    encoder: SentenceEncoder, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
-    os.truncate(min(tmp_path.iterdir()), bytes_left)
+    spoil(min(tmp_path.iterdir()), how)
     found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
     np.testing.assert_allclose(found, encoder.encode(SENTENCES), atol=1e-6)
+    assert "shard-000000" in caplog.text
+    assert "shard-000001" not in caplog.text
 
 
 @pytest.fixture
