@@ -1,7 +1,12 @@
 """Search arrays of vectors: nearest neighbours, retrieval accuracy and hard negatives."""
 
 from dap.search.approximate import approximate_neighbours, recall_at_k
-from dap.search.retrieval import group_averages, retrieval_accuracy
+from dap.search.retrieval import (
+    PoolAccuracy,
+    group_averages,
+    multilingual_pool_accuracy,
+    retrieval_accuracy,
+)
 from dap.search.similarity import (
     Array,
     Neighbours,

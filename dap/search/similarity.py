@@ -132,11 +132,24 @@ def nearest(queries: Array, keys: Array) -> np.ndarray:
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
     """
-    _, group = unit_rows(keys, "keys").unique(dim=0, return_inverse=True)  # (M,)
-    _, first_of_group = np.unique(group.cpu(), return_index=True)
-    distinct = np.sort(first_of_group)  # rows of keys that equal no earlier key
+    distinct = np.unique(first_equal_rows(keys, "keys"))  # rows of keys that equal no earlier key
     _, found = nearest_neighbours(queries, keys[distinct])  # (N, 1)
     return distinct[found[:, 0]]
+
+
+def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
+    """Find for every row the first row of the same direction, which may be itself: (N,) int64.
+
+    >>> first_equal_rows(np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).tolist()
+    [0, 1, 0]
+
+    Args:
+        array: (N, D) numpy or torch, need not be normalised.
+        name: name of the array, for errors.
+    """
+    _, group = unit_rows(array, name).unique(dim=0, return_inverse=True)  # (N,)
+    _, first_of_group, group = np.unique(group.cpu(), return_index=True, return_inverse=True)
+    return first_of_group[group]
 
 
 def unit_rows(

@@ -6,7 +6,11 @@ import torch
 from sentence_transformers.sentence_transformer.evaluation import TranslationEvaluator
 
 from dap.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
-from dap.search.retrieval import group_averages, retrieval_accuracy
+from dap.search.retrieval import (
+    group_averages,
+    multilingual_pool_accuracy,
+    retrieval_accuracy,
+)
 
 
 def noisy_pairs(pairs: int = 80, dimensions: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -49,6 +53,58 @@ def test_equals_the_translation_evaluator_of_sentence_transformers() -> None:
     metrics = GivenEmbeddings(source_names, target_names, write_csv=False)(None)
     expected = metrics["src2trg_accuracy"] * 100, metrics["trg2src_accuracy"] * 100
     assert retrieval_accuracy(source, target) == pytest.approx(expected)
+
+
+def naive_pool(queries: np.ndarray, others: np.ndarray) -> tuple[float, float]:
+    """Return accuracy and share of the own language, with the rules of the docstring as loops."""
+    right = 0
+    own = 0
+    for i, query in enumerate(queries):
+        best = ("none", -1)
+        highest = -np.inf
+        candidates = [("own", row, queries[row]) for row in range(len(queries))]
+        candidates += [("other", row, others[row]) for row in range(len(others))]
+        for side, row, key in candidates:
+            cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
+            is_query = side == "own" and np.array_equal(query, key)
+            if not is_query and cosine > highest:
+                best = (side, row)
+                highest = cosine
+        right += best == ("other", i)
+        own += best[0] == "own"
+    return 100 * right / len(queries), 100 * own / len(queries)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0, 2.0])
+def test_the_multilingual_pool_equals_the_naive_loop(bias: float) -> None:
+    source, target = noisy_pairs()
+    source[:, 0] += bias  # a direction that only tells the language
+    target[:, 0] -= bias
+    source[7] = source[3]  # repeated sentences
+    target[50] = target[51]
+    found = multilingual_pool_accuracy(source, target)
+    expected = naive_pool(source, target), naive_pool(target, source)
+    for shares, (accuracy, own_language) in zip(found, expected, strict=True):
+        assert (shares.accuracy, shares.own_language) == (accuracy, own_language)
+    plain = retrieval_accuracy(source, target)
+    losses = [accuracy - shares.accuracy for accuracy, shares in zip(plain, found, strict=True)]
+    assert min(losses) >= 0
+    if bias:
+        assert min(losses) > 5
+
+
+def test_the_multilingual_pool_of_useless_encoders() -> None:
+    rng = np.random.default_rng(0)
+    source, target = rng.normal(size=(2, 500, 32))
+    for shares in multilingual_pool_accuracy(source, target):  # half of all candidates each
+        assert shares.accuracy < 2
+        assert shares.own_language == pytest.approx(50, abs=8)
+    # all sentences of a language have one vector
+    one, other = np.eye(2).repeat(4, 0).reshape(2, 4, 2)
+    for shares in multilingual_pool_accuracy(one, other):
+        assert (shares.accuracy, shares.own_language) == (25, 0)
+    for shares in multilingual_pool_accuracy(one[:1], other[:1]):  # there is no other sentence
+        assert (shares.accuracy, shares.own_language) == (100, 0)
 
 
 @pytest.mark.parametrize(("source", "target"), [(3, 2), (0, 0)])
