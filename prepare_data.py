@@ -48,7 +48,7 @@ from dap.text import disk_path, find_bitext
 logger = logging.getLogger(__name__)
 
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 7
+VERSION = 8
 
 
 @dataclass
@@ -114,7 +114,7 @@ def check_outside(args: DataArguments, options: PrepareOptions) -> None:
     """
     output = Path(args.output_dir).resolve()
     values = vars(args) | vars(options)
-    read = ["data", "evaluation_data", "licences", "tokenizer", "target_vocabulary"]
+    read = ["data", "evaluation_data", "licences", "tokenizer", "target_vocabulary", "model"]
     written = ["list_leaks"]
     if args.opus:
         written.append("download_dir")
@@ -234,7 +234,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         args, options = parser.parse_args_into_dataclasses(args=argv)
     check_outside(args, options)
 
-    given = [args.licences, options.tokenizer, options.target_vocabulary]
+    given = [args.licences, options.tokenizer, options.target_vocabulary, options.model]
     read = [*args.data, *args.evaluation_data, *filter(None, given)]
     inputs = [Path(path).expanduser() for path in read]
     outputs = {"--output_dir": args.output_dir}

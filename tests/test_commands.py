@@ -374,7 +374,7 @@ PATHS = {
     "align_words": "model output report_file gold",
     "push_to_hub": "output_dir results dataset_info",
     "prepare_data": "data evaluation_data output_dir list_leaks download_dir licences tokenizer "
-    "target_vocabulary",
+    "target_vocabulary model",
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from conftest import REPOSITORY, synthetic_pairs
@@ -16,6 +17,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from written import full_disk, serve_folder, text_of, zip_of
 
+from dap.encoding import load_encoder
 from dap.errors import UserError
 from dap.languages import normalise
 from dap.prepare.options import PrepareOptions
@@ -139,6 +141,32 @@ def test_the_identifier_is_asked(raw: Path, tmp_path: Path) -> None:
         "de": 10,
         "fr": 0,
     }
+
+
+def test_pairs_of_low_cosine_are_dropped_and_counted(
+    raw: Path, tmp_path: Path, tiny_bert_dir: Path
+) -> None:
+    out = tmp_path / "out"
+    encoder = load_encoder(str(tiny_bert_dir))
+    cosines = []
+    for pair in long_pairs("de", 80):
+        one, other = encoder.encode(pair).astype(np.float64)
+        cosines.append(float(one @ other / np.linalg.norm(one) / np.linalg.norm(other)))
+    threshold = (sorted(cosines)[39] + sorted(cosines)[40]) / 2
+
+    options = {"model": tiny_bert_dir, "min_similarity": threshold, "languages": "de"}
+    report = run(arguments(raw, out, **options))
+    assert report["languages"]["de"]["similarity"] == 40
+    assert "low cosine of the sentence vectors" in (out / "README.md").read_text()
+    kept = set()
+    for row in load_dataset(str(out), cache_dir=str(tmp_path / "cache"))["train"]:
+        kept.add((row["source"], row["target"]))
+    for pair, cosine in zip(long_pairs("de", 80), cosines, strict=True):
+        assert pair not in kept or cosine >= threshold
+
+    for option in (["--min_similarity", "0.5"], ["--model", "m"]):
+        with pytest.raises(UserError, match="give --min_similarity and --model together"):
+            run([*arguments(raw, tmp_path / "other"), *option])
 
 
 def test_a_warning_names_a_language_without_training_pairs(
@@ -357,6 +385,7 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> No
         ("language_identifier", "absent:f"),
         ("num_workers", 0),
         ("leak_threshold", 2),
+        ("min_similarity", 1.5),
         ("url_pattern", "("),
         ("opus", "NoSuchCorpus"),
     ],

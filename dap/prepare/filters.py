@@ -2,7 +2,7 @@
 
 A pair that fails several filters is counted under the first reason in the order of `REASONS`. The
 filters and their defaults are those of the paper's released code. The checks of the script and the
-language are additions.
+language, and the similarity of the two sides, are additions.
 
 *Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
 are
@@ -24,6 +24,7 @@ import polars as pl
 from dap.errors import UserError, loading
 from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, base_language
 from dap.prepare.options import PrepareOptions
+from dap.prepare.similarity import cosines
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
 REASONS = {
@@ -36,6 +37,7 @@ REASONS = {
     "shared": "too many tokens shared by both sides",
     "script": "letters of another script than the language's",
     "language": "another language, by the identifier",
+    "similarity": "low cosine of the sentence vectors",
 }
 #: What is repaired in a pair that may stay.
 REPAIRS = ("control_characters", "nfc")
@@ -68,7 +70,7 @@ def clean(
         The pairs that pass, and the count of each repair and reason.
 
     Raises:
-        UserError: as `load_tokenizer` and `identified`.
+        UserError: as `load_tokenizer`, `identified` and `cosines`.
     """
     languages = {"source": language, "target": options.target_language}
     if options.strip_quotes:
@@ -82,13 +84,20 @@ def clean(
     passed = pairs.filter(reason.is_null())
     dropped = dict(reason.drop_nulls().value_counts().iter_rows())
 
-    # The language identifier is slow, so it sees only the pairs that pass all other filters.
+    # The language identifier is slow, so it sees only the pairs that pass the filters above.
     kept = passed
     if options.language_identifier:
         for side, code in languages.items():
             codes = identified(options.language_identifier, kept[side].to_list())
             kept = kept.filter([base_language(found) == base_language(code) for found in codes])
     dropped["language"] = len(passed) - len(kept)
+
+    # The encoder is slower still.
+    if options.min_similarity is not None:
+        known = len(kept)
+        found = cosines(options.model, kept["source"].to_list(), kept["target"].to_list())
+        kept = kept.filter(found >= options.min_similarity)
+        dropped["similarity"] = known - len(kept)
 
     for name in REASONS:
         counts[name] = dropped.get(name, 0)

@@ -57,6 +57,15 @@ class PrepareOptions:
         "module:function that takes a list of texts and returns a language code for each. For "
         "languages other than the 36, it must return the codes of the file names (sr or srp).",
     )
+    min_similarity: float | None = arg(
+        None,
+        "Drop pairs whose sentence vectors, by --model, have a lower cosine. Choose it by "
+        "mine_bitext.py --score_only --margin absolute on a sample.",
+    )
+    model: str | None = arg(
+        None,
+        "Encoder for --min_similarity: a folder, a Hub id, or a .onnx file of ours.",
+    )
     leak_threshold: float = arg(
         0.7,
         "Texts are near copies if they share this share of their character n-grams. 0: find only "
@@ -85,5 +94,12 @@ class PrepareOptions:
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise UserError(f"--{name} {value}: give a share, 0 to 1 (0: no check)")
+        if (self.min_similarity is None) != (self.model is None):
+            given = f"--min_similarity {self.min_similarity}"
+            if self.model is not None:
+                given = f"--model {self.model}"
+            raise UserError(f"{given}: give --min_similarity and --model together")
+        if self.min_similarity is not None and not -1.0 <= self.min_similarity <= 1.0:
+            raise UserError(f"--min_similarity {self.min_similarity}: give a cosine, -1 to 1")
         require_least(self, max_ratio=1, max_shared=1e-9, min_tokens=0, max_tokens=1)
         require_least(self, max_pairs=0, max_corpus_pairs=0, dev_pairs=0, shard_size=1)

@@ -46,6 +46,7 @@ from dap.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap.prepare.leaks import LeakIndex, load_index
 from dap.prepare.options import PrepareOptions
 from dap.prepare.run_folder import VOCABULARY, Plan, RawFile
+from dap.prepare.similarity import load_encoder
 from dap.ray.connection import each_on_cluster
 from dap.text import LineAudit, read_tables
 from dap.text_keys import ranks, text_keys
@@ -113,7 +114,7 @@ def prepare(
 
 
 def check_names(options: PrepareOptions) -> None:
-    """Load the tokenizers and the language identifier, so that a wrong name is found early.
+    """Load the tokenizers, the identifier and the encoder, so that a wrong name is found early.
 
     Raises:
         UserError: one of them cannot be loaded or used.
@@ -129,6 +130,8 @@ def check_names(options: PrepareOptions) -> None:
             )
     if options.language_identifier:
         identified(options.language_identifier, ["One sentence."])
+    if options.model:
+        load_encoder(options.model)
 
 
 # ------------------------------------------------------------------------------- 1. cleaning
@@ -460,6 +463,6 @@ def _start_worker(count: int) -> None:
         os._exit(1)
 
     threads = max((os.cpu_count() or 1) // count, 1)
-    for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"):
+    for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -1,0 +1,56 @@
+"""Measure how similar the two sides of pairs are, with a sentence encoder.
+
+Shapes: N pairs of a table, D dimensions of a vector.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from dap.errors import UserError
+
+#: Imported only when it is asked for. Preparing text otherwise needs no model and no torch.
+_ENCODING = "dap.encoding"
+
+
+@cache
+def load_encoder(name: str) -> Any:
+    """Load the encoder of a folder, a Hub id or an `.onnx` file, with its own pooling and prefix.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    return import_module(_ENCODING).EncoderArguments(model_name_or_path=name).load()
+
+
+def cosines(name: str, source: Sequence[str], target: Sequence[str]) -> np.ndarray:
+    """Return the cosine of each pair's sentence vectors, (N,) float64.
+
+    Args:
+        name: of the encoder, as `load_encoder` takes it.
+        source: N sentences.
+        target: N sentences.
+
+    Raises:
+        UserError: the encoder cannot be loaded, or gives a vector that is not finite.
+    """
+    if not source:
+        return np.empty(0)
+    encoder = load_encoder(name)
+    token_budget = import_module(_ENCODING).tokens_of_a_batch(None)
+    sides = []
+    for texts in (source, target):
+        vectors = encoder.encode(texts, token_budget=token_budget).astype(np.float64)  # (N, D)
+        bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+        if len(bad):
+            raise UserError(
+                f"--model {name}: NaN or infinity in the vector of {texts[bad[0]][:60]!r}; check "
+                "the model's weights"
+            )
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        sides.append(vectors / np.where(lengths == 0, 1, lengths))
+    source_vectors, target_vectors = sides
+    return (source_vectors * target_vectors).sum(1)
