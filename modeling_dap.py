@@ -284,6 +284,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 "give the tokenizer's mask_token_id."
             )
         self.projection = self.rtl_head = self.prediction_head = self.bow_transform = None
+        #: Whether the prediction head of a pretrained encoder still has random weights.
+        self.has_random_head = False
         for objective in self.objectives:
             for name, build in objective.heads.items():
                 if getattr(self, name, None) is None:  # objectives can share a head
@@ -727,6 +729,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 f"{name} has no masked-LM head, or one that does not end in its word embeddings: "
                 "the prediction head starts from random weights."
             )
+            self.has_random_head = True
             if token_counts is not None:
                 head.start_bias(token_counts)
         elif token_counts is not None:

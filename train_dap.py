@@ -31,6 +31,7 @@ from dap.text import count_pairs, find_bitext, load_bitext
 from dap.training import (
     FINISHED,
     HARDLY,
+    HEADS_FILE,
     READERS,
     BitextCollator,
     DAPTrainer,
@@ -53,6 +54,7 @@ from dap.training import (
     require_batch,
     split_validation,
     tokenize_bitext,
+    train_missing_heads,
     train_to_end,
 )
 from modeling_dap import DAPForPreTraining
@@ -309,6 +311,8 @@ def finish(
         made["base_commit"] = commit
     if find_spec("matplotlib"):
         plot_curves(state.log_history, folder / CURVES)
+    # The saved model has the heads.
+    (folder / HEADS_FILE).unlink(missing_ok=True)
     write_json(metrics | made, folder / FINISHED)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
@@ -376,7 +380,10 @@ def run(
     with guarded(folders=outputs, inputs=inputs, model=start, is_writer=is_writer):
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training, model_class)
-        record_run(record | (also_recorded or {}), training, checkpoint)
+        record |= also_recorded or {}
+        record_run(record, training, checkpoint)
+        if checkpoint is None:
+            train_missing_heads(trainer, record)
         metrics = train_to_end(trainer, checkpoint)
         finish(trainer, metrics, model_args)
 

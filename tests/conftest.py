@@ -178,6 +178,7 @@ def training_flags(model: Path, text: Path) -> list[str]:
         *("--model_name_or_path", str(model), "--train_data", str(text), "--max_seq_length", "16"),
         *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20"),
         *("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "5"),
+        *("--head_steps", "0"),
     ]
 
 

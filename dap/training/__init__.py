@@ -10,6 +10,7 @@ from dap.training.batches import (
     tokenize_bitext,
 )
 from dap.training.grad_cache import CachedBatch
+from dap.training.head_training import HEADS_FILE, train_missing_heads
 from dap.training.resuming import (
     FINISHED,
     changes_weights,

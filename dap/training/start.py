@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 #: Attributes of `DAPForPreTraining` that hold a head, or None if the objective does not use it.
 HEADS = ("rtl_head", "prediction_head", "bow_transform", "projection")
+#: How the names of a prediction head's weights begin: those of its transform and of its output.
+TRANSFORM = ("dense.", "norm.")
+OUTPUT = ("bias", "decoder.", "token_ids")
 
 
 @dataclass
@@ -299,6 +302,10 @@ def read_heads(name: str) -> DAPForPreTraining:
 def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     """Copy the weights of all heads that both models have.
 
+    A prediction head consists of a transform and an output. The transform reads either token states
+    (RTL, TLM, MLM) or sentence vectors (BOW), and is copied to the transform of the same kind. BOW
+    can also start from a transform for token states, and then has to learn.
+
     Args:
         model: the model to copy into.
         other: the model to copy from.
@@ -309,18 +316,25 @@ def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     Raises:
         UserError: the models have no head in common, or a head does not fit.
     """
-    taken = [head for head in HEADS if None not in (getattr(model, head), getattr(other, head))]
+    copied = heads_to_copy(model, other)
+    taken = [name for name in HEADS if name in copied]
     if not taken:
         raise UserError(
             f"objective {other.config.objective!r} there has no head that objective "
             f"{model.config.objective!r} here has: leave it out."
         )
     check_same_tasks(model, other, taken)
-    for head in taken:
-        copy_head(head, getattr(model, head), getattr(other, head))
+    own = transforms(model)
+    for name in taken:
+        parts = TRANSFORM if name in own.values() else ("",)
+        copy_head(name, getattr(model, name), copied[name], parts)
+    if set(taken) & set(own.values()):
+        copy_head("prediction_head", model.prediction_head, other.prediction_head, OUTPUT)
+    if own.keys() <= transforms(other).keys():
+        model.has_random_head = False
 
-    theirs = other.get_input_embeddings().weight
-    if not torch.equal(theirs, model.get_input_embeddings().weight):
+    words = other.get_input_embeddings().weight
+    if not torch.equal(words, model.get_input_embeddings().weight):
         logger.warning(
             "the heads were trained with another encoder than this one, so they may have to learn "
             "anew"
@@ -328,16 +342,52 @@ def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     return taken
 
 
-def copy_head(name: str, head: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Copy a head's weights from another head of the same shape.
+def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[str, torch.nn.Module]:
+    """Return for the name of each head of the model the head of the other model to copy from."""
+    found = {}
+    for name in ("rtl_head", "projection"):
+        if None not in (getattr(model, name), getattr(other, name)):
+            found[name] = getattr(other, name)
+
+    theirs = transforms(other)
+    for kind, name in transforms(model).items():
+        if kind in theirs:
+            found[name] = getattr(other, theirs[kind])
+        elif kind == "sentences" and theirs:
+            found[name] = getattr(other, theirs["tokens"])
+    return found
+
+
+def transforms(model: DAPForPreTraining) -> dict[str, str]:
+    """Return the name of the head that transforms token states ("tokens") or sentence vectors.
+
+    BOW (sentence vectors: "sentences") has a transform of its own only if another objective predicts
+    from token states.
+    """
+    found = {}
+    if model.prediction_head is None:
+        return found
+    if model.config.objectives - {"tr", "bow"}:
+        found["tokens"] = "prediction_head"
+    if "bow" in model.config.objectives:
+        has_own = model.bow_transform is not None
+        found["sentences"] = "bow_transform" if has_own else "prediction_head"
+    return found
+
+
+def copy_head(
+    name: str, head: torch.nn.Module, other: torch.nn.Module, parts: tuple[str, ...] = ("",)
+) -> None:
+    """Copy weights of a head from another head of the same shape.
 
     Args:
         name: the head's name, for the error.
         head: the head to copy into.
         other: the head to copy from.
+        parts: how the names of the weights to copy begin.
     """
-    own = head.state_dict()
-    theirs = other.state_dict()
+    own = {key: value for key, value in head.state_dict().items() if key.startswith(parts)}
+    theirs = {key: value for key, value in other.state_dict().items() if key.startswith(parts)}
     for key in {**theirs, **own}:
         here = tuple(own[key].shape) if key in own else None
         there = tuple(theirs[key].shape) if key in theirs else None
@@ -345,7 +395,7 @@ def copy_head(name: str, head: torch.nn.Module, other: torch.nn.Module) -> None:
             raise UserError(
                 f"{name}.{key} has shape {there} there, {here} here: give the encoder of that run."
             )
-    head.load_state_dict(theirs)
+    head.load_state_dict(theirs, strict=False)
 
 
 def check_same_tasks(
@@ -367,7 +417,7 @@ def check_same_tasks(
                     f"{field}={theirs!r} there, but {own!r} here: give --{field} {theirs}."
                 )
 
-    if "prediction_head" in taken:
+    if {"prediction_head", "bow_transform"} & set(taken):
         theirs = other.prediction_head.token_ids
         own = model.prediction_head.token_ids
         if theirs is None and own is None:

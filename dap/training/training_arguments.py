@@ -196,6 +196,16 @@ class DAPTrainingArguments(TrainingArguments):
     head_learning_rate: float | None = arg(
         None, "Peak learning rate of the heads, if it differs. The schedule is the same."
     )
+    head_steps: int = arg(
+        500,
+        "Steps that train the heads of RTL and BOW before the joint training, if they start from "
+        "random weights. The encoder stays unchanged. 0 leaves this out.",
+    )
+    head_pairs: int = arg(
+        20_000,
+        "Pairs that these steps learn from. They are encoded once. RTL keeps their token states "
+        "in memory, about 0.5 GB for 20,000 pairs at a hidden size of 384 and 32 tokens.",
+    )
     max_steps: int = arg(100_000, "Number of optimizer steps.")
     per_device_train_batch_size: int = arg(128, "Pairs per process and step.")
     dataloader_drop_last: bool = arg(
@@ -292,6 +302,11 @@ class DAPTrainingArguments(TrainingArguments):
                 "1 or more, or leave it out",
             ),
             "head_learning_rate": (rate is None or rate >= 0, "0 or more"),
+            "head_steps": (
+                self.head_steps >= 0,
+                "0 (no training of the heads by themselves) or more",
+            ),
+            "head_pairs": (self.head_pairs >= 2, "2 or more"),
             "dataloader_drop_last": (
                 self.dataloader_drop_last,
                 "true: negatives are gathered from equal batches",

@@ -114,6 +114,36 @@ def test_only_heads_that_both_objectives_have_are_copied(flags: list[str], tmp_p
         assert all(torch.equal(value, made[name]) for name, value in copied.items())
 
 
+def test_heads_of_bag_of_words_go_where_bag_of_words_uses_them(
+    flags: list[str], tmp_path: Path
+) -> None:
+    made = {}
+    for objective in ("bow", "tr+rtl+bow"):
+        folder = tmp_path / objective
+        steps = ["--max_steps", "1", "--freeze_encoder"]
+        run([*flags, *steps, "--objective", objective, "--output_dir", str(folder)])
+        made[objective] = load_file(folder / "model.safetensors")
+
+    # BOW has a transform of its own only beside RTL.
+    transform = ("dense.weight", "dense.bias", "norm.weight", "norm.bias")
+    cases = [("bow", "tr+rtl+bow", "prediction_head", "bow_transform")]
+    cases.append(("tr+rtl+bow", "tr+bow", "bow_transform", "prediction_head"))
+    for start, objective, theirs, own in cases:
+        more = ["--init_heads_from", str(tmp_path / start), "--objective", objective]
+        model = built([*flags, *more, "--output_dir", str(tmp_path / "next")]).model
+        found = model.state_dict()
+        for part in transform:
+            assert torch.equal(found[f"{own}.{part}"], made[start][f"{theirs}.{part}"])
+        bias = "prediction_head.bias"
+        assert torch.equal(found[bias], made[start][bias])
+        # The transform of RTL still has to learn.
+        assert model.has_random_head == (objective == "tr+rtl+bow")
+    assert not torch.equal(
+        made["bow"]["prediction_head.dense.weight"],
+        made["tr+rtl+bow"]["bow_transform.dense.weight"],
+    )
+
+
 def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
     flags: list[str], bitext_dir: Path, tmp_path: Path
 ) -> None:

@@ -21,7 +21,9 @@ from safetensors.torch import load_file
 from transformers import BertModel, PreTrainedTokenizerFast
 
 import train_dap
+from dap.file_io import read_json
 from dap.training.fsdp import check_fsdp
+from dap.training.head_training import RESULTS_FILE
 from dap.training.resuming import FINISHED
 from dap.training.training_arguments import Arguments, DAPTrainingArguments, parse_arguments
 from modeling_dap import DAPForPreTraining
@@ -54,7 +56,7 @@ def flags(encoder: Path, bitext_dir: Path) -> list[str]:
     options = (
         "--max_seq_length 16 --total_train_batch_size 134 --max_steps 4 --dev_pairs 20 "
         "--gradient_accumulation_steps 2 --learning_rate 1e-4 --head_learning_rate 5e-4 "
-        "--rtl_layers 1 --report_to none --disable_tqdm true --logging_steps 1 --ddp_timeout 100"
+        "--rtl_layers 1 --head_steps 3 --report_to none --disable_tqdm true --logging_steps 1 --ddp_timeout 100"
     )
     start = ["--model_name_or_path", str(encoder), "--train_data", str(bitext_dir)]
     return [*start, *options.split()]
@@ -142,6 +144,11 @@ def test_two_processes_in_chunks_have_the_losses_of_one(
             for key in (*LOSSES, "head_learning_rate"):
                 place = (kind, key, first["step"])
                 assert second[key] == pytest.approx(first[key], rel=1e-4), place
+
+    # The heads were trained first, by one process.
+    assert read_json(runs / name / RESULTS_FILE)["rtl_loss_after"] == pytest.approx(
+        read_json(runs / "one" / RESULTS_FILE)["rtl_loss_after"], rel=1e-4
+    )
 
     # A frozen encoder stays the same.
     saved = load_file(runs / f"heads-{name}" / "model.safetensors")

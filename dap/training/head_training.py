@@ -1,0 +1,370 @@
+"""Train the heads of RTL and BOW before the joint training, on outputs of the unchanged encoder.
+
+An encoder without a masked-LM head, such as E5 or LaBSE, starts with a prediction head of random
+weights. At the encoder's learning rate such a head learns too slowly to teach the encoder anything.
+`train_missing_heads` trains it first:
+
+1. Take the first pairs of the training, in the language mix of the run.
+2. Encode them once and keep what the heads read: sentence vectors (BOW) or token states (RTL).
+3. Train the heads on what was kept. The encoder does not run again, so a step is cheap.
+4. Save the heads in the output folder, where the run finds them if it is started again.
+
+Shapes in the comments: `N` pairs, `B` pairs of a batch, `S` tokens, `D` hidden size, `G` groups of
+labels.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.distributed import broadcast
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import get_linear_schedule_with_warmup
+
+from dap.file_io import whole_file, write_json
+from dap.training.batches import BitextCollator
+from dap.training.grad_cache import seeded
+from dap.training.resuming import differences
+from dap.training.source_reading import READERS, source_reading
+from dap.training.trainer import DAPTrainer
+from modeling_dap import DAPForPreTraining
+from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
+
+logger = logging.getLogger(__name__)
+
+#: The trained heads and what their training reached, in the output folder.
+HEADS_FILE = "trained_heads.safetensors"
+RESULTS_FILE = "head_results.json"
+
+#: How the heads are trained. `--head_steps` and `--head_pairs` decide how long.
+LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.98)
+WARMUP_STEPS = 50
+PAIRS_PER_STEP = 96
+LARGEST_GRADIENT_NORM = 1.0
+#: Number of pairs that are encoded at a time.
+PAIRS_AT_A_TIME = 128
+
+Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
+
+
+def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
+    """Train the heads of RTL and BOW if they have random weights, or load them if that is done.
+
+    With several processes, the first one trains and sends the heads to the others. Neither the
+    encoder's weights nor the random numbers of the joint training change.
+
+    Args:
+        trainer: its model gets the heads. Its dataset gives the pairs.
+        run: record of the run. Heads in the output folder are reused if they have the same one.
+    """
+    model = trainer.model
+    args = trainer.args
+    readers = [objective for objective in model.objectives if objective.name in READERS]
+    is_off = args.head_steps == 0 or args.freeze_encoder
+    if is_off or not model.has_random_head or not readers:
+        return
+
+    if args.process_index == 0:
+        file = Path(args.output_dir) / HEADS_FILE
+        begins_anew = str(args.resume_from_checkpoint).lower() == "false"
+        if begins_anew or not load_heads(model, file, run):
+            with frozen_encoder(model, args.device), seeded(args.seed, args.device):
+                results = train_heads(trainer, readers)
+            write_json(results, file.with_name(RESULTS_FILE))
+            save_heads(model, file, run)
+    share_heads(model, args.world_size, args.device)
+    model.has_random_head = False
+
+
+def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, float]:
+    """Train the heads of these objectives, and measure how much they use the source.
+
+    Returns:
+        Number of pairs and steps, seconds, the loss of the last steps, and `source_reading` before
+        and after.
+    """
+    args = trainer.args
+    model = trainer.model
+    started = time.perf_counter()
+    with trainer.accelerator.autocast():
+        before = measure(trainer)
+        rows = first_pairs(trainer, args.head_pairs)
+        kept = encode_once(trainer, readers, rows)
+        encoded_at = time.perf_counter()
+        loss = fit(trainer, readers, kept)
+        trained_at = time.perf_counter()
+        after = measure(trainer)
+
+    for reader in readers:
+        name = f"{reader.name}_source_nats"
+        if name in after:
+            logger.info(
+                "the %s head learned from %d pairs in %d steps; information from the source: "
+                "%.2f nats per token before, %.2f after",
+                reader.name.upper(),
+                len(rows),
+                args.head_steps,
+                before[name],
+                after[name],
+            )
+    results = {"pairs": len(rows), "steps": args.head_steps, "loss": round(loss, 4)}
+    results["encoding_seconds"] = round(encoded_at - started, 1)
+    results["training_seconds"] = round(trained_at - encoded_at, 1)
+    results |= {f"{name}_before": value for name, value in before.items()}
+    results |= {f"{name}_after": value for name, value in after.items()}
+    model.train()
+    return results
+
+
+# ------------------------------------------------------------------------- 1. pairs to learn from
+
+
+def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
+    """Return the first pairs that the joint training would draw, or all if there are fewer."""
+    dataset = trainer.train_dataset
+    if isinstance(dataset, IterableDataset):
+        return list(dataset.take(count))
+    numbers = list(islice(iter(trainer.train_sampler), count))
+    return dataset.select(numbers).to_list()
+
+
+# --------------------------------------------------------------------------- 2. encode them once
+
+
+@dataclass
+class KeptPairs:
+    """Pairs, and the encoder's outputs for them that the heads read.
+
+    Attributes:
+        rows: the N tokenised pairs.
+        collator: pads some of them to a batch.
+        encoded: word embeddings for the heads, and the sentence vectors (N, D) if a head reads
+            them. It has no token states, because these have different lengths.
+        states: `source_states` and `target_states`, if a head reads them: for each pair a tensor
+            (S, D) in bfloat16 on the CPU.
+    """
+
+    rows: Rows
+    collator: BitextCollator
+    encoded: Encoded
+    states: dict[str, list[Tensor]]
+
+    def batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Pairs, Encoded]:
+        """Return some of the pairs before and after the encoder, padded."""
+        pairs = pad_pairs([self.rows[number] for number in numbers], self.collator, device)
+        states = {}
+        for name, kept in self.states.items():
+            own = [kept[number] for number in numbers]
+            states[name] = pad_sequence(own, batch_first=True).to(device).float()  # (B, S, D)
+        embeds = {}
+        for name in ("source_embeds", "target_embeds"):
+            vectors = getattr(self.encoded, name)
+            embeds[name] = None if vectors is None else vectors[numbers]  # (B, D)
+        return pairs, Encoded(self.encoded.words, **states, **embeds)
+
+
+def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
+    """Pad tokenised pairs, and draw the noise that decides which tokens are masked."""
+    inputs = collator(rows)
+    sides = []
+    for side in ("source", "target"):
+        ids = inputs[f"{side}_input_ids"]
+        mask = inputs[f"{side}_attention_mask"]
+        sides.append(Sentences(ids.to(device), mask.to(device), torch.rand(ids.shape).to(device)))
+    return Pairs(*sides, language_ids=inputs["language_ids"].to(device))
+
+
+@torch.no_grad()
+def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -> KeptPairs:
+    """Encode the pairs, and keep only what the heads of these objectives read."""
+    model = trainer.model.eval()
+    device = trainer.args.device
+    collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
+    needs = needs_of(readers)
+    reads_target = bool(needs & {"embeds", "target_states"})
+    states: dict[str, list[Tensor]] = {
+        name: [] for name in ("source_states", "target_states") if name in needs
+    }
+    source_embeds = []
+    target_embeds = []
+    words = None
+
+    starts = range(0, len(rows), PAIRS_AT_A_TIME)
+    hidden = trainer.args.disable_tqdm
+    for start in tqdm(starts, desc="encode pairs for the heads", disable=hidden):
+        pairs = pad_pairs(rows[start : start + PAIRS_AT_A_TIME], collator, device)
+        if not reads_target:
+            # Do not spend time on targets that nobody reads: encode only their first token.
+            first = Sentences(*(value[:, :1] for value in pairs.target))
+            pairs = pairs._replace(target=first)
+        found = model.encode(pairs, needs)
+
+        if words is None:
+            words = found.words
+        if "embeds" in needs:
+            source_embeds.append(found.source_embeds.float())
+            target_embeds.append(found.target_embeds.float())
+        for name, kept in states.items():
+            side = pairs.source if name == "source_states" else pairs.target
+            lengths = side.mask.sum(1).tolist()
+            values = getattr(found, name).bfloat16().cpu()
+            # A copy of its own, so that the padding is freed.
+            kept += [value[:length].clone() for value, length in zip(values, lengths)]
+
+    encoded = Encoded(words)
+    if source_embeds:
+        encoded = Encoded(
+            words, source_embeds=torch.cat(source_embeds), target_embeds=torch.cat(target_embeds)
+        )
+    return KeptPairs(rows, collator, encoded, states)
+
+
+# ---------------------------------------------------------------------------- 3. train the heads
+
+
+def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> float:
+    """Train the heads on kept pairs.
+
+    Returns:
+        Mean loss of the last tenth of the steps, in nats per token. Losses of several objectives
+        are added up.
+    """
+    args = trainer.args
+    model = trainer.model
+    steps = args.head_steps
+    heads = list(head_parameters(model).values())
+    optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
+    warmup = min(WARMUP_STEPS, steps // 4)
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
+    draws = endless_batches(len(kept.rows))
+    losses = []
+
+    model.train()
+    model.dap.eval()
+    with tqdm(range(steps), desc="train the heads", disable=args.disable_tqdm) as bar:
+        for _ in bar:
+            pairs, encoded = kept.batch(next(draws), args.device)
+            loss = sum(mean_loss(reader, pairs, encoded, model) for reader in readers)
+            loss.backward()
+            clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+            if len(losses) % 20 == 0:
+                bar.set_postfix(loss=f"{loss.item():.2f}")
+    last = losses[-max(1, steps // 10) :]
+    return torch.stack(last).mean().item()
+
+
+def mean_loss(
+    reader: Objective, pairs: Pairs, encoded: Encoded, model: DAPForPreTraining
+) -> Tensor:
+    """Compute an objective's loss of this process only, without waiting for other processes."""
+    labels = reader.labels(pairs, model)
+    counts = labels.flatten(1).sum(1)  # (G,)
+    sums, _ = reader.loss_sum(pairs, encoded, model, labels)
+    means = sums / counts.clamp(min=1)
+    return means.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def endless_batches(count: int) -> Iterator[list[int]]:
+    """Yield numbers below `count` in batches. All are drawn before any is drawn again."""
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < PAIRS_PER_STEP:
+            waiting += torch.randperm(count).tolist()
+        yield waiting[:PAIRS_PER_STEP]
+        del waiting[:PAIRS_PER_STEP]
+
+
+def measure(trainer: DAPTrainer) -> dict[str, float]:
+    """Measure on the dev pairs how much the heads use the source. Return nothing without any."""
+    if not trainer.dev_bitext:
+        return {}
+    found = source_reading(
+        trainer.model,
+        trainer.processing_class,
+        trainer.dev_bitext,
+        trainer.max_seq_length,
+        trainer.prefix or "",
+    )
+    return {name: value for name, value in found.items() if "rho" not in name}
+
+
+def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters outside the encoder that RTL and BOW use, by name."""
+    heads = {}
+    for name, parameter in model.named_parameters():
+        if not name.startswith(("dap.", "projection.")):
+            heads[name] = parameter
+    return heads
+
+
+@contextmanager
+def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
+    """Keep the encoder from learning and the model on the device, until the block ends."""
+    home = model.device
+    learning = [each for each in model.dap.parameters() if each.requires_grad]
+    model.to(device)
+    model.dap.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        model.to(home)
+
+
+# -------------------------------------------------------------------------- 4. store and share them
+
+
+def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> None:
+    """Save the heads with the record of their run."""
+    heads = {name: value.detach().cpu() for name, value in head_parameters(model).items()}
+    with whole_file(file) as opened:
+        opened.write(save(heads, metadata={"run": json.dumps(run)}))
+
+
+@torch.no_grad()
+def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> bool:
+    """Load the heads that an earlier start of the same run has trained.
+
+    Returns:
+        Whether there were any.
+    """
+    if not file.exists():
+        return False
+    with safe_open(file, "pt") as stored:
+        if differences(json.loads(stored.metadata()["run"]), run):
+            logger.info("%s is of a run with other arguments: the heads are trained anew", file)
+            return False
+        for name, parameter in head_parameters(model).items():
+            parameter.copy_(stored.get_tensor(name))
+    logger.info("trained heads loaded from %s", file)
+    return True
+
+
+@torch.no_grad()
+def share_heads(model: DAPForPreTraining, processes: int, device: torch.device) -> None:
+    """Send the first process's heads to all others. All processes call this together."""
+    if processes == 1:
+        return
+    for parameter in head_parameters(model).values():
+        value = parameter.to(device)
+        broadcast(value, src=0)
+        parameter.copy_(value)
