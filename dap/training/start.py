@@ -359,10 +359,10 @@ def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[st
 
 
 def transforms(model: DAPForPreTraining) -> dict[str, str]:
-    """Return the name of the head that transforms token states ("tokens") or sentence vectors.
+    """Name the heads that transform token states ("tokens") and sentence vectors ("sentences").
 
-    BOW (sentence vectors: "sentences") has a transform of its own only if another objective predicts
-    from token states.
+    BOW, which reads sentence vectors, has a head of its own for it only if another objective
+    predicts from token states.
     """
     found = {}
     if model.prediction_head is None:

@@ -56,7 +56,8 @@ def flags(encoder: Path, bitext_dir: Path) -> list[str]:
     options = (
         "--max_seq_length 16 --total_train_batch_size 134 --max_steps 4 --dev_pairs 20 "
         "--gradient_accumulation_steps 2 --learning_rate 1e-4 --head_learning_rate 5e-4 "
-        "--rtl_layers 1 --head_steps 3 --report_to none --disable_tqdm true --logging_steps 1 --ddp_timeout 100"
+        "--rtl_layers 1 --head_steps 3 --report_to none --disable_tqdm true --logging_steps 1 "
+        "--ddp_timeout 100"
     )
     start = ["--model_name_or_path", str(encoder), "--train_data", str(bitext_dir)]
     return [*start, *options.split()]
