@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 from dap.errors import UserError
 
@@ -54,17 +54,39 @@ def _finite_number(text: str) -> float:
     return number
 
 
-def read_object(path: str | Path) -> dict[str, Any]:
+def read_object(
+    path: str | Path, kinds: Mapping[str, Any] | None = None, finite: bool = False
+) -> dict[str, Any]:
     """Read a JSON file that holds an object.
+
+    Args:
+        kinds: names that the object must have, and the type of each value, such as `int | None`. A
+            `float` may also be an integer. A name whose type allows None may be missing.
+        finite: as in `read_json`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: the file is not valid JSON, or holds a list or a single value.
+        UserError: the file is not valid JSON, holds a list or a single value, or a value is missing
+            or has another type.
     """
-    content = read_json(path)
+    content = read_json(path, finite)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object {{…}}")
+    for name, kind in (kinds or {}).items():
+        value = content.get(name)
+        if not _is_of(value, kind):
+            wanted = getattr(kind, "__name__", kind)
+            raise UserError(f"{path}: {name!r} is {value!r:.40}, expected {wanted}")
     return content
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Tell whether a value of a JSON file has a type. An integer is also a float, but no bool."""
+    if isinstance(value, bool):
+        return bool in (kind, *get_args(kind))
+    if isinstance(value, int) and isinstance(1.0, kind):
+        return True
+    return isinstance(value, kind)
 
 
 def write_json(content: Mapping[str, Any], path: str | Path) -> None:

@@ -13,6 +13,7 @@ from dap.training.grad_cache import CachedBatch
 from dap.training.head_training import HEADS_FILE, train_missing_heads
 from dap.training.resuming import (
     FINISHED,
+    ResumableTrainer,
     changes_weights,
     describe_run,
     differences,

@@ -5,18 +5,22 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
-from dap.errors import UserError
-from dap.file_io import read_json, write_json
+from dap.errors import UserError, one_line
+from dap.file_io import read_object, write_json
 from dap.reports import RECORD
 from dap.training.training_arguments import CONFIG_FIELDS, GROUPS, Arguments, DAPTrainingArguments
 from modeling_dap import DAPConfig
@@ -52,6 +56,20 @@ REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
+
+#: What a `trainer_state.json` must hold.
+OF_STATE = {
+    "global_step": int,
+    "max_steps": int,
+    "epoch": float | None,
+    "num_train_epochs": float | None,
+    "train_batch_size": int | None,
+    "log_history": list | None,
+    "stateful_callbacks": dict | None,
+    "best_metric": float | None,
+    "best_global_step": int | None,
+    "best_model_checkpoint": str | None,
+}
 
 #: Number of pairs per language that its digest is made from.
 PAIRS_IN_DIGEST = 2000
@@ -118,7 +136,9 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     of_checkpoint = checkpoint / RECORD
     if not of_run.exists() or not of_checkpoint.exists():
         return False
-    return bool(differences(read_json(of_run), read_json(of_checkpoint)))
+    with reading(checkpoint):
+        record = read_object(of_checkpoint)
+    return bool(differences(read_object(of_run), record))
 
 
 def missing_parts(checkpoint: Path) -> list[str]:
@@ -128,18 +148,115 @@ def missing_parts(checkpoint: Path) -> list[str]:
     """
     lacking = []
     for part, names in PARTS.items():
-        if not any(any(checkpoint.glob(name)) for name in names):
+        found = [path for name in names for path in checkpoint.glob(name)]
+        # DeepSpeed's part is a folder. The Trainer would skip another folder without a word.
+        if not any(path.is_file() or path.name.startswith("global_step") for path in found):
             lacking.append(part)
     try:
         trainer_state(checkpoint)
-    except (FileNotFoundError, NotADirectoryError, UserError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UserError):
         lacking.append(TRAINER_STATE_NAME)
     return lacking
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
-    """Read a checkpoint's `trainer_state.json`."""
-    return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
+    """Read a checkpoint's `trainer_state.json`.
+
+    Raises:
+        UserError: it is not the state of a `Trainer`.
+    """
+    return read_object(Path(checkpoint) / TRAINER_STATE_NAME, OF_STATE)
+
+
+@contextmanager
+def reading(checkpoint: str | Path) -> Iterator[None]:
+    """Turn any error while a checkpoint is read into one line that says how to go on.
+
+    Damaged files make torch, safetensors and the `Trainer` raise errors of any class.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        checkpoint = Path(checkpoint)
+        others = sort_checkpoints(str(checkpoint.parent))
+        before = others[: others.index(str(checkpoint))] if str(checkpoint) in others else []
+        usable = [path for path in before if not missing_parts(Path(path))]
+        then = (
+            f"training resumes from {Path(usable[-1]).name}" if usable else "training begins anew"
+        )
+        reason = one_line(error) or type(error).__name__
+        raise UserError(
+            f"{checkpoint} cannot be read ({reason:.300}): remove it, and {then}"
+        ) from error
+
+
+class ResumableTrainer(Trainer):
+    """A `Trainer` that resumes from the whole of a checkpoint, or says why it cannot.
+
+    `Trainer` itself only warns of missing weights, and takes any state for the optimizer's.
+    """
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        with reading(checkpoint):
+            super()._load_from_checkpoint(checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        with reading(self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Raise `ValueError` for weights that are missing or too many, except tied ones."""
+        missing = set(load_result.missing_keys)
+        if missing == set(self.model._keys_to_ignore_on_save or ()):
+            missing = set()
+        for problem, names in (("lacks", missing), ("also has", load_result.unexpected_keys)):
+            if names:
+                raise ValueError(f"it {problem} {len(names)} weights, such as {min(names)}")
+        super()._issue_warnings_after_load(load_result)
+
+    def _load_callback_state(self) -> None:
+        with reading(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
+            super()._load_callback_state()
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with nullcontext() if checkpoint is None else reading(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with nullcontext() if checkpoint is None else reading(checkpoint):
+            super()._load_rng_state(checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        with reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
+                check_moments(optimizer)
+            # With float16 a step may be skipped, and the schedule with it.
+            is_scaled = getattr(self.accelerator, "scaler", None) is not None
+            if isinstance(self.lr_scheduler, LambdaLR) and not is_scaled:
+                step = trainer_state(checkpoint)["global_step"]
+                if self.lr_scheduler.last_epoch != step:
+                    found = self.lr_scheduler.last_epoch
+                    raise ValueError(f"its schedule is at step {found}, not {step}")
+
+
+def check_moments(optimizer: torch.optim.Adam) -> None:
+    """Raise `ValueError` unless each parameter has moments of its shape."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name in ("exp_avg", "exp_avg_sq"):
+                shape = getattr(state.get(name), "shape", None)
+                if shape != parameter.shape:
+                    raise ValueError(
+                        f"its optimizer has {name} of shape {shape} for a weight of shape "
+                        f"{tuple(parameter.shape)}"
+                    )
 
 
 # ----------------------------------------------------------------------- training from a checkpoint
@@ -192,7 +309,7 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
         max_steps: number of steps of the run. If 0 or less, the epochs decide.
     """
     state = trainer_state(checkpoint)
-    control = state.get("stateful_callbacks", {}).get("TrainerControl", {})
+    control = (state.get("stateful_callbacks") or {}).get("TrainerControl", {})
     was_told_to_stop = control.get("args", {}).get("should_training_stop", False)
     stopped_early = was_told_to_stop and state["global_step"] < state["max_steps"]
     last = max_steps if max_steps > 0 else state["max_steps"]
@@ -286,7 +403,8 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
             places[0],
         )
         return
-    before = read_json(record)
+    with reading(checkpoint):
+        before = read_object(record)
     if not run.get("streaming"):
         before.pop("processes", None)  # only a stream is shared out by process
     differing = differences(before, run)
@@ -325,7 +443,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 class ResumedSchedule(TrainerCallback):
     """Use the present intervals of logging, evaluation and saving in a resumed run.
 
-    Also finds the best checkpoint again if the output folder was moved.
+    Also finds the best checkpoint in the output folder, which may have been moved or copied.
     """
 
     def on_train_begin(
@@ -333,9 +451,19 @@ class ResumedSchedule(TrainerCallback):
     ) -> None:
         state.compute_steps(args, state.max_steps)
         best = state.best_model_checkpoint
-        if state.best_global_step and (best is None or not Path(best).is_dir()):
-            here = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
-            state.best_model_checkpoint = str(here) if here.is_dir() else None
+        if not state.best_global_step:
+            return
+        here = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
+        is_resumed_here = (here.parent / f"checkpoint-{state.global_step}").is_dir()
+        if here.is_dir():
+            state.best_model_checkpoint = str(here)
+        elif is_resumed_here or best is None or not Path(best).is_dir():
+            logger.warning(
+                "%s, the best checkpoint so far, is missing: the best is chosen anew", here
+            )
+            state.best_model_checkpoint = None
+            state.best_metric = None
+            state.best_global_step = None
 
 
 class RecordInCheckpoints(TrainerCallback):
@@ -350,4 +478,4 @@ class RecordInCheckpoints(TrainerCallback):
         record = Path(args.output_dir) / RECORD
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
-            write_json(read_json(record), checkpoint / RECORD)
+            write_json(read_object(record), checkpoint / RECORD)

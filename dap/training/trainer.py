@@ -28,7 +28,6 @@ from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
     ProgressCallback,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -42,7 +41,7 @@ from dap.publishing import explained, write_modules
 from dap.search import retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
-from dap.training.resuming import RecordInCheckpoints, ResumedSchedule
+from dap.training.resuming import RecordInCheckpoints, ResumableTrainer, ResumedSchedule
 from dap.training.source_reading import source_reading
 from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, world_size
@@ -54,7 +53,7 @@ SEEDS_BETWEEN_PROCESSES = 1_000_003
 DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 
 
-class DAPTrainer(Trainer):
+class DAPTrainer(ResumableTrainer):
     """`Trainer` for `DAPForPreTraining`.
 
     All other arguments are those of `Trainer`. `args` are `DAPTrainingArguments`,

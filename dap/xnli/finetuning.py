@@ -21,7 +21,6 @@ from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainingArguments,
     set_seed,
 )
@@ -38,6 +37,7 @@ from dap.tokenizers import forget_calls
 from dap.training import (
     DrawsOfProcess,
     EpochOfSampler,
+    ResumableTrainer,
     check_launched,
     find_resumable,
     follow_metric,
@@ -166,7 +166,7 @@ def has_token_types(encoder: SentenceEncoder) -> bool:
     return (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
-class XNLITrainer(Trainer):
+class XNLITrainer(ResumableTrainer):
     """A `Trainer` whose batches hold pairs of similar length within each optimizer step.
 
     Without training data it only evaluates.

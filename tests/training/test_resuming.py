@@ -1,6 +1,7 @@
 """Which checkpoint a run resumes from, and which runs do not resume."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -8,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import results, state, training_flags
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState
 
 from dap.file_io import write_json
@@ -32,7 +33,7 @@ def saved_checkpoint(folder: Path, without: str = "") -> Path:
     folder.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
         (folder / name).touch()
-    (folder / "trainer_state.json").write_text("{}")
+    (folder / "trainer_state.json").write_text('{"global_step": 1, "max_steps": 9}')
     if without:
         (folder / without).unlink()
     return folder
@@ -64,8 +65,9 @@ def test_incomplete_checkpoints_are_skipped(
         find_resumable(args)
 
 
-def test_a_damaged_state_is_no_checkpoint(tmp_path: Path) -> None:
-    (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "[]", '{"global_step": "1", "max_steps": 9}'])
+def test_a_damaged_state_is_no_checkpoint(content: str, tmp_path: Path) -> None:
+    (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text(content)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) is None
 
@@ -88,13 +90,20 @@ def test_checkpoints_of_an_earlier_run_in_the_folder_are_skipped(
     assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
 
 
-def test_the_best_checkpoint_is_found_again_after_the_folder_was_moved(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_that_of_the_folder_even_if_it_was_copied(tmp_path: Path) -> None:
     args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
     best = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
-    for remembered in (None, str(tmp_path / "there" / "checkpoint-5"), str(best)):
+    there = saved_checkpoint(tmp_path / "there" / "checkpoint-5")
+    for remembered in (None, str(there), str(tmp_path / "gone" / "checkpoint-5"), str(best)):
         remembering = TrainerState(best_global_step=5, best_model_checkpoint=remembered)
         ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
         assert remembering.best_model_checkpoint == str(best)
+
+    # The copy lacks it.
+    best.rename(best.with_name("checkpoint-9"))
+    remembering = TrainerState(global_step=9, best_global_step=5, best_model_checkpoint=str(there))
+    ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
+    assert remembering.best_model_checkpoint is None
 
 
 def test_a_checkpoint_has_the_whole_record_of_its_run_or_none(
@@ -191,6 +200,58 @@ def test_a_run_in_another_precision_of_the_launcher_does_not_resume(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     with pytest.raises(ValueError, match="mixed_precision='fp8': give no, bf16 or fp16"):
         run(stopped)
+
+
+def damage(path: Path, how: str) -> None:
+    """Damage a file of a checkpoint, or write other content into it."""
+    if how == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    elif how == "one weight less":
+        weights = load_file(path)
+        del weights[max(weights)]
+        save_file(weights, path, {"format": "pt"})
+    elif how == "another model's":
+        state = torch.load(path, weights_only=True)
+        for moments in state["state"].values():
+            moments["exp_avg"] = moments["exp_avg"][..., :3]
+        torch.save(state, path)
+    elif how == "no moments":
+        state = torch.load(path, weights_only=True)
+        torch.save(state | {"state": {}}, path)
+    elif how == "another step":
+        state = torch.load(path, weights_only=True)
+        torch.save(state | {"last_epoch": 77}, path)
+    elif how == "no record":
+        path.write_text("[1]")
+    else:
+        torch.save([how], path)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("model.safetensors", "cut"),
+        ("model.safetensors", "one weight less"),
+        ("optimizer.pt", "cut"),
+        ("optimizer.pt", "another model's"),
+        ("optimizer.pt", "no moments"),
+        ("optimizer.pt", "foreign"),
+        ("scheduler.pt", "another step"),
+        ("scheduler.pt", "foreign"),
+        ("rng_state.pth", "foreign"),
+        ("run.json", "no record"),
+    ],
+)
+def test_a_damaged_checkpoint_names_the_one_before(
+    name: str, how: str, stopped: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(stopped[-1], out)
+    shutil.copytree(out / "checkpoint-2", out / "checkpoint-3")
+    damage(out / "checkpoint-3" / name, how)
+    then = r"\): remove it, and training resumes from checkpoint-2$"
+    with pytest.raises(ValueError, match=rf"checkpoint-3 cannot be read \(.*{then}"):
+        run([*stopped[:-1], str(out)])
 
 
 def test_a_run_with_epochs_instead_of_steps_does_not_resume(stopped: list[str]) -> None:
