@@ -6,6 +6,8 @@
   `tatoeba.deu-eng.eng`) or any other parallel text that training reads, such as `de-en.tsv`.
 - Directions: "xx→en" queries with language xx and retrieves from the English side. "en→xx" is the
   other way round.
+- Multilingual pool: `--pool multilingual` also measures retrieval where the other sentences of the
+  query's own language are candidates, too.
 - Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
   English sentence to the translation (xsim++).
 - Models: also a file that `dap.publishing.onnx_export` wrote, such as
@@ -22,7 +24,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, astuple, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,11 +45,13 @@ from dap.encoding import (
 )
 from dap.errors import UserError
 from dap.file_io import write_json
-from dap.languages import base_language
+from dap.languages import NAMES, base_language
 from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import load_on
 from dap.reports import (
+    DIRECTIONS,
     PAPER_MODELS,
+    POOL_KEYS,
     drawable_languages,
     plot_accuracies,
     read_report,
@@ -61,6 +65,7 @@ from dap.search import (
     group_averages,
     hard_negative_copies,
     hard_negative_errors,
+    multilingual_pool_accuracy,
     retrieval_accuracy,
 )
 from dap.text import disk_path, find_bitext, read_pairs
@@ -82,6 +87,7 @@ TextName = tuple[str, str]
 Texts = dict[TextName, list[str]]
 #: Language code -> accuracy in percent (xx→en, en→xx).
 Accuracies = dict[str, tuple[float, float]]
+POOLS = ("monolingual", "multilingual")
 
 
 @dataclass
@@ -94,6 +100,13 @@ class DataArguments:
     )
     max_pairs: int | None = arg(
         None, "Use only the first pairs of each language, for a quick look. Default: all."
+    )
+    pool: str = arg(
+        "monolingual",
+        "Candidates of a query. 'monolingual' takes the sentences of the other language only. "
+        "'multilingual' also measures a pool that holds the other sentences of the query's "
+        "language, too.",
+        choices=POOLS,
     )
     hard_negatives: bool = arg(
         False,
@@ -184,6 +197,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
         # retrieve
         numbers = accuracy_numbers(pairs, accuracies_of(vectors))
+        has_pool = data_args.pool == "multilingual"
+        if has_pool:
+            add_pool_numbers(numbers, vectors)
         seconds = time.perf_counter() - started
         if copies is not None:
             numbers["hard_negatives"] = hard_negative_numbers(pairs, copies, vectors)
@@ -192,6 +208,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         is_tatoeba = all(Path(file).name.startswith("tatoeba.") for file in files)
         is_comparable = is_tatoeba and data_args.max_pairs is None  # fewer candidates are easier
         print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_comparable else ()))
+        if has_pool:
+            print(f"\n{pool_table(numbers)}")
         if copies is not None:
             print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
         settings = _settings(data_args, pairs, copies)
@@ -386,6 +404,34 @@ def _by_direction(accuracy: tuple[float, float]) -> dict[str, float]:
     return {"xx-en": round(forward, 4), "en-xx": round(backward, 4)}
 
 
+def pool_numbers(vectors: Mapping[TextName, np.ndarray]) -> dict[str, dict[str, float]]:
+    """Measure each language's retrieval from a multilingual pool.
+
+    Returns:
+        Language code, or name of a group -> percentages by their names in the report (`POOL_KEYS`).
+    """
+    shares = {}
+    for code, side in vectors:
+        if side == SOURCE:
+            forward, backward = multilingual_pool_accuracy(
+                vectors[code, SOURCE], vectors[code, ENGLISH]
+            )
+            shares[code] = (*astuple(forward), *astuple(backward))
+    numbers = {}
+    for place, values in (shares | group_averages(shares)).items():
+        rounded = [round(value, 4) for value in values]
+        numbers[place] = dict(zip(POOL_KEYS, rounded, strict=True))
+    return numbers
+
+
+def add_pool_numbers(numbers: dict[str, Any], vectors: Mapping[TextName, np.ndarray]) -> None:
+    """Add the multilingual pool to the result of `accuracy_numbers`, beside the accuracies."""
+    found = pool_numbers(vectors)
+    for places in numbers.values():  # languages, and averages
+        for place in places:
+            places[place] |= found[place]
+
+
 def hard_negative_numbers(
     pairs: PairsByLanguage,
     copies: CopiesByLanguage,
@@ -421,6 +467,26 @@ def hard_negative_numbers(
 
 
 # The report
+
+
+def pool_table(numbers: dict[str, Any]) -> str:
+    """Show plain accuracy beside the multilingual pool, with a row per language and per average."""
+    header = ["multilingual pool", "", "pairs"]
+    for arrow in DIRECTIONS.values():
+        header += [arrow, "in the pool", "lost to own language"]
+    rows = []
+    for code, each in numbers["languages"].items():
+        rows.append([code, NAMES.get(code, ""), each["pairs"], *_pool_cells(each)])
+    for group, each in numbers["averages"].items():
+        rows.append(["mean", group, "", *_pool_cells(each)])
+    return text_table(header, rows)
+
+
+def _pool_cells(numbers: Mapping[str, float]) -> list[float]:
+    cells = []
+    for direction in DIRECTIONS:
+        cells += [numbers[direction], numbers[f"pool_{direction}"], numbers[f"own_{direction}"]]
+    return cells
 
 
 def hard_negative_table(numbers: dict[str, Any]) -> str:
@@ -464,6 +530,8 @@ def _settings(
         "text": _digest(pairs),
         "max_pairs": data_args.max_pairs,
     }
+    if data_args.pool == "multilingual":
+        settings["pool"] = data_args.pool
     if copies is not None:
         settings["hard_negatives"] = _digest(copies)
     return settings

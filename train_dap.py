@@ -154,7 +154,7 @@ def check_metric(
 
     Also refuses an accuracy while the encoder is frozen, because it would never change.
     """
-    known = ["eval_mean_accuracy"]
+    known = ["eval_mean_accuracy", "eval_mean_pool_accuracy"]
     readers = [objective.name for objective in model.objectives if objective.name in READERS]
     for reader in readers:
         known += [f"eval_{reader}_loss", f"eval_{reader}_source_nats"]

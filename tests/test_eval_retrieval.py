@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerFast
 import eval_retrieval
 from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError
+from dap.publishing.card_results import report_text
 from dap.reports import plot_accuracies
 from dap.reports.merge import run as merge_reports
-from dap.search.retrieval import retrieval_accuracy
+from dap.search.retrieval import multilingual_pool_accuracy, retrieval_accuracy
 from dap.search.xsim import COPY_KINDS, hard_negative_copies, hard_negative_errors
 from eval_retrieval import main, read_languages, run
 from modeling_dap import DAPForPreTraining
@@ -249,6 +250,37 @@ def test_hard_negatives_are_candidates_of_the_english_side(
     first = run([*argv, "--hard_negatives", "--max_pairs", "4"])
     assert first["hard_negatives"]["de"]["pairs"] == 4
     assert first["settings"]["hard_negatives"] != made["settings"]["hard_negatives"]
+
+
+def test_the_multilingual_pool_stands_beside_plain_accuracy_and_seeds_are_merged(
+    argv: list[str], tiny_bert_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plain = run(argv)
+    files = [str(tmp_path / f"{seed}.json") for seed in (3, 4)]
+    for seed, file in zip((3, 4), files, strict=True):
+        model = shutil.copytree(tiny_bert_dir, tmp_path / f"run-{seed}")
+        (model / "run.json").write_text(json.dumps({"seed": seed, "max_steps": 10}))
+        asked = [*argv, "--model", str(model), "--pool", "multilingual", "--output_file", file]
+        made = run(asked)
+    assert "pool" not in plain["settings"]
+    assert made["settings"]["pool"] == "multilingual"
+    assert "lost to own language" in capsys.readouterr().out
+
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    for code, numbers in made["languages"].items():
+        assert numbers.items() >= plain["languages"][code].items()
+        sides = zip(*read_languages([argv[-1]])[code], strict=True)
+        found = multilingual_pool_accuracy(*map(encoder.encode, sides))
+        for direction, shares in zip(("xx-en", "en-xx"), found, strict=True):
+            assert numbers[f"pool_{direction}"] == pytest.approx(shares.accuracy, abs=1e-3)
+            assert numbers[f"own_{direction}"] == pytest.approx(shares.own_language, abs=1e-3)
+    (mean,) = made["averages"].values()
+    each = [numbers["pool_xx-en"] for numbers in made["languages"].values()]
+    assert mean["pool_xx-en"] == pytest.approx(np.mean(each), abs=1e-3)
+
+    merged = merge_reports(files)
+    assert merged["averages"]["2 of 36 languages"]["pool_xx-en"]["sd"] == 0
+    assert "| multilingual pool xx→en |" in report_text(merged)
 
 
 def test_without_a_sentence_to_change_the_error_is_that_of_retrieval(argv: list[str]) -> None:

@@ -14,10 +14,17 @@ from dap.reports import is_spread, markdown_table, numbers_of
 METRICS = {
     "xx-en": ("accuracy", "accuracy xx→en"),
     "en-xx": ("accuracy", "accuracy en→xx"),
+    "pool_xx-en": ("accuracy", "multilingual pool xx→en"),
+    "pool_en-xx": ("accuracy", "multilingual pool en→xx"),
     "accuracy": ("accuracy", "accuracy"),
     "precision": ("precision", "precision"),
     "recall": ("recall", "recall"),
     "f1": ("f1", "F1"),
+}
+#: Key of a number that is not a metric of the Hub -> name on the card.
+OTHER_NAMES = {
+    "own_xx-en": "lost to own language xx→en",
+    "own_en-xx": "lost to own language en→xx",
 }
 #: A number that only one kind of evaluation has -> (task on the Hub, its name).
 TASKS = {
@@ -112,7 +119,9 @@ def report_text(report: Mapping[str, Any]) -> str:
     columns = [name for name in METRICS if name in names]
     columns += [name for name in names if name not in METRICS]
 
-    header = ["", *(METRICS.get(name, ("", name))[1] for name in columns)]
+    header = [""]
+    for name in columns:
+        header.append(METRICS[name][1] if name in METRICS else OTHER_NAMES.get(name, name))
     cells = []
     for place, numbers in rows:
         cells.append([_place_name(place), *(_cell(numbers.get(name)) for name in columns)])

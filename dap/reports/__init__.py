@@ -10,6 +10,7 @@ from dap.reports.paper import (
     PAPER_MODELS,
     PAPER_TATOEBA,
     PAPER_XNLI,
+    POOL_KEYS,
     TATOEBA_GROUPS,
     tatoeba_tables,
 )

@@ -10,7 +10,7 @@ from dap.reports.paper import DIRECTIONS
 CURVES = "curves.svg"  # file name in a training's output folder
 #: Title of a panel -> the evaluation metrics that it shows.
 EVALUATED = {
-    "accuracy on dev pairs, %": ["eval_mean_accuracy"],
+    "accuracy on dev pairs, %": ["eval_mean_accuracy", "eval_mean_pool_accuracy"],
     "nats per token from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
 }
 MARKERS = "os^D"  # of matplotlib, one per report

@@ -38,7 +38,7 @@ from transformers.trainer_callback import ExportableState
 from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
 from dap.errors import SHOWN, UserError
 from dap.publishing import explained, write_modules
-from dap.search import retrieval_accuracy
+from dap.search import multilingual_pool_accuracy, retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
 from dap.training.resuming import RecordInCheckpoints, ResumableTrainer, ResumedSchedule
@@ -62,8 +62,9 @@ class DAPTrainer(ResumableTrainer):
     Args:
         dev_bitext: source and target sentences by language. Evaluation measures retrieval accuracy
             in percent, in both directions: `eval_de-en_accuracy`, `eval_en-de_accuracy`, ..., and
-            `eval_mean_accuracy`. With RTL or BOW it also measures how much their heads use the
-            source (`eval_rtl_source_nats`, see `source_reading`).
+            `eval_mean_accuracy`. `eval_mean_pool_accuracy` is the mean if the candidates also hold
+            the query's language (`multilingual_pool_accuracy`). With RTL or BOW it also measures
+            how much their heads use the source (`eval_rtl_source_nats`, see `source_reading`).
         target_language: code of the targets' language, for the names of the metrics.
         max_seq_length: number of tokens that a dev sentence is cut to.
         prefix: text to put before every dev sentence.
@@ -385,8 +386,9 @@ class DAPTrainer(ResumableTrainer):
                 "{'de': (sources, targets)}"
             )
 
-        metrics = self._retrieval(model, bitext)
+        metrics, pool_accuracy = self._retrieval(model, bitext)
         metrics["mean_accuracy"] = float(np.mean(list(metrics.values())))
+        metrics["mean_pool_accuracy"] = pool_accuracy
         with self.accelerator.autocast():
             metrics |= source_reading(
                 model, self.processing_class, bitext, self.max_seq_length, self.prefix
@@ -403,10 +405,13 @@ class DAPTrainer(ResumableTrainer):
 
     def _retrieval(
         self, model: DAPForPreTraining, bitext: Mapping[str, DevPairs]
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], float]:
         """Measure the retrieval accuracy of every language, in both directions.
 
         All processes encode together. Each language is searched by one process.
+
+        Returns:
+            Accuracies by name, and the mean accuracy in a multilingual pool.
         """
         encoder = SentenceEncoder(
             model.dap,
@@ -416,20 +421,22 @@ class DAPTrainer(ResumableTrainer):
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
         )
-        found = torch.zeros(len(bitext), 2, dtype=torch.float64)  # (languages, directions)
+        # plain accuracy in both directions, and the same in the pool: (languages, 4)
+        found = torch.zeros(len(bitext), 4, dtype=torch.float64)
         for number, (sources, targets) in enumerate(bitext.values()):
             vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
             if number % self.args.world_size == self.args.process_index:
-                accuracies = retrieval_accuracy(vectors[: len(sources)], vectors[len(sources) :])
-                found[number] = torch.tensor(accuracies)
+                sides = vectors[: len(sources)], vectors[len(sources) :]
+                in_pool = [shares.accuracy for shares in multilingual_pool_accuracy(*sides)]
+                found[number] = torch.tensor([*retrieval_accuracy(*sides), *in_pool])
         if self.args.world_size > 1:
             found = sum_over_processes(found.to(self.args.device))
 
         metrics = {}
-        for language, (forward, backward) in zip(bitext, found.tolist(), strict=True):
+        for language, (forward, backward) in zip(bitext, found[:, :2].tolist(), strict=True):
             metrics[f"{language}-{self.target_language}_accuracy"] = forward
             metrics[f"{self.target_language}-{language}_accuracy"] = backward
-        return metrics
+        return metrics, float(found[:, 2:].mean())
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         started = time.perf_counter()

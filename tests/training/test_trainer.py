@@ -253,6 +253,8 @@ def test_evaluation_is_retrieval_of_the_dev_pairs(
         assert forward == pytest.approx(accuracy_by_loops(trainer, language))
         accuracies += [forward, metrics[f"eval_en-{language}_accuracy"]]
     assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(accuracies))
+    # an untrained encoder prefers the query's language
+    assert metrics["eval_mean_pool_accuracy"] < metrics["eval_mean_accuracy"]
 
 
 # Steps
