@@ -2,9 +2,9 @@
 
     python -m quickstart [--model ID_OR_FOLDER] [--pooling cls|mean]  # or: make quickstart
 
-Encoder and text come from pinned Python packages, so no Hub is needed. The command measures
-retrieval before and after training, draws the token states, and saves a model that `AutoModel`
-loads.
+Encoder and text come from pinned Python packages, so no Hub is needed. Before and after training,
+the command measures retrieval, retrieval from a multilingual pool, and the hard-negative error. It
+also draws the token states, and saves a model that `AutoModel` loads.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,18 @@ from dap.encoding import SentenceEncoder
 from dap.file_io import read_json, write_json
 from dap.languages import NAMES
 from dap.reports import text_table
-from eval_retrieval import PairsByLanguage, evaluate, read_languages
+from eval_retrieval import (
+    CopiesByLanguage,
+    PairsByLanguage,
+    accuracies_of,
+    accuracy_numbers,
+    add_pool_numbers,
+    copies_of,
+    encode_texts,
+    hard_negative_numbers,
+    read_languages,
+    texts_of,
+)
 from quickstart import bitext, e5_wheel, fetch, reuse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,8 +45,39 @@ HOME = ROOT / "build" / "quickstart"
 RECIPE = ROOT / "configs" / "quickstart.yaml"
 FIGURE_LANGUAGE = "fi"
 FIGURE_PAIRS = 100  # as in the paper's Figure 1
-#: Language -> accuracy in percent, xx→en and en→xx.
-Accuracies = dict[str, tuple[float, float]]
+#: Measured number -> its row in the table of means.
+ROWS = {
+    "xx-en": "retrieval xx→en",
+    "en-xx": "retrieval en→xx",
+    "pool_xx-en": "multilingual pool xx→en",
+    "pool_en-xx": "multilingual pool en→xx",
+    "error": "hard-negative error (lower is better)",
+}
+#: Measured number -> its column in the table of languages.
+COLUMNS = {
+    "xx-en": "xx→en",
+    "en-xx": "en→xx",
+    "pool_xx-en": "pool xx→en",
+    "pool_en-xx": "pool en→xx",
+    "error": "error",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one model.
+
+    Attributes:
+        numbers: language -> the numbers of `ROWS`, in percent.
+        states: token states of the figure's sentences: source and target, each (tokens, D).
+    """
+
+    numbers: dict[str, dict[str, float]]
+    states: TokenStates
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a number over the languages."""
+        return float(np.mean([each[name] for each in self.numbers.values()]))
 
 
 @contextmanager
@@ -106,19 +149,30 @@ def train(model: str, pooling: str, out: Path, finished: bool) -> None:
     train_dap.main(arguments)
 
 
-def measure(name: str, pooling: str, pairs: PairsByLanguage) -> tuple[Accuracies, TokenStates]:
+def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLanguage) -> Measured:
     """Measure a model without a prefix, because training uses none.
 
-    Returns:
-        Retrieval accuracy by language, and the token states of the figure's sentences: source and
-        target, each (tokens, D).
+    Args:
+        name: id or folder of the model.
+        pooling: how it makes a sentence vector.
+        pairs: the test pairs.
+        copies: hard negatives of their English sides.
     """
     model = SentenceEncoder.from_pretrained(name, pooling=pooling, prefix="")
     rows = pairs[figure_language(pairs)][:FIGURE_PAIRS]
     source = model.encode_tokens([source for source, _ in rows])
     target = model.encode_tokens([target for _, target in rows])
     states = (np.concatenate(source), np.concatenate(target))
-    return evaluate(model, pairs), states
+
+    vectors = encode_texts(model, texts_of(pairs, copies))
+    report = accuracy_numbers(pairs, accuracies_of(vectors))
+    add_pool_numbers(report, vectors)
+    errors = hard_negative_numbers(pairs, copies, vectors)
+    numbers = {}
+    for code, found in report["languages"].items():
+        found["error"] = errors[code]["error"]["error"]
+        numbers[code] = {key: found[key] for key in ROWS}
+    return Measured(numbers, states)
 
 
 def figure_language(pairs: PairsByLanguage) -> str:
@@ -126,22 +180,26 @@ def figure_language(pairs: PairsByLanguage) -> str:
     return FIGURE_LANGUAGE if FIGURE_LANGUAGE in pairs else next(iter(pairs))
 
 
-def mean(accuracies: Accuracies) -> tuple[float, float]:
-    """Return the mean over languages of both directions."""
-    forward, backward = np.mean(list(accuracies.values()), axis=0).tolist()
-    return forward, backward
+def means_table(before: Measured, after: Measured) -> str:
+    """Return a table of the means over languages, before and after training."""
+    rows = []
+    for key, name in ROWS.items():
+        rows.append([name, before.mean(key), after.mean(key)])
+    return text_table([f"% (means of {len(after.numbers)} languages)", "before", "after"], rows)
 
 
-def table(pairs: PairsByLanguage, before: Accuracies, after: Accuracies) -> str:
-    """Return a table of both directions for every language and their mean, before and after."""
-    rows = [
-        [code, NAMES[code], str(len(pairs[code])), *before[code], *after[code]] for code in pairs
-    ]
-    rows.append(["mean", f"{len(pairs)} languages", "", *mean(before), *mean(after)])
-    return text_table(
-        ["", "language", "pairs", "xx→en before", "en→xx before", "xx→en after", "en→xx after"],
-        rows,
-    )
+def languages_table(pairs: PairsByLanguage, before: Measured, after: Measured) -> str:
+    """Return a table of every language, with each number before and after training."""
+    header = ["", "language", "pairs"]
+    for name in COLUMNS.values():
+        header += [name, "after"]
+    rows = []
+    for code in pairs:
+        row = [code, NAMES[code], str(len(pairs[code]))]
+        for key in COLUMNS:
+            row += [before.numbers[code][key], after.numbers[code][key]]
+        rows.append(row)
+    return text_table(header, rows)
 
 
 def show_loading(out: Path) -> None:
@@ -168,6 +226,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         default="mean",
         help="default: mean, as the encoder of the wheel was trained",
     )
+    parser.add_argument(
+        "--by_language", action="store_true", help="also print a table with a row per language"
+    )
     args = parser.parse_args(argv)
     seconds: dict[str, float] = {}
     with timed("text and encoder", seconds):
@@ -176,34 +237,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         out = output_folder(args.model, args.pooling)
         finished = reuse.claim(out, reuse.ingredients(start, args.pooling, RECIPE, HOME / "train"))
     pairs = read_languages([str(HOME / "test")])
-    with timed("retrieval before", seconds):
-        before, states_before = measure(start, args.pooling, pairs)
-        print("   xx→en {:.1f}, en→xx {:.1f}".format(*mean(before)))
+    copies = copies_of(pairs)
+    with timed("measuring before", seconds):
+        before = measure(start, args.pooling, pairs, copies)
+        print(f"   retrieval xx→en {before.mean('xx-en'):.1f}")
     with timed("training", seconds):
         train(start, args.pooling, out, finished)
-    with timed("retrieval after", seconds):
-        after, states_after = measure(str(out), args.pooling, pairs)
-    report(pairs, (before, states_before), (after, states_after), seconds, out)
+    with timed("measuring after", seconds):
+        after = measure(str(out), args.pooling, pairs, copies)
+    if args.by_language:
+        print("\n" + languages_table(pairs, before, after))
+    report(figure_language(pairs), before, after, seconds, out)
 
 
 def report(
-    pairs: PairsByLanguage,
-    before: tuple[Accuracies, TokenStates],
-    after: tuple[Accuracies, TokenStates],
-    seconds: dict[str, float],
-    out: Path,
+    language: str, before: Measured, after: Measured, seconds: dict[str, float], out: Path
 ) -> None:
-    """Print the table and the gain, draw the figure, load the model, and write results.json."""
+    """Print the means, draw the figure, load the model, and write results.json.
+
+    Args:
+        language: language of the figure.
+        before: the start model.
+        after: the trained model.
+        seconds: time of each step.
+        out: folder of the trained model.
+    """
     picture = HOME / "token_states.png"
-    language = NAMES[figure_language(pairs)]
-    distances = plot_token_states(before[1], after[1], picture, source_name=language)
-    print("\n" + table(pairs, before[0], after[0]) + "\n")
-    to_english = mean(after[0])[0] - mean(before[0])[0]
-    from_english = mean(after[0])[1] - mean(before[0])[1]
-    print(f"gain: xx→en {to_english:+.1f}, en→xx {from_english:+.1f} points")
-    print("(no training pair holds the English strings of the test)")
+    name = NAMES[language]
+    distances = plot_token_states(before.states, after.states, picture, source_name=name)
+    print("\n" + means_table(before, after) + "\n")
+    print("multilingual pool: the candidates also hold the other sentences of the query's language")
+    print("(no training pair holds the English strings of the test; --by_language shows each)")
     print(
-        f"token states of {language} and English: "
+        f"token states of {name} and English: "
         f"centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart "
         f"({os.path.relpath(picture)})"
     )
@@ -211,10 +277,10 @@ def report(
     times = ", ".join(f"{what} {spent:.0f} s" for what, spent in seconds.items())
     print(f"time: {sum(seconds.values()) / 60:.1f} minutes ({times})")
     numbers = {
-        "before": before[0],
-        "after": after[0],
-        "mean_before": mean(before[0]),
-        "mean_after": mean(after[0]),
+        "before": before.numbers,
+        "after": after.numbers,
+        "mean_before": {key: before.mean(key) for key in ROWS},
+        "mean_after": {key: after.mean(key) for key in ROWS},
         "seconds": seconds,
         "cloud_distance": distances,
         "model": os.path.relpath(out, ROOT),

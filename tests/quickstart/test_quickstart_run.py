@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dap.training.training_arguments import parse_arguments
@@ -116,6 +117,23 @@ def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:
         ("other", "cls"),
     ]
     assert len({run.output_folder(*choice) for choice in asked}) == len(asked)
+
+
+def test_the_tables_show_means_first_and_languages_on_request() -> None:
+    numbers = {
+        code: dict.fromkeys(run.ROWS, value) | {"error": 20.0}
+        for code, value in (("de", 90.0), ("fi", 80.0))
+    }
+    better = {code: each | {"pool_xx-en": 99.0} for code, each in numbers.items()}
+    states = (np.zeros((1, 2)), np.zeros((1, 2)))
+    before, after = run.Measured(numbers, states), run.Measured(better, states)
+    lines = [line.split() for line in run.means_table(before, after).splitlines()]
+    assert ["multilingual", "pool", "xx→en", "85.0", "99.0"] in lines
+    assert lines[-1][-2:] == ["20.0", "20.0"]
+    pairs = {"de": [("Ja", "Yes")], "fi": [("Kyllä", "Yes")]}
+    finnish = run.languages_table(pairs, before, after).splitlines()[-1].split()
+    assert finnish[:3] == ["fi", "Finnish", "1"]
+    assert finnish[3:] == ["80.0"] * 5 + ["99.0", "80.0", "80.0", "20.0", "20.0"]
 
 
 def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> None:
