@@ -122,10 +122,11 @@ class RTLHead(nn.Module):
             context_mask: (B, C).
             queries: (B, Q, D) [MASK] embeddings of the other side, without CLS.
             query_mask: (B, Q).
-            languages: (B, 2) rows of `language_embeddings` for context and queries, or None.
+            languages: (B, 2) the row of `language_embeddings` for each pair's context and for its
+                queries. None if the head has no such embeddings.
 
         Returns:
-            (B, Q, D).
+            (B, Q, D) states of the queries, from which the prediction head predicts tokens.
         """
         if self.language_embeddings is not None:
             vectors = self.language_embeddings(languages)  # (B, 2, D)
@@ -146,10 +147,10 @@ class RTLHead(nn.Module):
 
     @staticmethod
     def _columns(context_mask: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the positions (B, C+Q) of context and queries where the head embeds them again.
+        """Number the tokens of context and queries as one row: return positions (B, C+Q).
 
-        They are those of both sentences one behind the other, each beginning with its CLS, which
-        is left out here.
+        Only a head that embeds them again uses these positions. Each sentence begins with its CLS,
+        which has a position but is left out here.
         """
         context = context_mask.cumsum(1)  # (B, C): 1, 2, ...
         context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS
@@ -198,12 +199,15 @@ class PredictionTransform(nn.Module):
         self.activation = _activation_of(encoder)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Return states (T, D) as the output matrix takes them: (T, E)."""
+        """Turn states (T, D) into the input (T, E) of the output matrix."""
         return self.norm(self.activation(self.dense(hidden)))
 
 
 def _activation_of(encoder_config: Any) -> nn.Module:
-    """Return the activation of an encoder's masked-LM head, whose field has several names."""
+    """Return the activation of an encoder's masked-LM head.
+
+    Encoders have different names for this field of their configuration.
+    """
     for name in ("classifier_activation", "hidden_act", "activation"):  # the first is ModernBERT's
         activation = getattr(encoder_config, name, None)
         if activation:
@@ -258,7 +262,7 @@ class PredictionHead(PredictionTransform):
         Args:
             hidden: (T, D) states.
             labels: (T,) token ids, all of the target vocabulary.
-            words: word embeddings.
+            words: word embeddings of this step (see `Words`).
         """
         weight, bias = self._target_output(words)
         return vocabulary_cross_entropy(self.transform(hidden), weight, bias, self._rows(labels))
@@ -270,7 +274,7 @@ class PredictionHead(PredictionTransform):
             states: (B, E) output of a transform.
             ids: (B, S) token ids.
             counted: (B, S) bool, True for the ids that count; these are of the target vocabulary.
-            words: word embeddings.
+            words: word embeddings of this step (see `Words`).
         """
         weight, bias = self._target_output(words)
         return bag_cross_entropy(states, weight, bias, self._rows(ids), counted)

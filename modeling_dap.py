@@ -224,14 +224,15 @@ class DAPModel(DAPPreTrainedModel):
 
 @dataclass
 class DAPForPreTrainingOutput(ModelOutput):
-    """Output of `DAPForPreTraining`.
+    """Losses and sentence vectors that `DAPForPreTraining` returns for a batch.
 
-    Each entry of `measures` is also an attribute, such as `out.tr_loss`. It is None if the model
-    does not have the objective. With several processes, every loss is scaled so that the mean
-    over processes is the loss of the global batch.
+    Each entry of `measures` is also an attribute, such as `out.tr_loss`. The attribute is None if
+    the model does not compute that measure. With several processes, every loss is scaled so that
+    the mean over processes is the loss of the global batch.
 
     Args:
-        loss: float32 scalar, the weighted sum of the objectives' losses.
+        loss: float32 scalar, the weighted sum of the objectives' losses. None in the first pass of
+            GradCache.
         source_embeds: (B, D) sentence vectors, neither projected nor normalised. None if no
             objective needs them, as with `"mlm"`.
         target_embeds: (B, D), the same for the targets.
@@ -242,11 +243,12 @@ class DAPForPreTrainingOutput(ModelOutput):
             `mlm_loss`: masked language modelling of each side, nats per masked token.
             `bow_loss`: bag-of-words prediction, nats per target token.
             `accuracy`: share of the pairs whose own target ranks first (TR). Hard negatives count.
-            `negatives`: mean number of negatives per pair, with hard negatives, without
-            duplicates (TR).
+            `negatives`: mean number of negatives per pair (TR). Hard negatives count, pairs with
+                the same source or target do not.
             `ignored_tokens`: tokens of this process that RTL leaves out, because they are not in
                 the target vocabulary.
-        compared: vectors of each comparison; only in the first pass of GradCache.
+        compared: vectors that an objective such as TR compares, by the objective's name. This is
+            the only field that is set in the first pass of GradCache; otherwise it is None.
         hidden_states: on request, the embeddings and each layer's states (2·B, S, D): sources, then
             targets (then hard negatives), padded to one length.
         attentions: on request, each layer's attention weights (2·B, heads, S, S).
@@ -310,7 +312,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the objectives need from the model (see `Objective.needs`)."""
+        """Union of the objectives' `needs`."""
         return frozenset().union(*(objective.needs for objective in self.objectives))
 
     def get_input_embeddings(self) -> nn.Module:
@@ -410,9 +412,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """Run the encoder over both sides of the pairs, in one batch.
 
         Args:
-            pairs: the pairs.
-            needs: what the objectives need whose losses are computed (see `Objective.needs`).
+            pairs: the pairs, as token ids.
+            needs: what the losses need that are computed from the result (see `Objective.needs`).
             output_hidden_states, output_attentions: as in `forward`.
+
+        Returns:
+            Token states and sentence vectors of each side, and word embeddings for the heads.
 
         Raises:
             ValueError: padding stands before a real token.
@@ -461,17 +466,17 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def encode_text(
         self, ids: Tensor, mask: Tensor, columns: Tensor | None = None, read: Tensor | None = None
     ) -> Tensor:
-        """Run the encoder over other text than the pairs, such as masked tokens.
+        """Run the encoder over text that an objective has made, such as masked sentences.
 
         Args:
             ids: (R, S) token ids.
-            mask: (R, S), 1 for real tokens.
-            columns: (R, S) position of each token, if that is not its column number.
-            read: (R, S) bool, the tokens whose states are read, at least one per row; all when
-                absent.
+            mask: (R, S), 1 for real tokens and 0 for padding.
+            columns: (R, S) position of each token in its sentence. None takes the column number.
+            read: (R, S) bool, the tokens whose states the caller uses, at least one per row. None
+                means all tokens.
 
         Returns:
-            (R, S, D) states.
+            (R, S, D) last hidden states. The states of tokens outside `read` may be zeros.
         """
         embeddings = self.get_input_embeddings()
         if _is_adapted(embeddings):
@@ -491,7 +496,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return torch.rand(ids.shape, device=ids.device)
 
     def _vectors_to_compare(self, pairs: Pairs) -> DAPForPreTrainingOutput:
-        """Return only the vectors that comparisons such as TR need (first pass of GradCache)."""
+        """Return only the vectors that objectives such as TR compare (first pass of GradCache)."""
         comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
         compared = {}
         if comparisons:
@@ -635,7 +640,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "DAPForPreTraining":
-        """Start pre-training from random weights. The arguments are those of `from_encoder`."""
+        """Start pre-training from an encoder with random weights.
+
+        Args:
+            encoder_config: configuration of the encoder to build.
+            target_token_ids, token_counts, dtype, attn_implementation, config: as in
+                `from_encoder`.
+
+        Raises:
+            ValueError: as in `from_encoder`.
+        """
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
         attention = attn_implementation or encoder_config._attn_implementation
@@ -661,6 +675,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
         fields: dict[str, Any],
     ) -> DAPConfig:
         """Build the configuration of a new model.
+
+        Args:
+            encoder_config: the encoder's configuration.
+            target_token_ids, token_counts: as in `from_encoder`.
+            fields: fields of `DAPConfig`.
 
         Raises:
             ValueError: ids or counts for which the objectives have no use.
@@ -814,7 +833,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
 
 def _is_adapted(embeddings: nn.Module) -> bool:
-    """Tell whether a module changes what a plain look-up returns: an adapter, a hook or a scale."""
+    """Tell whether an adapter, a hook or a scale changes the result of a plain look-up."""
     is_plain = type(embeddings).forward is nn.Embedding.forward
     return not is_plain or bool(embeddings._forward_hooks)
 

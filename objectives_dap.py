@@ -140,7 +140,11 @@ class Objective:
         self.config = config
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Mark the labels that count: bool (G, ...)."""
+        """Mark the labels that count in the loss, before the encoder has run.
+
+        Returns:
+            Bool (G, ...), where G is the number of groups, usually 1.
+        """
         raise NotImplementedError
 
     def loss_sum(
@@ -149,10 +153,13 @@ class Objective:
         """Sum the loss over the labels of each group.
 
         Args:
-            labels: result of `labels`.
+            pairs: the pairs, as token ids.
+            encoded: what the encoder returned for them.
+            model: the model, for its heads.
+            labels: (G, ...) bool, the result of the method `labels`.
 
         Returns:
-            (G,) sums, and other values to log, which are added up over chunks.
+            The sums (G,), and other values to log by name, which are added up over chunks.
         """
         raise NotImplementedError
 
@@ -166,8 +173,12 @@ class Objective:
     ) -> tuple[Tensor, Measures]:
         """Return the loss and the values to log.
 
-        The mean over processes is the loss of the global batch. For a chunk, the loss is its share
-        of the batch's loss.
+        The mean over processes is the loss of the batch of all processes.
+
+        Args:
+            pairs, encoded, model: as in `loss_sum`.
+            chunk: given if the pairs are a chunk of a larger batch. The loss is then the chunk's
+                share of the batch's loss.
         """
         labels = self.labels(pairs, model)
         total = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
@@ -192,11 +203,16 @@ class Comparison(Objective):
     needs = frozenset({"embeds"})
 
     def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
-        """Return the tensors to compare, each with B rows."""
+        """Return the vectors to compare, as tensors with one row per pair (B)."""
         raise NotImplementedError
 
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
-        """Return the loss and the values to log, given the vectors of all pairs of this process."""
+        """Return the loss and the values to log.
+
+        Args:
+            vectors: the result of the method `vectors` for all pairs of this process.
+            pairs: all pairs of this process.
+        """
         raise NotImplementedError
 
     def loss(
@@ -204,7 +220,8 @@ class Comparison(Objective):
     ) -> tuple[Tensor, Measures]:
         """Return the loss and the values to log.
 
-        For a chunk, the value of the loss has no meaning, but its gradients are the chunk's.
+        With a chunk, the comparison was made before: the loss only passes on the gradients of the
+        chunk's vectors, and its value has no meaning.
         """
         vectors = self.vectors(pairs, encoded, model)
         if chunk is None:
@@ -240,6 +257,10 @@ class TranslationRanking(Comparison):
         return tuple(vectors)
 
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
+        """Compute L_TR over the targets and hard negatives of all processes.
+
+        With `tr_bidirectional` the loss is the mean of both directions.
+        """
         config = self.config
         source, *candidates = vectors  # (B, D) each: targets, and perhaps negatives
         similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
@@ -257,13 +278,13 @@ class TranslationRanking(Comparison):
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
     def hashes(self, pairs: Pairs) -> list[Tensor]:
-        """Return hashes of the texts that tell which pairs are not negatives of each other.
+        """Return hashes by which pairs with the same target or the same source are recognised.
 
-        These are pairs with the same target or the same source. A hard negative has a target only.
+        Such pairs are not negatives of each other.
 
         Returns:
-            (B, 2) for targets and, where there are any, for negatives. Equal hashes are equal
-            texts.
+            For the targets (B, 2): the hash of each pair's target, and of its source. If there are
+            hard negatives, the same for them with 0 for the source. Equal texts have equal hashes.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)
@@ -312,6 +333,7 @@ class RepresentationTranslation(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
+        """Reconstruct the answer's tokens from the context's states."""
         answer = self.answer(pairs)
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
         ids = answer.ids[:, 1:]  # (B, Q)
@@ -342,7 +364,7 @@ class RepresentationTranslation(Objective):
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
     def answer(self, pairs: Pairs) -> Sentences:
-        """Return the side to reconstruct."""
+        """Return the side to reconstruct: the target, unless `rtl_direction` says otherwise."""
         source, target = pairs.source, pairs.target
         ids = self.by_direction(pairs, target.ids, source.ids)
         mask = self.by_direction(pairs, target.mask, source.mask)
@@ -359,15 +381,18 @@ class RepresentationTranslation(Objective):
         return chosen[:, 1:]
 
     def by_direction(self, pairs: Pairs, forward: Tensor, backward: Tensor) -> Tensor:
-        """Choose a value for each pair by its direction.
+        """Choose one of two values for each pair, by the direction in which it is reconstructed.
+
+        With `rtl_direction="both"` the pairs with an odd number are reconstructed backward.
 
         Args:
-            forward: (B, S, ...), for pairs that go source-to-target.
-            backward: (B, S', ...), for pairs that go target-to-source. With `rtl_direction="both"`
-                these are the pairs with an odd number.
+            pairs: the pairs.
+            forward: (B, S, ...) values for pairs that go from source to target.
+            backward: (B, S', ...) values for pairs that go from target to source.
 
         Returns:
-            (B, S or S' or the longer, ...), padded with zeros.
+            (B, S'', ...). With both directions, S'' is the larger of S and S', and zeros fill the
+            shorter rows.
         """
         if self.config.rtl_direction == "source-to-target":
             return forward
@@ -378,7 +403,10 @@ class RepresentationTranslation(Objective):
         return torch.where(odd, pad_to(backward, length), pad_to(forward, length))
 
     def languages(self, pairs: Pairs) -> Tensor | None:
-        """Return the rows (B, 2) of the language embeddings of context and answer, or None.
+        """Return the row of the language embedding of each pair's context and answer: (B, 2).
+
+        Returns None if only targets are reconstructed, because the head then has no such
+        embeddings.
 
         Raises:
             ValueError: `language_ids` are needed and are not given.
@@ -418,7 +446,7 @@ class MaskedLanguageModelling(Objective):
         return getattr(self.config, f"{self.name}_probability")
 
     def text(self, pairs: Pairs) -> MaskedText:
-        """Return sources, then targets: (2·B, S)."""
+        """Return the text to mask: the sources, followed by the targets, (2·B, S)."""
         source, target = pairs.source, pairs.target
         length = max(source.ids.shape[1], target.ids.shape[1])
         ids = torch.cat([pad_to(source.ids, length), pad_to(target.ids, length)])
@@ -433,7 +461,9 @@ class MaskedLanguageModelling(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        text, (chosen,) = self.text(pairs), labels
+        """Mask the text, encode it, and predict the masked tokens among the whole vocabulary."""
+        text = self.text(pairs)
+        (chosen,) = labels  # (R, S)
         config = self.config
         shown = mask_tokens(
             text.ids, text.noise, self.probability, config.mask_token_id, config.vocab_size
@@ -453,9 +483,9 @@ class TranslationLanguageModelling(MaskedLanguageModelling):
     name = "tlm"
 
     def text(self, pairs: Pairs) -> MaskedText:
-        """Return each source followed by its target without CLS: (B, S_x+S_y-1).
+        """Return the text to mask: each source with its target in one row, (B, S_x+S_y-1).
 
-        The target's positions start anew.
+        The target has no CLS, and its positions start anew.
         """
         x, y = pairs.source, pairs.target
         ids = torch.cat([x.ids, y.ids[:, 1:]], 1)
@@ -477,7 +507,7 @@ class BagOfWords(Objective):
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
-        """Return the heads: with a transform of its own if others predict from token states."""
+        """Heads of BOW, with an own transform if other objectives predict from token states."""
         if self.config.objectives <= {"tr", self.name}:
             return {"prediction_head": PredictionHead}
         return {"prediction_head": PredictionHead, "bow_transform": PredictionTransform}
@@ -491,6 +521,7 @@ class BagOfWords(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
+        """Predict the target's tokens from the vector of the source, and of the target itself."""
         head = model.prediction_head
         transform = head if model.bow_transform is None else model.bow_transform
         sums = []
@@ -531,7 +562,7 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
 
 
 def needs_of(objectives: list[Objective]) -> frozenset[str]:
-    """Return what at least one of the objectives needs."""
+    """Return the union of the objectives' `needs`."""
     return frozenset().union(*(objective.needs for objective in objectives))
 
 
@@ -574,18 +605,18 @@ def maskable(attention_mask: Tensor) -> Tensor:
 
 
 def maskable_noise(side: Sentences) -> Tensor:
-    """Return the noise (B, S), and 1 at special tokens and padding, which are never masked."""
+    """Return the side's noise (B, S), with 1 at special tokens and padding, which stay unmasked."""
     return side.noise.masked_fill(~maskable(side.mask), 1.0)
 
 
 def odd_rows(pairs: Pairs) -> Tensor:
-    """Mark the pairs with an odd number in the batch of all processes: (B,) bool."""
+    """Mark the pairs whose number in the batch of all processes is odd: (B,) bool."""
     numbers = torch.arange(len(pairs.source.ids), device=pairs.source.ids.device)
     return (numbers + pairs.first) % 2 == 1
 
 
 def pad_to(values: Tensor, length: int, value: float = 0) -> Tensor:
-    """Pad the second dimension of values (B, S, ...) on the right up to a length."""
+    """Pad values (B, S, ...) on the right to (B, length, ...), filling with `value`."""
     missing = length - values.shape[1]
     unpadded_dimensions = (0, 0) * (values.dim() - 2)
     return F.pad(values, (*unpadded_dimensions, 0, missing), value=value)

@@ -72,6 +72,12 @@ def sentence_vectors(
     """Return the sentence vectors (B, D) of an encoder that takes packed rows.
 
     With CLS pooling the last layer is computed for the first tokens only.
+
+    Args:
+        encoder: an encoder for which `takes_packed` is true.
+        mask: (B, S), 1 for real tokens.
+        pooling: `"cls"` or `"mean"`.
+        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and the like.
     """
     read = first_tokens(mask) if pooling == "cls" else None
     return pool(packed_states(encoder, mask, inputs, read), mask, pooling)
@@ -99,9 +105,11 @@ def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Ten
 
 
 def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Group row numbers by length, shortest rows first.
+    """Group the numbers of rows by their length, shortest rows first.
 
-    A group ends where the length changes, once it has at least so many tokens.
+    Args:
+        lengths: tokens of each row.
+        tokens: once a group has this many, the next longer row begins a new group.
 
     >>> length_groups([9, 2, 2, 9, 3], tokens=4)
     [[1, 2], [4, 0, 3]]
@@ -217,7 +225,13 @@ def pack(*masks: Tensor) -> list[Packing]:
 
 
 def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
-    """Return the packing of a bool mask (B, S) with its rows in the order (B,)."""
+    """Return the packing of the tokens where a mask is True.
+
+    Args:
+        mask: (B, S) bool.
+        order: (B,) row numbers in packed order.
+        lengths: tokens of each row, in packed order.
+    """
     real = mask[order].flatten()  # (B·S,)
     # The places of the real tokens, by a sort: `nonzero` would wait for a GPU.
     places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(lengths)]  # (T,)
