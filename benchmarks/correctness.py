@@ -2,9 +2,17 @@
 
     python -m benchmarks.correctness --device cuda
 
-It takes small encoders of four classes, every objective and pairs of uneven lengths, without
-dropout. The paths are float32, bfloat16 autocast, `torch.compile`, and GradCache in float32. The
-command fails if one of them is wrong. The float64 computation runs on the CPU.
+It takes small encoders of four classes, every objective and pairs of uneven lengths. The paths
+without dropout are float32, bfloat16 autocast, `torch.compile`, and GradCache in float32. Each
+line has the relative errors of loss and gradients. The float64 computation runs on the CPU.
+
+The paths with dropout are "dropout" (float32) and "dropout, bf16". Two computations never draw the
+same dropout masks. So the encoder's states, their gradients, and the squares and products of both
+are averaged over `--draws`, and compared with those of padded rows on the same device. Each line
+has the largest excess: the squared distance of two means, divided by its expectation if both
+computations are the same. It is near 1 if a path is right.
+
+The command fails if a path is wrong.
 """
 
 import argparse
@@ -13,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.timing import machine_parser, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap.reports import text_table
-from encoder_dap import layer_stack
+from encoder_dap import first_tokens, layer_stack
 from modeling_dap import DAPConfig, DAPForPreTraining
+from states_dap import last_states
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 WORDS, MASK, PAD = 300, 4, 1
@@ -30,10 +39,15 @@ ALLOWED = {
     "compiled": (1e-4, 1e-3),
     "cached": (1e-4, 1e-3),
 }
+#: Path with dropout -> whether it runs under bfloat16 autocast.
+WITH_DROPOUT = {"dropout": False, "dropout, bf16": True}
+DROPOUT = 0.1
+#: Largest excess of states, gradients, their squares or their product.
+ALLOWED_EXCESS = 1.5
 
 
-def encoder_config(name: str) -> PreTrainedConfig:
-    """Return a configuration with three layers and without dropout.
+def encoder_config(name: str, dropout: float = 0.0) -> PreTrainedConfig:
+    """Return a configuration with three layers.
 
     ModernBERT's attention window is shorter than the sentences, so that it matters.
     """
@@ -46,18 +60,18 @@ def encoder_config(name: str) -> PreTrainedConfig:
     shape |= {"intermediate_size": 256, "max_position_embeddings": 80, "pad_token_id": PAD}
     if name == "modernbert":
         ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        return AutoConfig.for_model(
-            name, **shape, **ids, local_attention=8, global_attn_every_n_layers=3
-        )
-    return AutoConfig.for_model(
-        name, **shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
+        ids |= {"local_attention": 8, "global_attn_every_n_layers": 3}
+        drops = ("embedding_dropout", "attention_dropout", "mlp_dropout")
+    else:
+        ids = {}
+        drops = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    return AutoConfig.for_model(name, **shape, **ids, **dict.fromkeys(drops, dropout))
 
 
-def build(name: str, objective: str) -> DAPForPreTraining:
+def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
     """Return a model whose random weights are large enough for every part to matter."""
     torch.manual_seed(0)
-    config = DAPConfig(encoder_config(name), objective=objective, mask_token_id=MASK)
+    config = DAPConfig(encoder_config(name, dropout), objective=objective, mask_token_id=MASK)
     model = DAPForPreTraining(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -95,11 +109,16 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
 
     Transformers' eager attention is not used, because it gives NaN for ModernBERT.
     """
-    plain = copy.deepcopy(model).double()
-    for encoder in [plain.dap.encoder, *([plain.rtl_head.blocks] if plain.rtl_head else [])]:
-        encoder.set_attn_implementation("sdpa")
+    plain = padded(copy.deepcopy(model).double())
     loss = backward(lambda batch: plain(**batch).loss, batch)
     return loss.item(), gradient(plain)
+
+
+def padded(model: DAPForPreTraining) -> DAPForPreTraining:
+    """Let a model compute padded rows, and return it."""
+    for encoder in [model.dap.encoder, *([model.rtl_head.blocks] if model.rtl_head else [])]:
+        encoder.set_attn_implementation("sdpa")
+    return model
 
 
 def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | None, Tensor]:
@@ -117,6 +136,88 @@ def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | 
     return loss.item(), gradient(model)
 
 
+def draw(
+    encoder: PreTrainedModel, batch: Batch, draws: int, only_first: bool, bf16: bool
+) -> list[Tensor]:
+    """Draw dropout masks for one side of a batch, and return moments of what the encoder computes.
+
+    Args:
+        encoder: the encoder.
+        batch: B pairs.
+        draws: number of copies of each sentence, each with masks of its own.
+        only_first: read the first token's state only, as CLS pooling does.
+        bf16: run under bfloat16 autocast.
+
+    Returns:
+        Each moment has the shape (draws, values): the states that are read, their gradient with
+        regard to the input, the squares of both, and the product of both at the first token.
+    """
+    ids = batch["source_input_ids"]
+    mask = batch["source_attention_mask"]  # (B, S)
+    read = first_tokens(mask) if only_first else mask.bool()  # (B, S)
+    embeds = encoder.get_input_embeddings()(ids).detach()  # (B, S, D)
+    embeds = embeds.repeat(draws, 1, 1).requires_grad_()  # (draws * B, S, D)
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
+        states = last_states(
+            encoder,
+            mask.repeat(draws, 1),
+            read.repeat(draws, 1) if only_first else None,
+            inputs_embeds=embeds,
+        )
+    states = states.float()
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.randn(*ids.shape, states.shape[-1], generator=generator)  # (B, S, D)
+    direction = (direction.to(ids.device) * read.unsqueeze(-1)).repeat(draws, 1, 1)
+    (states * direction).sum().backward()
+
+    shape = (draws, *ids.shape, states.shape[-1])
+    found = states.detach().reshape(shape).double().cpu()  # (draws, B, S, D)
+    slopes = embeds.grad.reshape(shape).double().cpu()
+    read, mask = read.cpu(), mask.bool().cpu()
+    first = first_tokens(mask)
+    first_product = found[:, first] * slopes[:, first]
+    values = [found[:, read], slopes[:, mask]]
+    moments = [*values, *(value.square() for value in values), first_product]
+    return [moment.flatten(1) for moment in moments]
+
+
+def excess(ours: Tensor, theirs: Tensor) -> float:
+    """Return the squared distance of two means, divided by its expectation for equal means.
+
+    Args:
+        ours: (draws, values).
+        theirs: the same of the other computation.
+    """
+    distance = (ours.mean(0) - theirs.mean(0)).square().sum()
+    expected = (ours.var(0) + theirs.var(0)).sum() / len(ours)
+    return (distance / expected).item()
+
+
+def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the excess of states and gradients, for each encoder and path with dropout."""
+    batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
+    found = []
+    for name in args.encoders:
+        model = build(name, "tr", DROPOUT).to(args.device)
+        reference = padded(copy.deepcopy(model))
+        for path in [path for path in args.paths if path in WITH_DROPOUT]:
+            for only_first in (False, True):
+                options = (batch, args.draws, only_first, WITH_DROPOUT[path])
+                ours = draw(model.dap.encoder, *options)
+                theirs = draw(reference.dap.encoder, *options)
+                excesses = [excess(*pair) for pair in zip(ours, theirs, strict=True)]
+                line = {
+                    "encoder": name,
+                    "objective": "first token" if only_first else "all tokens",
+                    "path": path,
+                    "loss": max(excesses[0::2]),
+                    "gradient": max(excesses[1::2]),
+                    "fine": max(excesses) <= ALLOWED_EXCESS,
+                }
+                found.append(line)
+    return found
+
+
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return relative errors, and whether they are small, for each encoder, objective and path."""
     batch = uneven_batch()
@@ -126,7 +227,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         for short, objective in OBJECTIVES.items():
             model = build(name, objective)
             loss, wanted = reference(model, batch)
-            for path in args.paths:
+            for path in [path for path in args.paths if path in ALLOWED]:
                 copied = copy.deepcopy(model).to(args.device)
                 ours, gradients = by_path(path, copied, on_device)
                 loss_error = 0.0 if ours is None else abs(ours / loss - 1)
@@ -148,10 +249,16 @@ def main(argv: list[str] | None = None) -> None:
     """Compare all paths and print a table."""
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)
-    parser.add_argument("--paths", nargs="+", choices=list(ALLOWED), default=list(ALLOWED))
+    paths = [*ALLOWED, *WITH_DROPOUT]
+    parser.add_argument("--paths", nargs="+", choices=paths, default=paths)
+    parser.add_argument("--draws", type=int, default=200, help="draws of dropout masks")
     args = parser.parse_args(argv)
     prepare_machine(args)
-    found = compare(args)
+    found = []
+    if any(path in ALLOWED for path in args.paths):
+        found += compare(args)
+    if any(path in WITH_DROPOUT for path in args.paths):
+        found += compare_with_dropout(args)
     rows = []
     wrong = []
     for part in found:
@@ -163,7 +270,7 @@ def main(argv: list[str] | None = None) -> None:
     print(text_table(["encoder", "objective", "path", "loss", "gradient", ""], rows))
     save(args, {"lines": found})
     if wrong:
-        raise ValueError(f"differs from padded rows in float64: {', '.join(wrong)}")
+        raise ValueError(f"differs from padded rows: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,26 @@
-"""Run the tests of the fast paths and every benchmark that needs a GPU, in under 8 minutes.
+"""Run the checks and benchmarks that need a GPU, in under 8 minutes.
 
-    python -m benchmarks.gpu --folder results      # on a GPU, from the repository's root
-    python -m benchmarks.gpu --device cpu --tiny   # a dry run anywhere
+    python -m benchmarks.gpu --archive results.tar.xz    # on a GPU, from the repository's root
+    python -m benchmarks.gpu --device cpu --tiny         # a rehearsal anywhere
 
-The project need not be installed. A benchmark whose packages are missing is skipped. One that fails
-does not stop the others. The table at the end shows the outcome of each, and whether it reached its
-goal for an H100. The exit status is 1 if a benchmark failed.
+The project need not be installed. First the versions are printed, and the packages that are
+missing. Then each stage prints its own table and one JSON line with its numbers. No stage needs
+another, and one that fails does not stop the others. The table at the end shows the outcome of
+each, and whether it reached its goal for an H100.
+
+The exit status is 1 if a stage failed or could not run, also for want of a package or of time.
 """
 
 import argparse
 import gc
 import importlib
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -30,40 +36,63 @@ from dap.file_io import read_json
 from dap.reports import machine, text_table, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-BEGIN = 240  # seconds after which no benchmark starts
-LIMIT = 450  # seconds after which the running benchmark is stopped
+BEGIN = 360  # seconds after which no stage starts
+LIMIT = 460  # seconds after which the running stage is stopped
+TESTS_LIMIT = 110  # seconds for the tests
+
+#: Package that a bare machine may lack -> what needs it.
+NEEDED = {
+    "datasets": "GradCache, the pipeline, and every training",
+    "pyarrow": "datasets",
+    "dill": "datasets",
+    "multiprocess": "datasets",
+    "xxhash": "datasets and mining",
+    "sentence_transformers": "encoding",
+    "pytest": "the tests",
+    "accelerate": "every training",
+    "xz": "text in .xz archives, such as BUCC",
+    "polib": "text in .po files",
+}
 
 XLMR, TINY = "--size xlmr --bf16", "--size tiny --repeats 1"
 STEP = f"train_step {XLMR} --batch_size 1024 --mini_batch_size 1024 --optimizer"
 DRY_STEP = f"train_step {TINY} --batch_size 4 --matrix_seconds 0.01 --no_library"
-#: Name -> module and arguments. The most important come first.
+DROPOUT_PATHS = "dropout 'dropout, bf16'"
+#: Name -> module and arguments, the most valuable first.
 STAGES = {
-    "correctness": "correctness --paths float32 bf16 cached",
+    "correctness": "correctness --paths float32 bf16",
+    "correctness, dropout": f"correctness --paths {DROPOUT_PATHS} --draws 1000",
     "step": f"{STEP} --repeats 10 --warm_up 3",
-    "GradCache": f"train_step {XLMR} --batch_size 2048 --mini_batch_size 512 --repeats 3",
-    "memory": f"memory {XLMR} --tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 "
-    "--batch_sizes 256 1024 --grad_cache 8192 --mini_batch_size 64",
-    "FLOPs": "flops --size base --batch_size 512 --bf16 --repeats 5",
+    "memory of steps": f"memory {XLMR} --batch_sizes 256 1024 --objectives TR TLM DAP BOW",
     "encoding": f"encode {XLMR} --sentences 40000 --token_budget 32768 --batch_sizes 128 512 "
     "--repeats 2",
     "mining": "mining --rows 200000 --contenders ours --repeats 2",
+    "tests": "tests",
+    "correctness, GradCache": "correctness --paths cached",
+    "GradCache": f"train_step {XLMR} --batch_size 2048 --mini_batch_size 512 --repeats 3",
+    "memory": f"memory {XLMR} --tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 "
+    "--grad_cache 8192 --mini_batch_size 64",
+    "FLOPs": "flops --size base --batch_size 512 --bf16 --repeats 5",
     "pipeline": f"input_pipeline {XLMR} --batch_size 1024 --pairs 40000 --batches 20 "
     "--workers 0 2 --step --repeats 2",
     "step, float32": "train_step --batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2",
     "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled",
     "step, compiled": f"{STEP} --compile --no_library --repeats 10 --warm_up 3",
 }
-#: The same for a dry run.
+#: The same for a rehearsal. The tests and `torch.compile` take too long for it.
 DRY = {
-    "correctness": "correctness --encoders bert --paths bf16 cached",
+    "correctness": "correctness --encoders bert --paths bf16",
+    "correctness, dropout": "correctness --encoders bert --paths dropout --draws 20",
     "step": f"{DRY_STEP} --optimizer",
-    "GradCache": f"{DRY_STEP} --mini_batch_size 2",
-    "memory": f"memory {TINY} --same_process --tokens 16 --vocabularies 100 --grad_cache 4 "
-    "--mini_batch_size 2",
-    "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",
+    "memory of steps": f"memory {TINY} --same_process --batch_sizes 2 --objectives TR BOW",
     "encoding": f"encode {TINY} --sentences 40 --batch_sizes 8",
     "mining": "mining --rows 500 --dimensions 16 --contenders ours --repeats 1",
+    "correctness, GradCache": "correctness --encoders bert --paths cached",
+    "GradCache": f"{DRY_STEP} --mini_batch_size 2",
+    "memory": f"memory {TINY} --same_process --tokens 16 --vocabularies 100",
+    "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",
     "pipeline": f"input_pipeline {TINY} --batch_size 4 --pairs 16 --batches 2 --workers 0 --step",
+    "step, float32": DRY_STEP,
 }
 
 
@@ -75,20 +104,28 @@ def step_share(found: dict[str, Any]) -> float:
 
 
 #: Name -> goal for an H100, a share of a rate, and a function that reads the share from the JSON.
-GOALS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {
-    "step": (0.45, step_share),
-    "mining": (0.60, lambda found: next(iter(found["rows"].values()))["ours"]["share"]),
-}
+GOALS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {"step": (0.45, step_share)}
 
 
-def run_tests() -> str:
-    """Run the tests of the fast paths and return their outcome.
+def preflight() -> list[str]:
+    """Print machine and versions, and return the names of the missing packages."""
+    about = machine() | versions()
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    for name in missing:
+        print(f"MISSING: {name}, needed by {NEEDED[name]}")
+    print(json.dumps({"stage": "preflight", "missing": missing, **about}), flush=True)
+    return missing
 
-    Only test files that need few packages are run.
+
+def run_tests() -> None:
+    """Run the tests of the fast paths.
+
+    Raises:
+        RuntimeError: a test failed, or a file could not be imported. The other files run.
     """
-    if find_spec("pytest") is None:
-        return "skipped: pytest is not installed"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors"]
     command += ["-k", "cuda or pack or fused or compile or similarity"]
     command += [
         "tests/encoding/test_sentence_encoder.py",
@@ -96,83 +133,119 @@ def run_tests() -> str:
         "tests/training/test_grad_cache.py",
     ]
     command += [str(path) for path in REPOSITORY.glob("tests/test_*_dap.py")]
-    try:
-        code = subprocess.run(command, cwd=REPOSITORY, timeout=110).returncode
-    except subprocess.TimeoutExpired:
-        code = "timeout"
-    return f"FAILED: {code}" if code else "ok"
+    code = subprocess.run(command, cwd=REPOSITORY, timeout=TESTS_LIMIT).returncode
+    if code:
+        raise RuntimeError(f"pytest ended with status {code}")
 
 
-def run_stage(name: str, args: argparse.Namespace) -> tuple[str, str]:
-    """Run a benchmark.
-
-    Returns:
-        Its outcome, and whether it reached its goal (empty if it has none).
-    """
-    if args.tiny and name not in DRY:
-        return "left out of a dry run", ""
-    if time.perf_counter() > args.deadline:
-        return f"left out: {BEGIN} s are over", ""
-    module, *argv = (DRY if args.tiny else STAGES)[name].split()
+def run_benchmark(line: str, args: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """Run a benchmark of `STAGES` or `DRY`, and return the content of its JSON file."""
+    module, *argv = shlex.split(line)
     if module == "train_step" and find_spec("sentence_transformers") is None:
         argv.append("--no_library")
-    path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
-    show(f"== {name}: python -m benchmarks.{module} {' '.join(argv)}")
-    try:
-        benchmark = importlib.import_module(f"benchmarks.{module}")
-        benchmark.main([*argv, "--device", args.device, "--json", str(path)])
-        return "ok", judge(name, path)
-    except ModuleNotFoundError as error:
-        return f"skipped: {error.name} is not installed", ""
-    except Exception as error:  # so that the other benchmarks still run
-        traceback.print_exc()
-        return f"FAILED: {type(error).__name__}", ""
-    finally:
+    show(f"== python -m benchmarks.{module} {shlex.join(argv)}")
+    benchmark = importlib.import_module(f"benchmarks.{module}")
+    benchmark.main([*argv, "--device", args.device, "--json", str(path)])
+    return read_json(path)
+
+
+def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Run a stage and print its JSON line.
+
+    Returns:
+        Its "stage", "outcome", "seconds", and "goal" if it has one.
+    """
+    lines = DRY if args.tiny else STAGES
+    line: dict[str, Any] = {"stage": name, "outcome": "ok"}
+    found: dict[str, Any] = {}
+    began = time.perf_counter()
+    if name not in lines:
+        line["outcome"] = "left out of a rehearsal"
+    elif began > args.deadline:
+        line["outcome"] = f"FAILED: not begun, {BEGIN} s are over"
+    else:
+        path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
+        try:
+            if name == "tests":
+                run_tests()
+            else:
+                found = run_benchmark(lines[name], args, path)
+        except ModuleNotFoundError as error:
+            line["outcome"] = f"FAILED: {error.name} is not installed"
+        except Exception as error:  # so that the other stages still run
+            traceback.print_exc()
+            line["outcome"] = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())}"
+            found = read_json(path) if path.is_file() else {}
         gc.collect()
         if args.device == "cuda":
             torch.cuda.empty_cache()
+    line["seconds"] = round(time.perf_counter() - began, 1)
+    if name in GOALS and found:
+        line["goal"] = judge(name, found)
+    print(json.dumps(line | brief(found)), flush=True)
+    return line
 
 
-def judge(name: str, path: Path) -> str:
-    """Say whether a benchmark reached its goal, from its JSON file. Empty if it has no goal."""
-    if name not in GOALS:
-        return ""
+def brief(value: Any) -> Any:
+    """Return the content of a benchmark's JSON file in short, for one line.
+
+    Single measurements and what describes the run are left out, and numbers are rounded.
+    """
+    if isinstance(value, dict):
+        hidden = ("runs", "arguments", "machine", "versions")
+        return {key: brief(item) for key, item in value.items() if key not in hidden}
+    if isinstance(value, list):
+        return [brief(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def judge(name: str, found: dict[str, Any]) -> str:
+    """Say whether a benchmark reached its goal."""
     least, share = GOALS[name]
-    reached = share(read_json(path))
+    reached = share(found)
     return f"goal {least:.0%}, reached {reached:.0%}: {'met' if reached >= least else 'MISSED'}"
 
 
 def stop(*_: Any) -> None:
-    """Stop the running benchmark, so that the table is still printed."""
+    """Stop the running stage, so that the table is still printed."""
     raise TimeoutError("asked to end")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run all benchmarks and print the table of their outcomes.
+def pack(folder: Path, archive: Path) -> None:
+    """Write the JSON files of a folder into a .tar.xz archive, without folders."""
+    with tarfile.open(archive, "w:xz") as file:
+        for path in sorted(folder.glob("*.json")):
+            file.add(path, path.name)
+    print(f"{archive}: {archive.stat().st_size} bytes")
 
-    Each benchmark prints its own table and writes its JSON into `--folder`.
+
+def main(argv: list[str] | None = None) -> None:
+    """Run all stages and print the table of their outcomes.
+
+    Each stage writes its JSON into `--folder`.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="dry run with tiny models")
+    parser.add_argument("--tiny", action="store_true", help="rehearsal with tiny models")
     parser.add_argument("--folder", type=Path, help="folder for the JSON files; default: a new one")
+    parser.add_argument("--archive", type=Path, help="pack the JSON files into this .tar.xz file")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     args = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     args.folder = args.folder or Path(tempfile.mkdtemp(prefix="dap-gpu-"))
     args.folder.mkdir(parents=True, exist_ok=True)
-    about = machine() | versions()
-    print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
-    rows = [["tests", "left out of a dry run" if args.tiny else run_tests(), "", ""]]
     started = time.perf_counter()
     args.deadline = started + BEGIN
-    for name in args.stages:
-        began = time.perf_counter()
-        outcome, goal = run_stage(name, args)
-        rows.append([name, outcome, f"{time.perf_counter() - began:.0f} s", goal])
-    print("\n" + text_table(["benchmark", "result", "", "share of the matrix rate"], rows))
+    preflight()
+    lines = [run_stage(name, args) for name in args.stages]
+    rows = []
+    for line in lines:
+        rows.append([line["stage"], line["outcome"], f"{line['seconds']} s", line.get("goal", "")])
+    print("\n" + text_table(["stage", "result", "", "share of the matrix rate"], rows))
     print(f"{time.perf_counter() - started:.0f} s altogether")
-    if any(outcome.startswith("FAILED") for _, outcome, *_ in rows):
+    if args.archive:
+        pack(args.folder, args.archive)
+    if any(line["outcome"].startswith("FAILED") for line in lines):
         sys.exit(1)
 
 

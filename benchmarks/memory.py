@@ -31,12 +31,17 @@ from benchmarks.timing import (
     prepare_machine,
     save,
 )
-from benchmarks.workload import Workload, add_workload_arguments, backward, cached_backward
+from benchmarks.workload import (
+    OBJECTIVES,
+    Workload,
+    add_workload_arguments,
+    backward,
+    cached_backward,
+)
 from dap.reports import text_table
 from losses_dap import vocabulary_cross_entropy
 
 OURS, NAIVE = "ours", "naive"
-OBJECTIVES = ("TR", "DAP")  # of the steps
 MB = 1e6
 #: Settings with which glibc returns freed blocks at once, so that fragments do not count.
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
@@ -96,12 +101,12 @@ def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
     A size is the pairs of a step, or tokens and vocabulary of a loss.
     """
     found: list[tuple[str, tuple[int, ...]]] = []
-    for objective in OBJECTIVES:
+    for objective in args.objectives:
         if args.grad_cache:
             found.append((objective, (args.mini_batch_size,)))
             found.append((f"{objective} cached", (args.grad_cache,)))
     for pairs in args.batch_sizes:
-        for objective in OBJECTIVES:
+        for objective in args.objectives:
             found.append((objective, (pairs,)))
     free = (
         torch.cuda.mem_get_info()[0]
@@ -166,6 +171,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=64, help="width of the states in the loss")
     parser.add_argument(
         "--batch_sizes", type=int, nargs="*", default=[], help="pairs of whole steps"
+    )
+    parser.add_argument(
+        "--objectives",
+        nargs="+",
+        choices=list(OBJECTIVES),
+        default=["TR", "DAP"],
+        help="objectives of the steps",
     )
     parser.add_argument(
         "--grad_cache", type=int, help="pairs of a step in chunks of --mini_batch_size"

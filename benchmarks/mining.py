@@ -8,6 +8,9 @@
 - "of sgemm" compares the speed with plain float32 matrix products (sgemm). The useful work is one
   product of all source rows with all target rows, whatever a contender computes. It is divided by
   the rate of a 4096³ product, measured in the same process before and after.
+- "Gpairs / s" are the compared pairs of a source row and a target row, in 10⁹ per second. "GB / s"
+  is what a product of all pairs would read and write once: both matrices and all similarities, in
+  float32. It is the measure for a GPU, whose int8 products are far faster than its memory.
 - Memory is the peak above the process's memory before it had the two matrices. Its unit is the size
   of the two matrices.
 - faiss gets rows that are already normalised. On a CPU with AVX-512 it also gets kernels that its
@@ -105,8 +108,8 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     """Measure one search in this process.
 
     Returns:
-        "seconds", "sgemm" (GFLOP/s), "share" of sgemm, "memory" in units of the two matrices,
-        "found" (share of rows whose best neighbour is the row with the same number) and, if it is
+        "seconds", "pairs_per_second", "bytes_per_second", "sgemm" (GFLOP/s), "share" of sgemm,
+        "memory" in units of the two matrices, "found" (share of rows whose best neighbour is the row with the same number) and, if it is
         our search, the shares of pairs "in_float32" and "computed" one by one.
     """
     # load libraries and start threads
@@ -125,9 +128,12 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     own = np.arange(len(source))
     found_forward = float((forward[:, 0] == own).mean())
     found_backward = float((backward[:, 0] == own).mean())
-    useful_work = 2 * len(source) * target.size  # FLOPs of one product
+    pairs = len(source) * len(target)
+    useful_work = 2 * pairs * source.shape[1]  # FLOPs of one product
     numbers = {
         "seconds": seconds,
+        "pairs_per_second": pairs / seconds,
+        "bytes_per_second": (source.nbytes + target.nbytes + 4 * pairs) / seconds,
         "sgemm": sgemm,
         "share": useful_work / seconds / 1e9 / sgemm,
         "memory": 1 + peak["bytes"] / (source.nbytes + target.nbytes),
@@ -201,6 +207,8 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
         line = [
             name,
             numbers["seconds"],
+            f"{numbers['pairs_per_second'] / 1e9:.3f}",
+            f"{numbers['bytes_per_second'] / 1e9:.2f}",
             f"{100 * numbers['share']:.0f}%",
             f"{numbers['seconds'] / reference['seconds']:.2f}",
             f"{numbers['memory']:.2f}",
@@ -209,7 +217,15 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
         for key in ("in_float32", "computed"):
             line.append(f"{100 * numbers[key]:.2f}" if key in numbers else "")
         lines.append(line)
-    header = ["both directions", "seconds", "of sgemm", "time / ours", "memory / matrices"]
+    header = [
+        "both directions",
+        "seconds",
+        "Gpairs / s",
+        "GB / s",
+        "of sgemm",
+        "time / ours",
+        "memory / matrices",
+    ]
     header += ["found %", "float32 %", "one by one %"]
     return f"{rows} × {rows}\n{text_table(header, lines)}"
 

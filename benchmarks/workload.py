@@ -12,13 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedConfig, PreTrainedTokenizerFast, XLMRobertaConfig
 
-from dap.training import CachedBatch
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Batch], Tensor]  # a scalar
 
-OBJECTIVES = {"TR": "tr", "TLM": "tr+tlm", "DAP": "tr+rtl"}
+OBJECTIVES = {"TR": "tr", "TLM": "tr+tlm", "DAP": "tr+rtl", "BOW": "tr+bow"}
 LENGTHS = (6, 32)  # tokens of a sentence, uniform: mean 19
 CLS, SEP, MASK, PAD = "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id"
 BERT_IDS = {PAD: 0, CLS: 101, SEP: 102, MASK: 103}
@@ -51,7 +50,10 @@ def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32
         help="tokens of the shortest and the longest sentence",
     )
     parser.add_argument(
-        "--target_vocabulary", type=int, default=37_000, help="token ids that RTL predicts"
+        "--target_vocabulary",
+        type=int,
+        default=37_000,
+        help="token ids that RTL and BOW predict",
     )
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
 
@@ -100,12 +102,15 @@ class Workload:
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
 
     def _model(self, objective: str) -> DAPForPreTraining:
-        rtl = {"target_vocab_size": len(self.target_ids)} if objective == "tr+rtl" else {}
+        is_restricted = objective in ("tr+rtl", "tr+bow")  # as train_dap.py does by default
         config = DAPConfig(
-            self.config, objective=objective, mask_token_id=self.special[MASK], **rtl
+            self.config,
+            objective=objective,
+            mask_token_id=self.special[MASK],
+            target_vocab_size=len(self.target_ids) if is_restricted else None,
         )
         model = DAPForPreTraining(config).train()
-        if rtl:
+        if is_restricted:
             model.set_target_vocabulary(self.target_ids)
         share_weights(model.dap.encoder, self.encoder)
         return model
@@ -178,6 +183,8 @@ def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
 
 def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: bool = False) -> None:
     """Add the same gradients as `backward`, by GradCache with `size` pairs at a time."""
+    from dap.training import CachedBatch  # here, because it needs the package `datasets`
+
     autocast = torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16)
     with autocast:
         cached = CachedBatch(model, model, batch, size)
