@@ -59,7 +59,7 @@ setup(
     package_data={"dap.prepare": ["data_card.md"], "dap.publishing": ["model_card.md"]},
     install_requires=[
         "torch>=2.8",
-        "transformers>=5.20",
+        "transformers>=5.17",
         "accelerate>=1.12",
         "datasets>=4.4",
         "evaluate>=0.4.6",

@@ -1,19 +1,31 @@
 #!/usr/bin/env bash
-# Run everything that waits for a GPU, in parts of ten minutes. Call it again and again: it continues
-# where it was, until it prints "all is done".
-#   ENCODER=e5 DATA=../shared/data OUT=out experiments/gpu.sh [SECONDS]
-# The first call runs benchmarks/gpu.py, the next ones experiments/recipes/gpu.yaml. JSON files go to
-# $OUT/benchmarks and $OUT/results.
-set -eu
-python=${PYTHON:-python3} root=$(cd "$(dirname "$0")/.." && pwd) out=$(realpath -m "$OUT")
-places=("encoder=$(realpath "$ENCODER")" "data=$(realpath "$DATA")" "heads=$out/runs/gpu/heads-lr0.001/seed-0"
-  "bow_heads=$out/runs/gpu/bow-heads-lr0.001/seed-0")
+# Run experiments/recipes/gpu.yaml on one GPU, in parts of at most SECONDS (default: 480). Call it
+# again until it prints "all is done": it continues with the run at which it was stopped.
+#   SHAPE=.gpu/shape DATA=data FOLDER=/tmp/gpu-study experiments/gpu.sh [SECONDS]
+# Results, logs and the state of all runs are packed into FOLDER/results.tar.xz at the end.
+set -euo pipefail
+python=${PYTHON:-python3} root=$(cd "$(dirname "$0")/.." && pwd) folder=$(realpath -m "$FOLDER")
+places=("shape=$(realpath "$SHAPE")" "data=$(realpath "$DATA")"
+  "encoder=$folder/runs/gpu/mlm-lr0.0005/seed-0")
+mkdir -p "$folder"
 cd "$root"
-if [ ! -d "$out/benchmarks" ]; then
-  "$python" -m benchmarks.gpu --folder "$out/benchmarks" || echo "a benchmark failed: see above"
-  exit
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
+"$python" -c 'import sys; from benchmarks.gpu import preflight
+sys.exit("datasets" in preflight())' || { echo "a package is missing: see above"; exit 1; }
+study=("$python" -m experiments.run "${RECIPE:-experiments/recipes/gpu.yaml}" --places "${places[@]}"
+  --output_dir "$folder/runs" --results_dir "$folder/results")
+[ ! -f .gpu/commit ] || cp .gpu/commit "$folder/commit"
+status=0
+timeout --signal=INT "${1:-480}" "${study[@]}" || status=$?
+"${study[@]}" --list | tee "$folder/state.txt"
+(cd "$folder" && find . -name '*.log' -o -name '*.json' -path './results/*' \
+  -o -name '*-probe.json' -o -name state.txt -o -name commit | tar -cJf results.tar.xz -T -)
+for result in "$folder"/results/*/*/*.json; do
+  [ ! -e "$result" ] || "$python" -c 'import json, sys; found = json.load(open(sys.argv[1]))
+del found["curve"]; print(json.dumps(found))' "$result"
+done
+if grep -qv ': done$' "$folder/state.txt"; then
+  echo "not done (status $status): call this again"
+  exit 1
 fi
-study=("$python" -m experiments.run experiments/recipes/gpu.yaml --places "${places[@]}" --output_dir "$out/runs" --results_dir "$out/results")
-timeout --signal=INT "${1:-560}" "${study[@]}" || echo "stopped: call this again"
-"${study[@]}" --list | tee "$out/state.txt"
-grep -qv ': done$' "$out/state.txt" || echo "all is done"
+echo "all is done: $folder/results.tar.xz"

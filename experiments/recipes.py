@@ -10,7 +10,10 @@
       dap: {objective: tr+rtl}
       tr-same-time: {like: tr, same_time_as: dap}  # trained for dap's CPU time
 
-- `like` copies another run's arguments and its chosen learning rate.
+- `like` copies another run's arguments, seeds, evaluations, time and chosen learning rate. What the
+  run gives itself comes first.
+- `seconds` trains a run for so long by the clock, instead of `max_steps`. `experiments.run` first
+  measures the seconds of a step in a short training of the run.
 - `command` names a script or module that trains instead of train_dap.py and takes its arguments.
 - A `past` run has an argument that no longer exists. Its results are shown, but it is not trained.
 - Words in braces are places that the command line gives (`--places data=... encoder=...`). In an
@@ -32,7 +35,7 @@ OWN = ("model", "result", "folder")
 #: Keys of a recipe.
 KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
 #: Keys of a run that are not arguments of its command.
-SPECIAL = ("like", "same_time_as", "seeds", "evaluate", "command", "past")
+SPECIAL = ("like", "same_time_as", "seconds", "seeds", "evaluate", "command", "past")
 TRAIN = "train_dap.py"
 
 
@@ -46,6 +49,7 @@ class Run:
     evaluate: tuple[str, ...]
     like: str | None = None
     same_time_as: str | None = None
+    seconds: float | None = None  # wall-clock time of the training
     command: str = TRAIN
     is_past: bool = False
 
@@ -150,16 +154,23 @@ def _run(
         raise UserError(
             f"{path}: {name} is same_time_as {own['same_time_as']}, which needs {needed}: give it"
         )
-    evaluate = own.get("evaluate", list(content["evaluate"]))
+    seconds = own.get("seconds", model.seconds if model else None)
+    if own.get("same_time_as"):
+        seconds = None
+    if seconds is not None and not arguments.get("total_train_batch_size"):
+        raise UserError(f"{path}: {name} has seconds, which needs total_train_batch_size: give it")
+    seeds = model.seeds if model else content.get("seeds", [0])
+    evaluate = own.get("evaluate", list(model.evaluate if model else content["evaluate"]))
     if unknown := sorted(set(evaluate) - set(content["evaluate"])):
         raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
     return Run(
         name,
         arguments,
-        seeds=tuple(own.get("seeds", content.get("seeds", [0]))),
+        seeds=tuple(own.get("seeds", seeds)),
         evaluate=tuple(evaluate),
         like=own.get("like"),
         same_time_as=own.get("same_time_as"),
+        seconds=seconds,
         command=own.get("command", model.command if model else TRAIN),
         is_past=own.get("past", False),
     )

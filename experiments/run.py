@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import logging
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +38,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("runs/results")
 #: File in a run's folder that tells what trained it and on which machine.
 BEGUN = "begun.json"
+#: Steps of the short training that measures the seconds of a step, and steps between its log lines.
+PROBE_STEPS = 60
+PROBE_LOGGING = 20
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ class Workspace:
         """Return the arguments of the training command, without its output folder.
 
         A run of the same time gets as many steps as the CPU time of the other run is worth, by the
-        measurements of `experiments.step_cost`.
+        measurements of `experiments.step_cost`. A run with `seconds` gets as many steps as fit into
+        them, by `step_seconds`.
         """
         own = dict(job.run.arguments)
         own["learning_rate"] = job.learning_rate
@@ -130,7 +135,29 @@ class Workspace:
                 )
             ratio = steps[timed]["cpu"] / steps[like]["cpu"]
             own["max_steps"] = round(own["max_steps"] * ratio)
+        if job.run.seconds is not None:
+            own["max_steps"] = max(1, round(job.run.seconds / self.step_seconds(job, own)))
         return own
+
+    def step_seconds(self, job: Job, arguments: Mapping[str, Any]) -> float:
+        """Return the wall-clock seconds of a training step of a job's run.
+
+        They are measured once per run, by a short training, and kept in a file. All costs of a step
+        count: reading and collating pairs, the optimizer and the log.
+        """
+        folder = self.runs_dir / self.recipe.name / f"{job.run.name}-probe"
+        path = folder.with_suffix(".json")
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            own = {"max_steps": PROBE_STEPS, "logging_steps": PROBE_LOGGING, "save_strategy": "no"}
+            line = [job.run.command, *flags({**arguments, **own, "output_dir": folder})]
+            execute(line, folder.with_suffix(".log"))
+            log = read_object(folder / "trainer_state.json")["log_history"]
+            rates = [entry["pairs_per_second"] for entry in log if "pairs_per_second" in entry]
+            seconds = arguments["total_train_batch_size"] / rates[-1]
+            write_json({"run": job.run.name, "seconds": seconds, "machine": machine()}, path)
+            shutil.rmtree(folder)
+        return read_object(path)["seconds"]
 
     # -------------------------------------------------------------------------------- doing it
 

@@ -80,6 +80,8 @@ def test_a_study_is_carried_out_once(
         )
 
     monkeypatch.setattr(runner, "execute", execute_here)
+    monkeypatch.setattr(runner, "PROBE_STEPS", 3)
+    monkeypatch.setattr(runner, "PROBE_LOGGING", 1)
     data = tmp_path / "a {folder} with spaces"
     shutil.copytree(bitext_dir, data)
     train = {
@@ -107,6 +109,7 @@ def test_a_study_is_carried_out_once(
     )
     runs = {"tr": {"objective": "tr"}, "dap": {"seeds": [3], "tr_hard_negatives": 0.5}}
     runs["tr-same-time"] = {"like": "tr", "same_time_as": "dap", "evaluate": []}
+    runs["tr-timed"] = {"like": "tr", "seconds": 0.3, "evaluate": []}
     recipe = tell(tmp_path, train=train, evaluate={"found": evaluate}, runs=runs)
     places = [
         str(recipe),
@@ -123,7 +126,13 @@ def test_a_study_is_carried_out_once(
         runner.main(argv)
     step_cost.main([*argv, "--repeats", "1"])
     runner.main(argv)
-    assert [line[0] for line in ran] == ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"]
+    trained = ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"] * 3
+    assert sorted(line[0] for line in ran) == sorted(trained)
+    probe = json.loads((tmp_path / "study/tr-timed-probe.json").read_text())
+    timed = json.loads((tmp_path / "results/study/tr-timed-lr0.001/seed-0.json").read_text())
+    steps = max(1, round(0.3 / probe["seconds"]))
+    assert timed["curve"][-1]["step"] == steps
+    assert not (tmp_path / "study/tr-timed-probe").exists()
 
     folder, collected = (
         tmp_path / "study/dap-lr0.001/seed-3",
@@ -149,11 +158,11 @@ def test_a_study_is_carried_out_once(
 
     before = collected.stat().st_ino  # another file takes its place when it is written
     runner.main(argv)
-    assert len(ran) == 5
+    assert len(ran) == 7
     assert collected.stat().st_ino == before
     shutil.rmtree(folder / "found")  # as if killed after the training
     runner.main(argv)
-    assert [line[0] for line in ran[5:]] == ["eval_retrieval.py"]
+    assert [line[0] for line in ran[7:]] == ["eval_retrieval.py"]
     assert json.loads(collected.read_text())["record"] == content["record"]
 
 
@@ -368,7 +377,7 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
         f"{name}heads" for name in ("", "bow_", "longer_bow_", "longest_bow_", "tlm_", "both_")
     ]
     places = dict.fromkeys(
-        ["encoder", "encoder_without_head", "data", "links", *heads], str(tmp_path)
+        ["encoder", "encoder_without_head", "data", "links", "shape", *heads], str(tmp_path)
     )
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
@@ -387,23 +396,21 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
 def test_the_script_for_a_gpu_goes_on_where_it_was(tmp_path: Path) -> None:
     python = tmp_path / "python"  # writes down what it is asked to run, and says how far a study is
     python.write_text(f"""#!/bin/sh
-echo "$@" >> {tmp_path}/asked
-[ "$2" = benchmarks.gpu ] && mkdir -p "$4"
+[ "$1" = -c ] || echo "$@" >> {tmp_path}/asked
 case "$*" in *--list) cat {tmp_path}/progress;; esac
 """)
     python.chmod(0o755)
-    environment = os.environ | {"ENCODER": ".", "DATA": ".", "OUT": "out", "PYTHON": str(python)}
+    places = {"SHAPE": ".", "DATA": ".", "FOLDER": "study"}
+    environment = os.environ | places | {"PYTHON": str(python)}
     script = ["bash", str(REPOSITORY / "experiments" / "gpu.sh")]
     for progress in ("tr: open\n", "tr: done\ndap: begun\n", "tr: done\n"):
         (tmp_path / "progress").write_text(progress)
-        done = subprocess.run(
-            script, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        assert ("all is done" in done.stdout) is (progress == "tr: done\n")
-    benchmark, *studies = (tmp_path / "asked").read_text().splitlines()
-    assert benchmark == f"-m benchmarks.gpu --folder {tmp_path}/out/benchmarks"
-    assert len(studies) == 4
-    for name, run in (("heads", "heads"), ("bow_heads", "bow-heads")):
-        assert all(
-            f" {name}={tmp_path}/out/runs/gpu/{run}-lr0.001/seed-0 " in line for line in studies
-        )
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        is_done = progress == "tr: done\n"
+        assert ("all is done" in done.stdout) is is_done
+        assert done.returncode == (0 if is_done else 1)
+    assert (tmp_path / "study" / "results.tar.xz").is_file()
+    studies = (tmp_path / "asked").read_text().splitlines()
+    assert len(studies) == 6
+    encoder = f" encoder={tmp_path}/study/runs/gpu/mlm-lr0.0005/seed-0 "
+    assert all(encoder in line for line in studies)
