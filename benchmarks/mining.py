@@ -109,8 +109,9 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
 
     Returns:
         "seconds", "pairs_per_second", "bytes_per_second", "sgemm" (GFLOP/s), "share" of sgemm,
-        "memory" in units of the two matrices, "found" (share of rows whose best neighbour is the row with the same number) and, if it is
-        our search, the shares of pairs "in_float32" and "computed" one by one.
+        "memory" in units of the two matrices, "found" (share of rows whose best neighbour is the
+        row with the same number) and, if it is our search, the shares of pairs "in_float32" and
+        "computed" one by one.
     """
     # load libraries and start threads
     search = CONTENDERS[contender]
