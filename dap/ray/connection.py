@@ -66,8 +66,8 @@ class ClusterArguments:
         process is connected already, the connection is kept.
 
         Raises:
-            UserError: Ray is not installed, nothing answers at the address, or a task failed for
-                good.
+            UserError: Ray is not installed, nothing answers at the address, or a task failed as
+                often as Ray may start it again.
         """
         if not self.ray:
             yield
@@ -91,12 +91,16 @@ class ClusterArguments:
 
 
 def _start_ray(address: str, threads: int) -> None:
-    """Connect to the cluster at an address.
+    """Connect this process to a Ray cluster.
 
     Args:
-        address: "auto", HOST:PORT, or "local".
+        address: "auto" for a cluster that runs on this machine, HOST:PORT, or "local" to start one
+            here.
         threads: how many threads polars and tokenizers may use in a worker. Their default is all
-            cores of a node.
+            cores of a node, which would be too many for several workers.
+
+    Raises:
+        UserError: the address is not valid, or the connection fails.
     """
     import ray
 
@@ -130,9 +134,9 @@ def _require_answer(address: str) -> None:
 
 
 def _connection_fault(error: Exception) -> str:
-    """Say in one line why connecting failed.
+    """Return in one line why connecting failed.
 
-    Ray sometimes names a version mismatch only in the cause of its error.
+    Ray sometimes names a version mismatch only in the cause of its error, so both are searched.
     """
     for each in (error, error.__cause__):
         if "Version mismatch" in str(each):
@@ -141,9 +145,15 @@ def _connection_fault(error: Exception) -> str:
 
 
 def _readable(error: Exception, address: str) -> Exception:
-    """Return the error that a task raised.
+    """Turn an error of Ray into the error that the user should see.
 
-    An error of Ray itself becomes a `UserError` of one line that says what to do.
+    Args:
+        error: what Ray raised.
+        address: the cluster's address, for the message.
+
+    Returns:
+        The error that our function raised inside a task. An error of Ray itself becomes a
+        `UserError` of one line that says what to do.
     """
     from ray import exceptions
 
@@ -167,16 +177,20 @@ def _readable(error: Exception, address: str) -> Exception:
 def each_on_cluster(
     function: Callable[..., Any], calls: Mapping[str, tuple]
 ) -> Iterator[tuple[str, Any]]:
-    """Run calls of a function as tasks of the connected cluster.
+    """Call a function many times, each call as a task of the connected cluster.
 
     A call is started again if its worker or node is lost.
 
     Args:
-        calls: name of each call, such as its file, and the call's arguments.
+        function: the function. Ray sends it to the nodes.
+        calls: name of each call, such as its file -> arguments of the call.
 
     Yields:
-        The name and the result of each call, in the order in which they end. The result is a
-        `UserError` if the call's workers are lost every time.
+        The name of each call and what the function returned, in the order in which the calls end.
+        Instead of a result it is a `UserError` if the call's workers are lost every time.
+
+    Raises:
+        Exception: whatever the function raised, when the call's turn comes.
     """
     import ray
 

@@ -1,6 +1,7 @@
 """Encoding on a Ray cluster by actors, each of which holds a copy of the model.
 
-An actor is a process of Ray that stays alive between calls. Sentences go to the actors in pieces.
+An actor is a process of Ray that stays alive between calls. A piece is a list of sentences that one
+actor encodes in one call.
 """
 
 from collections import Counter, deque
@@ -26,34 +27,48 @@ Jobs = dict[Any, tuple[Any, int | None]]
 
 
 def load_on(cluster: ClusterArguments, arguments: EncoderArguments) -> "Encoder | ClusterEncoder":
-    """Load the encoder in this process and, if `--ray` is given, also on the connected cluster."""
+    """Load the encoder in this process and, if `--ray` is given, also on the connected cluster.
+
+    Args:
+        cluster: says whether `--ray` is given, and how many encoders to start.
+        arguments: says which encoder to load.
+
+    Returns:
+        The encoder of this process, or a `ClusterEncoder` around it.
+    """
     encoder = arguments.load()
     return ClusterEncoder(encoder, arguments, cluster) if cluster.ray else encoder
 
 
 class EncoderActor:
-    """An encoder on a node of the cluster."""
+    """The class of the actors: an encoder on a node of the cluster.
+
+    Args:
+        arguments: says which encoder to load.
+    """
 
     def __init__(self, arguments: EncoderArguments) -> None:
         self.encoder = arguments.load()
         self._fingerprint = model_fingerprint(self.encoder)
 
     def fingerprint(self) -> str:
+        """Return the `model_fingerprint` of the encoder."""
         return self._fingerprint
 
     def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
+        """Return the vectors (n, D) of the piece's sentences."""
         return self.encoder.encode(piece, token_budget)
 
 
 class ClusterEncoder:
     """An encoder whose sentences are encoded by the actors of a connected cluster.
 
-    All other attributes are those of `encoder`.
+    Attributes that this class lacks are taken from `encoder`.
 
     Args:
-        encoder: the encoder of this process.
-        arguments: what each actor loads.
-        cluster: how many actors to start, and their CPU cores.
+        encoder: the encoder of this process. Actors must have the same model.
+        arguments: says which encoder each actor loads.
+        cluster: says how many actors to start, and how many CPU cores each gets.
 
     Raises:
         UserError: the cluster has no room for that many actors.
@@ -73,7 +88,7 @@ class ClusterEncoder:
         if count > room:
             raise UserError(
                 f"--ray_actors {count} with --ray_cpus_per_actor {cluster.ray_cpus_per_actor}: the "
-                f"cluster has room for {room}, a node at most {self._largest_node()}; ask for "
+                f"cluster has room for {room}, a node at most {self._most_of_a_node()}; ask for "
                 "fewer, or add nodes"
             )
         options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_restarts": 0}
@@ -85,7 +100,7 @@ class ClusterEncoder:
         return getattr(self.encoder, name)
 
     def _start_actor(self) -> Any:
-        """Start an actor. It waits until a node has room for it."""
+        """Start an actor and return Ray's handle of it. Ray waits until a node has room for it."""
         return self._actor_class.remote(self._arguments)
 
     def _room(self) -> int:
@@ -96,15 +111,18 @@ class ClusterEncoder:
             room += min(fit)
         return room
 
-    def _largest_node(self) -> str:
-        """Say how many CPUs and GPUs the largest node has, such as "8 CPUs and 1 GPUs"."""
+    def _most_of_a_node(self) -> str:
+        """Return the largest number of CPUs and of GPUs of a node, such as "8 CPUs and 1 GPUs".
+
+        The two numbers may come from different nodes. GPUs are left out if actors need none.
+        """
         nodes = _living_nodes()
-        largest = []
+        counts = []
         for kind, need in self.needs.items():
             if need:
                 most = max(resources.get(kind, 0) for resources in nodes)
-                largest.append(f"{most:g} {kind}s")
-        return " and ".join(largest)
+                counts.append(f"{most:g} {kind}s")
+        return " and ".join(counts)
 
     def end(self) -> None:
         """End the actors. Otherwise later tasks would wait forever for their CPUs and GPUs."""
@@ -116,7 +134,16 @@ class ClusterEncoder:
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """Return the sentences' vectors (N, D), as `SentenceEncoder.encode` does."""
+        """Encode sentences on the cluster.
+
+        Args:
+            sentences: list of N strings.
+            token_budget: most tokens of a batch, padding included.
+            progress: show a bar.
+
+        Returns:
+            Vectors (N, D), float32, in the order of the sentences. They are not normalised.
+        """
         if not len(sentences):
             return self.encoder.encode([])
         with tqdm(
@@ -132,9 +159,13 @@ class ClusterEncoder:
         If an actor is lost, another one encodes its piece, and a new actor starts once a node has
         room for it.
 
+        Args:
+            pieces: lists of sentences.
+            token_budget: most tokens of a batch, padding included.
+
         Raises:
-            SentenceError: a piece cannot be encoded, or the actors that encode it are lost every
-                time.
+            SentenceError: a piece cannot be encoded, or `LOSSES` actors were lost while they
+                encoded it.
             UserError: no node has room for an actor, or a node has another model than this process.
         """
         import ray
@@ -174,7 +205,7 @@ class ClusterEncoder:
                 due += 1
 
     def _replace(self, actor: Any) -> Any:
-        """Start a new actor instead of a lost one."""
+        """Start a new actor instead of a lost one, and return it."""
         import ray
 
         ray.kill(actor)  # it may still live and only be out of reach
@@ -187,9 +218,17 @@ class ClusterEncoder:
     ) -> tuple[Any, int | None, Any]:
         """Wait for the next job that ends, and remove it from the jobs.
 
+        Args:
+            jobs: running calls of the actors.
+            pieces: all pieces, for error messages.
+
         Returns:
             The actor, the number of its piece (None if the actor has just started), and what its
             call returned. If the actor is lost, the third value is Ray's error.
+
+        Raises:
+            SentenceError: the piece cannot be encoded.
+            UserError: no node has room for an actor.
         """
         import ray
 
@@ -217,6 +256,7 @@ class ClusterEncoder:
             return actor, number, error
 
     def _require_same_model(self, fingerprint: str) -> None:
+        """Raise `UserError` if an actor's model has another fingerprint than ours."""
         if fingerprint != self.fingerprint:
             raise UserError(
                 "an encoder of the cluster has another model than this process (fingerprint "
@@ -226,27 +266,35 @@ class ClusterEncoder:
 
 
 def _living_nodes() -> list[dict[str, float]]:
-    """Return the resources of each living node, by kind."""
+    """Return for each living node its resources, such as {"CPU": 8.0, "GPU": 1.0}."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _starting(actors: Iterable[Any]) -> Jobs:
-    """Ask actors for the fingerprint of their model, which they answer once they have loaded it."""
+    """Ask actors for the fingerprint of their model. They answer once they have loaded it.
+
+    Returns:
+        The running calls. They have no piece number.
+    """
     return {actor.fingerprint.remote(): (actor, None) for actor in actors}
 
 
 def _require_few_losses(
     losses: int, last: Exception, pieces: Sequence[Sequence[str]], number: int | None
 ) -> None:
-    """Raise if too many actors in a row were lost.
+    """Raise an error if too many actors were lost at the same piece, or while they started.
 
     Args:
-        losses: how many were lost.
+        losses: how many actors were lost.
         last: Ray's error for the last one.
         pieces: all pieces.
-        number: of the piece that they encoded; None if they were starting.
+        number: number of the piece that they encoded. None if they were starting.
+
+    Raises:
+        SentenceError: the piece has cost `LOSSES` actors.
+        RayError: more than `RETRIES` actors were lost one after the other while they started.
     """
     if number is None:
         if losses > RETRIES:
@@ -261,5 +309,6 @@ def _require_few_losses(
 
 
 def _piece_name(piece: Sequence[str]) -> str:
+    """Return what error messages call a piece: its number of sentences and its longest one."""
     longest = max(piece, key=len)
     return f"{len(piece)} sentences, the longest {longest[:60]!r}"

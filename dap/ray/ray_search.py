@@ -3,7 +3,7 @@
 An exact search gives the result of one process, byte for byte.
 
 The search is cut into tiles. A tile compares a strip of source rows with a strip of target rows, in
-one task.
+one task of Ray.
 
 - The vectors of a strip lie in Ray's object store, the memory that a node shares among its
   processes.
@@ -59,7 +59,7 @@ def cluster_neighbours(
     index: str | None = None,
     progress: bool = False,
 ) -> Neighbours:
-    """Return the k nearest neighbours of both sides, searched on the connected cluster.
+    """Find the k nearest neighbours of every source row and every target row, on the cluster.
 
     Without an `index` the search is exact and runs on GPUs if the cluster has any. With an `index`
     it runs on CPUs: each strip gets an index of its own, which all strips of the other side search.
@@ -71,10 +71,14 @@ def cluster_neighbours(
 
     Args:
         source: (N, D), need not be normalised.
-        target: (M, D).
-        k: 1 to min(N, M).
-        index: faiss index as in `approximate_neighbours`; None searches exactly.
+        target: (M, D), need not be normalised.
+        k: neighbours per row, 1 to min(N, M).
+        index: faiss index as in `approximate_neighbours`. None searches exactly.
         progress: print the number of tasks and show a bar.
+
+    Returns:
+        Cosines and row numbers of the neighbours, in both directions. The arrays are temporary
+        files, mapped into memory.
 
     Raises:
         UserError: as `mutual_neighbours` and `approximate_neighbours`.
@@ -113,12 +117,23 @@ def cluster_neighbours(
 
 
 def _room_for_neighbours(rows: int, k: int) -> list[np.ndarray]:
-    """Return zeros for the scores (rows, k) and the indices (rows, k), in temporary files."""
+    """Make room for the results of one side: zeros for scores and indices, in temporary files.
+
+    Returns:
+        Scores (rows, k) float32, and indices (rows, k) int64.
+    """
     return [zeros_on_disk((rows, k), np.float32), zeros_on_disk((rows, k), np.int64)]
 
 
 def search_devices(index: str | None) -> tuple[str, int]:
-    """Return what a search task runs on, "CPU" or "GPU", and how many of them the cluster has."""
+    """Choose the devices of the search: GPUs if the cluster has any, or else CPUs.
+
+    Args:
+        index: faiss index, which only searches on CPUs. None for an exact search.
+
+    Returns:
+        "CPU" or "GPU", and how many of these the cluster has.
+    """
     import ray
 
     resources = ray.cluster_resources()
@@ -127,7 +142,7 @@ def search_devices(index: str | None) -> tuple[str, int]:
 
 
 def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]:
-    """Return the source rows and target rows of a tile.
+    """Choose how many source rows and target rows a tile compares.
 
     A side of a tile has `TILES` rows, and up to `WIDEST` times as many if each device still gets
     `TILES_PER_DEVICE` tiles. Tiles are then made equal, so that no tile at an end is small.
@@ -136,10 +151,10 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
     ((125000, 125000), (1041667, 1041667))
 
     Args:
-        rows: of the source.
-        columns: rows of the target.
-        kind: "CPU" or "GPU".
-        count: how many of them search.
+        rows: number of source rows, N.
+        columns: number of target rows, M.
+        kind: type of the devices that search, "CPU" or "GPU".
+        count: number of these devices.
     """
     square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
     most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
@@ -150,7 +165,15 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
 def task_memory(
     tile: tuple[int, int], dimensions: int, kind: str, k: int, index: str | None
 ) -> int:
-    """Estimate the bytes that a task needs for vectors, neighbours and the blocks of the search."""
+    """Estimate the bytes that a task needs for vectors, neighbours and the blocks of the search.
+
+    Args:
+        tile: source rows and target rows of the task.
+        dimensions: length D of a vector.
+        kind: type of the device that runs the task, "CPU" or "GPU".
+        k: neighbours per row.
+        index: faiss index. None for an exact search.
+    """
     copies = 1 if index is None else 3  # with an index: as received, in the index, and as searched
     row = copies * dimensions * 4 + 2 * k * NEIGHBOUR
     block = math.prod(BLOCKS["cuda" if kind == "GPU" else "cpu"]) * 4
@@ -158,7 +181,10 @@ def task_memory(
 
 
 def _device_nodes(kind: str) -> list[str | None]:
-    """Return the id of the node of each CPU or GPU, or [None] if no node has one yet."""
+    """Return for each device of a kind, "CPU" or "GPU", the id of its node.
+
+    If no node has such a device yet, the list is [None].
+    """
     import ray
 
     nodes: list[str | None] = []
@@ -169,9 +195,13 @@ def _device_nodes(kind: str) -> list[str | None]:
 
 
 def _prefer_node(node: str | None) -> dict[str, Any]:
-    """Return options that have a task wait for a node, which fetches the task's data meanwhile.
+    """Return the options of Ray that make a task run on a node.
 
-    If the node is lost, the task runs on another one.
+    The node fetches the task's data while the task waits. If the node is lost, the task runs on
+    another one.
+
+    Args:
+        node: id of the node. None lets Ray choose.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -181,18 +211,20 @@ def _prefer_node(node: str | None) -> dict[str, Any]:
 
 
 class _Side:
-    """The strips of one side, and what was found for them.
+    """The strips of the source or the target, and the neighbours found so far for their rows.
+
+    Methods name a strip by the number of its first row, counted within `vectors`.
 
     Args:
-        vectors: (rows, D) of the side, or of a band of it.
-        first: number of the first row in the whole side.
+        vectors: (rows, D) of the source, the target, or a band of it.
+        first: number of the first of these rows in the whole source or target.
         height: rows of a strip.
-        index: faiss index to build of each strip; None for an exact search.
+        index: faiss index to build of each strip. None for an exact search.
 
     Attributes:
-        vectors: (height, D) of each strip.
-        indexes: the faiss index of each strip, or None.
-        found: results of tasks for each strip, which are not merged yet.
+        vectors: first row of each strip -> reference to its vectors (height, D).
+        indexes: first row of each strip -> reference to its faiss index, or None.
+        found: first row of each strip -> references to scores and indices, not merged yet.
     """
 
     def __init__(self, vectors: np.ndarray, first: int, height: int, index: str | None) -> None:
@@ -210,14 +242,19 @@ class _Side:
             self.indexes[start] = index and build.remote(self.vectors[start], index)
 
     def size(self, start: int) -> int:
-        """Return the rows of a strip."""
+        """Return the number of rows of the strip that begins at row `start`."""
         return min(self.height, self.rows - start)
 
     def add_found(self, start: int, piece: Any) -> None:
+        """Keep a reference to scores and indices that a task found for the strip at `start`."""
         self.found.setdefault(start, []).append(piece)
 
     def put_found(self, best: Sequence[np.ndarray]) -> None:
-        """Put the best scores and indices of an earlier band into the object store."""
+        """Put the neighbours that earlier bands have found into the object store, strip by strip.
+
+        Args:
+            best: scores (rows, k) and indices (rows, k) of the whole side.
+        """
         import ray
 
         for start in self.vectors:
@@ -225,7 +262,12 @@ class _Side:
             self.add_found(start, ray.put([np.array(array[strip]) for array in best]))
 
     def write_best(self, arrays: Sequence[np.ndarray], k: int) -> None:
-        """Merge what was found for each strip, and write it into arrays of scores and indices."""
+        """Merge what was found for each strip, write it into two arrays, and forget it.
+
+        Args:
+            arrays: scores (rows, k) and indices (rows, k), changed in place.
+            k: neighbours per row.
+        """
         import ray
 
         for start, pieces in self.found.items():
@@ -238,12 +280,22 @@ class _Side:
 def _search_tiles(
     search_tile: Any, rows: _Side, columns: _Side, nodes: Sequence[str | None]
 ) -> Iterator[tuple[int, int]]:
-    """Search all tiles, and yield the strips (row, column) of each tile once it is searched.
+    """Search all tiles, each in a task, and keep what is found in `rows` and `columns`.
 
     A task starts from what was found for its two strips. If there are many strips, this includes
     the results of tasks that still run: the new task waits for them, and other devices have enough
     else to do. If there are few strips, waiting would leave devices idle, so only finished tasks
-    count."""
+    count.
+
+    Args:
+        search_tile: the remote function of Ray that runs `_search_tile`.
+        rows: the source rows, or a band of them.
+        columns: the target rows.
+        nodes: id of the node of each device.
+
+    Yields:
+        First source row and first target row of each tile, once its task has ended.
+    """
     waits = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(nodes)
 
     def keep(row: int, column: int, found: Sequence[Any]) -> None:
@@ -280,12 +332,13 @@ def _run_ahead(
     """Run jobs so that each device always has `AHEAD` of them, one running and the others waiting.
 
     Args:
-        start: starts a job and returns references to its results.
-        jobs: arguments of `start`; the node comes last.
-        nodes: the node of each device.
+        start: function that starts a job and returns references to its results. Its arguments are
+            those of the job and, last, a node.
+        jobs: the arguments of each job, without the node.
+        nodes: id of the node of each device.
 
     Yields:
-        Each job that has ended, and the references to its results.
+        The arguments of each job that has ended, and the references to its results.
     """
     import ray
 
@@ -305,7 +358,7 @@ def _run_ahead(
 
 
 def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
-    """Return all pairs of a row and a column, ordered along diagonals.
+    """Return all pairs of a row and a column, in the order of a table's diagonals.
 
     Neighbouring pairs then share no row and no column, so the tasks of that time do not wait for
     each other.
@@ -336,12 +389,17 @@ def _search_tile(
 ) -> tuple[Found, Found]:
     """Search one tile, and merge its neighbours with the neighbours that other tiles found.
 
+    The queries are the tile's source rows, and the keys are its target rows.
+
     Args:
-        starts: number of the first key and of the first query in their whole sides.
+        k: neighbours per row.
+        index: faiss index as in `approximate_neighbours`. None searches exactly.
+        starts: number of the first key in the whole target, and of the first query in the whole
+            source. They are added to the indices.
         queries: (n, D), source rows of the tile.
         keys: (m, D), target rows of the tile.
-        query_index: faiss index of the queries, with `index` only.
-        key_index: faiss index of the keys, with `index` only.
+        query_index: faiss index of the queries from `built_index`, or None without `index`.
+        key_index: faiss index of the keys from `built_index`, or None without `index`.
         count: how many of the pieces are neighbours of the queries. The others are neighbours of
             the keys.
         pieces: scores and indices that other tiles have found. They are arguments of their own
@@ -367,12 +425,16 @@ def _search_tile(
 
 
 def _nothing_found(rows: int, k: int) -> Found:
-    """Return the scores and indices (rows, k) that stand for no neighbours: -inf and -1."""
+    """Return the scores -inf and the indices -1, (rows, k), which stand for no neighbours."""
     return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1)
 
 
 def _merge(pieces: Sequence[Found], k: int) -> Found:
-    """Merge what several tiles found for the same rows.
+    """Merge the neighbours that several tiles found for the same rows.
+
+    Args:
+        pieces: scores and indices (rows, k or fewer) of each tile.
+        k: neighbours to keep per row.
 
     Returns:
         Scores and indices (rows, k) of the best neighbours. Of equal scores the lowest index comes

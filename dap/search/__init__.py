@@ -1,4 +1,4 @@
-"""Search arrays of vectors: nearest neighbours, retrieval accuracy and hard negatives."""
+"""Search arrays of vectors: nearest neighbours, retrieval accuracy and hard negatives (xsim++)."""
 
 from dap.search.approximate import approximate_neighbours, recall_at_k
 from dap.search.retrieval import (

@@ -1,5 +1,7 @@
 """Approximate nearest neighbours by cosine with faiss, where exact search takes too long.
 
+A query is a row whose neighbours are wanted. A key is a row that may be a neighbour.
+
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` rows of a block.
 """
 
@@ -39,25 +41,28 @@ def approximate_neighbours(
     progress: bool = False,
     built: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> Neighbours:
-    """Find about the same neighbours as `mutual_neighbours`, by one faiss index per side.
+    """Find k approximate nearest neighbours of every source row and every target row, with faiss.
 
-    The index only finds the neighbours. Their cosines are computed from the vectors, in float32. A
-    row for which the index finds fewer than k neighbours is compared with all rows of the other
-    side.
+    Each side gets an index of its own. The index only chooses the neighbours. Their cosines are
+    computed from the vectors, in float32. A row for which the index finds fewer than k neighbours
+    is compared with all rows of the other side.
 
     Args:
         source: (N, D), need not be normalised.
         target: (M, D), need not be normalised.
-        k: 1 to min(N, M).
+        k: neighbours per row, 1 to min(N, M).
         index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon
             its search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits
             the square root of its number of lists.
         progress: show a bar.
-        built: the results of `built_index` for source and target. Indexes that are None are built
-            here.
+        built: finished indexes of the source and of the target, as `built_index` returns them. An
+            index that is None is built here.
+
+    Returns:
+        The same object as `mutual_neighbours` returns. Some neighbours may not be the nearest.
 
     Raises:
-        ValueError: faiss is not installed or refuses the index, k is out of range, or a row has NaN
+        UserError: faiss is not installed or refuses the index, k is out of range, or a row has NaN
             or infinity.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
@@ -72,7 +77,15 @@ def approximate_neighbours(
 
 
 def built_index(keys: Array, index: str) -> np.ndarray:
-    """Build a faiss index of all keys and return it as bytes, to be searched in other processes."""
+    """Build a faiss index of all keys, in a form that other processes can search.
+
+    Args:
+        keys: (M, D), the rows that will be searched. They need not be normalised.
+        index: the index as in `approximate_neighbours`, such as "IVF1024,Flat:nprobe=32".
+
+    Returns:
+        The index as faiss serialises it: a uint8 array. `approximate_neighbours` takes it.
+    """
     trained = _build(keys, "keys", index, tqdm(disable=True))
     return import_module("faiss").serialize_index(trained)
 
@@ -82,13 +95,18 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
 
     At most `RECALL_SAMPLE` rows of each side are searched exactly. They are the same in every call.
 
+    Args:
+        approximate: the neighbours that the approximate search returned.
+        source: (N, D) vectors that were searched.
+        target: (M, D) vectors that were searched.
+
     >>> rows = np.eye(3)
     >>> found = np.array([[0], [1], [0]])
     >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
     True
 
     Returns:
-        The mean over both directions, 0 to 1.
+        Share of the exact neighbours that were found, as the mean over both directions, 0 to 1.
     """
     forward = _recall(approximate.forward_indices, source, target)
     backward = _recall(approximate.backward_indices, target, source)
@@ -96,7 +114,16 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
 
 
 def _recall(found: np.ndarray, queries: Array, keys: Array) -> float:
-    """Compare the neighbours `found` (n, k) with an exact search, on a sample of the queries."""
+    """Measure the recall of one direction, on a sample of the queries.
+
+    Args:
+        found: (n, k) rows of the keys that the approximate search returned for each query.
+        queries: (n, D).
+        keys: (m, D).
+
+    Returns:
+        Share of the exact k nearest keys that are in `found`, 0 to 1.
+    """
     size = min(RECALL_SAMPLE, len(queries))
     sample = np.random.default_rng(0).choice(len(queries), size, replace=False)
     sample.sort()
@@ -115,17 +142,17 @@ def _search(
     bar: tqdm,
     built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k nearest keys of each query.
+    """Find about the k nearest keys of each query with a faiss index.
 
     Args:
         queries: (n, D).
-        query_name: "source" or "target", for errors.
+        query_name: "source" or "target". Error messages call the queries so.
         keys: (m, D).
-        key_name: "source" or "target", for errors.
-        k: number of neighbours.
-        name: the index as the user gave it.
-        bar: advances by the rows that are added and searched.
-        built: the index as bytes. None builds it here.
+        key_name: "source" or "target". Error messages call the keys so.
+        k: number of neighbours per query.
+        name: the faiss factory string and search parameters, as in `approximate_neighbours`.
+        bar: progress bar. It advances by the rows that are added and by those that are searched.
+        built: the index of the keys from `built_index`. None builds it here.
 
     Returns:
         Cosines (n, k) float32, best first, and rows of the keys (n, k) int64.
@@ -158,7 +185,20 @@ def _search(
 
 
 def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
-    """Train a faiss index and add all keys to it."""
+    """Train a faiss index on a sample of the keys, and add all keys to it.
+
+    Args:
+        keys: (m, D).
+        key_name: what error messages call the keys, such as "target".
+        name: the faiss factory string and search parameters, as in `approximate_neighbours`.
+        bar: progress bar. It advances by the rows that are added.
+
+    Returns:
+        The faiss index.
+
+    Raises:
+        UserError: faiss is not installed, or it refuses the factory string.
+    """
     try:
         import faiss
     except ImportError:
@@ -187,9 +227,14 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
 
 
 def _training_step(rows: int, factory: str, lists: int) -> int:
-    """Return n such that every n-th row trains the index.
+    """Return n such that every n-th row trains the index. All rows would take too long.
 
     An index learns its lists and, if it compresses vectors (`PQ16x12`), 2^bits codes per part.
+
+    Args:
+        rows: number of all keys.
+        factory: the faiss factory string, such as "IVF4096,PQ64".
+        lists: number of lists of an IVF index, 0 for other indexes.
     """
     bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
     clusters = max(lists, 2**bits)
@@ -199,7 +244,13 @@ def _training_step(rows: int, factory: str, lists: int) -> int:
 
 @contextmanager
 def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
-    """Turn faiss's errors into a `UserError` that names the index, without C++ locations."""
+    """Turn faiss's errors into a `UserError` that names the index, without C++ locations.
+
+    Args:
+        name: the index as the user gave it.
+        keys: the rows that are indexed. The message gives their number.
+        key_name: what the message calls these rows.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -18,9 +18,12 @@ GROUPS: dict[int, tuple[str, ...]] = {14: TATOEBA_14, 28: TATOEBA_28, 36: TATOEB
 def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[float, float]:
     """Compute the accuracy of nearest-neighbour retrieval by cosine, in both directions.
 
-    With English as the target these are the paper's "xx→en" (queries xx, retrieval from the English
-    side) and "en→xx". As on Tatoeba, only the same line counts: an equal sentence on another line
-    is a miss. Of equal scores the lowest line is taken.
+    Every row of one side looks for the nearest row of the other side. It is right if it finds the
+    row of its own number. With English as the target, the two directions are the paper's "xx→en"
+    and "en→xx".
+
+    As on Tatoeba, only the same line counts: an equal sentence on another line is a miss. Of equal
+    cosines the lowest line is taken.
 
     >>> retrieval_accuracy(np.eye(4), np.eye(4)[[0, 1, 2, 2]])
     (75.0, 75.0)
@@ -30,10 +33,10 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
         target_embeds: (N, D), row i the translation of row i.
 
     Returns:
-        source→target and target→source, in percent.
+        Accuracy of source→target and of target→source, in percent.
 
     Raises:
-        ValueError: unequal numbers of rows, no rows, or rows with NaN or infinity.
+        UserError: unequal numbers of rows, no rows, or rows with NaN or infinity.
     """
     _require_pairs(source_embeds, target_embeds)
     forward = _share_of_own_lines(nearest(source_embeds, target_embeds))
@@ -42,6 +45,7 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
 
 
 def _require_pairs(source_embeds: Array, target_embeds: Array) -> None:
+    """Raise `UserError` unless both sides have the same number of rows, at least one."""
     if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
         raise UserError(
             f"{len(source_embeds)} source and {len(target_embeds)} target rows: "
@@ -50,19 +54,20 @@ def _require_pairs(source_embeds: Array, target_embeds: Array) -> None:
 
 
 def _share_of_own_lines(found: np.ndarray) -> float:
-    """Return how many lines (N,) have found themselves, in percent."""
+    """Return the accuracy in percent, given which line each of the N lines has found, (N,)."""
     return 100 * int((found == np.arange(len(found))).sum()) / len(found)
 
 
 @dataclass(frozen=True)
 class PoolAccuracy:
-    """Where the queries of one direction find their nearest candidate in a multilingual pool.
+    """Results of one direction of `multilingual_pool_accuracy`.
 
-    The rest of the queries finds a wrong sentence of the other language.
+    The rest of the queries, up to 100 percent, finds a wrong sentence of the other language.
 
     Attributes:
-        accuracy: queries that find their translation, in percent.
-        own_language: queries that find a sentence of their own language, in percent.
+        accuracy: share of the queries whose nearest candidate is their translation, in percent.
+        own_language: share of the queries whose nearest candidate is in their own language, in
+            percent.
     """
 
     accuracy: float
@@ -75,12 +80,14 @@ def multilingual_pool_accuracy(
     """Compute retrieval accuracy in a pool that also holds the query's own language.
 
     A query's candidates are all sentences of the other side and all other sentences of its own
-    side. An encoder that groups sentences by language prefers the latter. LAReQA (arXiv 2004.05484)
-    calls this language bias, and calls an encoder without it strongly aligned.
+    side. An encoder that groups sentences by language prefers sentences of the query's own side.
+    LAReQA (arXiv 2004.05484) calls this language bias, and calls an encoder without it strongly
+    aligned.
 
     A sentence of the query's language wins a tie with the translation. A sentence with exactly the
-    query's vector is the query again, so it is no candidate. Within the other side, ties and equal
-    sentences count as in `retrieval_accuracy`. So the accuracy is never above the one there.
+    query's vector counts as the query itself, so it is no candidate. Within the other side, ties
+    and equal sentences count as in `retrieval_accuracy`. So the accuracy is never above the
+    accuracy of that function.
 
     >>> german = np.array([[3.0, 1.0], [1.0, 3.0], [1.0, 2.0]])
     >>> english = np.array([[2.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
@@ -93,10 +100,10 @@ def multilingual_pool_accuracy(
         target_embeds: (N, D), row i the translation of row i.
 
     Returns:
-        The shares for source queries, and those for target queries.
+        The results if source rows are the queries, and those if target rows are the queries.
 
     Raises:
-        ValueError: unequal numbers of rows, no rows, or rows with NaN or infinity.
+        UserError: unequal numbers of rows, no rows, or rows with NaN or infinity.
     """
     _require_pairs(source_embeds, target_embeds)
     forward = _pool_accuracy(source_embeds, target_embeds)
@@ -105,7 +112,12 @@ def multilingual_pool_accuracy(
 
 
 def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
-    """Measure one direction of `multilingual_pool_accuracy`."""
+    """Compute one direction of `multilingual_pool_accuracy`.
+
+    Args:
+        queries: (N, D).
+        others: (N, D), the sentences of the other language. Row i is the translation of query i.
+    """
     # the nearest sentence of the other language
     distinct = np.unique(first_equal_rows(others))
     cosines, found = nearest_neighbours(queries, others[distinct])  # (N, 1)
@@ -126,16 +138,21 @@ def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
 def group_averages(
     accuracies: Mapping[str, tuple[float, ...]],
 ) -> dict[str, tuple[float, ...]]:
-    """Average over each of the paper's groups of 14, 28 and 36 languages that is complete.
+    """Average results over each of the paper's groups of 14, 28 and 36 languages.
 
-    If some of the 36 languages are missing, or there are other languages, their means are added
-    under names that say so.
+    A group appears only if all of its languages are there. If only some of the 36 languages are
+    there, their mean has a name such as "2 of 36 languages". If there are languages outside the
+    36, a further mean is over all languages given.
 
     >>> group_averages({"de": (90.0, 80.0), "fr": (100.0, 100.0)})
     {'2 of 36 languages': (95.0, 90.0)}
 
     Args:
-        accuracies: language code -> numbers in percent, such as (xx→en, en→xx).
+        accuracies: language code -> results in percent, such as (xx→en, en→xx). All languages have
+            equally many.
+
+    Returns:
+        Name of the group -> mean of each result over the languages of the group, in percent.
     """
     groups: dict[str, tuple[str, ...]] = {}
     for size, group in GROUPS.items():

@@ -1,5 +1,7 @@
 """Find the pairs that can be nearest neighbours, without computing all cosines exactly.
 
+A query is a row whose neighbours are wanted. A key is a row that may be a neighbour.
+
 A product of int8 numbers gives an upper bound of every cosine at half the cost of float32 or less.
 Only pairs whose bound exceeds the k-th best cosine so far are computed exactly. So the result is
 that of a full search.
@@ -77,9 +79,10 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 
 @cache
 def rounding_pays(device: torch.device) -> bool:
-    """Tell whether int8 products are exact on a device and take less than half the time of float32.
+    """Tell whether int8 matrix products pay on a device, for the bound of this module.
 
-    Some CPUs add int8 products with saturation, which is not exact. Measured once per process.
+    They must be exact and take less than half the time of float32 products. Some CPUs add int8
+    products with saturation, which is not exact. The time is measured once per process.
     """
     count = (
         8192 if device.type == "cuda" else 1024
@@ -101,15 +104,15 @@ def takes_half(
     wait: Callable,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Tell whether a product takes less than half the time of another.
+    """Tell whether one matrix product takes less than half the time of another.
 
-    The fastest of six runs counts.
+    The fastest of six runs of each counts.
 
     Args:
-        product: starts the product.
-        other: starts the other product.
-        wait: returns when the device has finished everything that was started.
-        clock: seconds.
+        product: function that starts the product which should be fast.
+        other: function that starts the product to compare with.
+        wait: function that returns when the device has finished everything that was started.
+        clock: function that returns the time in seconds.
     """
     seconds = dict.fromkeys((product, other), math.inf)
     for _ in range(6):  # in turns, because other programs may slow the machine down for a while
@@ -130,10 +133,11 @@ class RoundedRows:
 
     Attributes:
         centre: (D,) mean of the rows.
-        longest: length of the longest centred row.
-        step: a centred row is about `step` times its numbers.
-        numbers: (R, D) int8, padded with zeros to multiples of `MULTIPLE`.
-        errors: (R,) length of each centred row minus `step` times its numbers.
+        longest: Euclidean length of the longest centred row.
+        step: rounding step. A centred row is about `step` times its row of `numbers`.
+        numbers: (R, D) int8, the rounded rows. Both dimensions are padded with zeros to multiples
+            of `MULTIPLE`.
+        errors: (R,) Euclidean length of each row's rounding error, centred row - `step` · numbers.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -150,14 +154,17 @@ class RoundedRows:
 
 
 class Screen:
-    """Finds the pairs of blocks of queries with fixed keys that can change the k best of either.
+    """Finds the pairs of a query and a key that may be among the k nearest neighbours.
+
+    The keys are fixed. Queries come block by block, in calls of `pairs`.
 
     Args:
         keys: (C, D) unit rows.
-        k: number of neighbours.
+        k: number of neighbours per row.
 
     Attributes:
-        in_float32: number of pairs in blocks that had to be multiplied in float32.
+        in_float32: number of pairs in blocks for which the int8 bound did not help, so that the
+            whole block was multiplied in float32.
     """
 
     def __init__(self, keys: Tensor, k: int) -> None:
@@ -171,12 +178,14 @@ class Screen:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pairs that can be among the k best of a query or a key, and their cosines.
 
-        Their cosines do not depend on how queries and keys are cut into blocks.
+        The cosines do not depend on how queries and keys are cut into blocks.
 
         Args:
             queries: (R, D) unit rows.
-            worst: (R,) the k-th best cosine of each query so far, -inf if there is none.
-            key_worst: (C,) the same for the keys. None if no neighbours of keys are searched.
+            worst: (R,) the k-th best cosine of each query so far, -inf if fewer than k are known. A
+                pair matters only if its cosine is higher.
+            key_worst: (C,) the k-th best cosine of each key so far. None if no neighbours of keys
+                are searched.
 
         Returns:
             Rows (H,) and columns (H,) of the pairs in ascending order, and their cosines (H,).
@@ -190,7 +199,11 @@ class Screen:
     def _near_by_rounding(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> Tensor | None:
-        """Return which pairs matter, (R, C) bool, by the int8 bound. None if too many remain."""
+        """Find the pairs that can be among the k best by the int8 bound. Arguments as in `pairs`.
+
+        Returns:
+            True for each pair to compute exactly, (R, C) bool. None if too many are left.
+        """
         if self._rounded is None:
             return None
         highest, unit = self._bounds(queries)
@@ -203,9 +216,13 @@ class Screen:
         return near
 
     def _near_by_float32(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> Tensor:
-        """Return which pairs matter, (R, C) bool, by float32 products.
+        """Find the pairs that can be among the k best by float32 products, as `pairs` gets them.
 
-        If too many pairs are within the error of the products, the k best products count.
+        A float32 product has a small error. If that leaves too many pairs, only the k best products
+        of each query and each key are taken.
+
+        Returns:
+            True for each pair to compute exactly, (R, C) bool.
         """
         self.in_float32 += len(queries) * len(self.keys)
         products = queries @ self.keys.T
@@ -218,10 +235,11 @@ class Screen:
         return near
 
     def _bounds(self, queries: Tensor) -> tuple[Tensor, float]:
-        """Bound all cosines of a block by int8 products.
+        """Compute an upper bound of every cosine of queries (R, D) and keys by int8 products.
 
         Returns:
-            Whole numbers (R, C), and a unit. No cosine is more than (number + 3) times the unit.
+            Whole numbers (R, C), and their unit. No cosine is more than (number + 3) times the
+            unit, plus the error of a float32 product.
         """
         own = RoundedRows(queries)
         keys = self._rounded
@@ -245,10 +263,19 @@ class Screen:
         worst: Tensor,
         key_worst: Tensor | None,
     ) -> Tensor | None:
-        """Return which pairs matter, (R, C) bool, or None if they are too many.
+        """Find the pairs whose upper bound exceeds the k-th best cosine of their query or key.
 
         Args:
-            highest: (R, C). No cosine is more than `highest` · `unit` + `slack`.
+            highest: (R, C) upper bounds in units. No cosine exceeds `highest` · `unit` + `slack`.
+            unit: a cosine of 1 is 1 / `unit` units.
+            slack: what the bound must be raised by, as a cosine.
+            queries: (R, D) unit rows.
+            worst: (R,) as in `pairs`.
+            key_worst: (C,) as in `pairs`.
+
+        Returns:
+            True for each such pair, (R, C) bool. None if too many pairs remain for computing them
+            one by one.
         """
         least = (self._lower_bounds(highest, queries, self.keys, worst) - slack) / unit
         near = highest > least.to(highest.dtype)[:, None]
@@ -264,10 +291,10 @@ class Screen:
         It is the current k-th best or, before k are known, the k-th best of promising candidates.
 
         Args:
-            highest: (R, C) upper bounds, by which candidates are chosen.
-            own: (R, D) unit rows.
-            others: (C, D) unit rows.
-            worst: (R,) the k-th best cosine so far, -inf if there is none.
+            highest: (R, C) upper bounds of the cosines. The candidates have the highest ones.
+            own: (R, D) unit rows whose neighbours are wanted.
+            others: (C, D) unit rows that may be neighbours.
+            worst: (R,) the k-th best cosine so far, -inf if fewer than k are known.
         """
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
@@ -279,19 +306,24 @@ class Screen:
 
 
 def _float32_error(rows: Tensor) -> float:
-    """Return eight times the largest error of a float32 product of two unit rows (R, D)."""
+    """Return eight times the largest error of a float32 product of two unit rows of D dimensions.
+
+    Args:
+        rows: (R, D). Only D matters.
+    """
     return rows.shape[1] * 2.0**-21
 
 
 def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
-    """Mark the k largest products of each row that has one above its worst.
+    """Mark the k largest products of each row, unless none of them is above the row's limit.
 
     Of equal products the first is taken, which `topk` does not promise.
 
     Args:
-        near: (R, C) bool, changed in place.
-        products: (R, C).
-        worst: (R,).
+        near: (R, C) bool. It is changed in place.
+        products: (R, C) cosines.
+        worst: (R,) limit of each row: its k-th best cosine so far.
+        k: products to mark per row.
     """
     for rows in (products.amax(1) > worst).nonzero()[:, 0].split(CHUNK):
         values = products[rows]
@@ -302,9 +334,12 @@ def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
 
 
 def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns of the true elements of (R, C), in ascending order.
+    """Return the row numbers (H,) and column numbers (H,) of the true elements, in ascending order.
 
     `nonzero` is slow, so it looks at eight booleans at a time, read as one int64.
+
+    Args:
+        near: (R, C) bool.
     """
     eights = pad(near, (0, -near.shape[1] % 8)).view(torch.int64)
     rows, groups = eights.nonzero(as_tuple=True)
@@ -313,7 +348,17 @@ def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cosines(queries: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Compute the products of single pairs of rows, (H,), by a sparse product."""
+    """Compute the cosines of chosen pairs by a sparse product.
+
+    Args:
+        queries: (R, D) unit rows.
+        keys: (C, D) unit rows.
+        rows: (H,) row of the query of each pair, in ascending order.
+        columns: (H,) row of the key of each pair.
+
+    Returns:
+        Cosines (H,).
+    """
     ends = pad(rows.bincount(minlength=len(queries)).cumsum(0), (1, 0))  # (R + 1,)
     zeros = queries.new_zeros(len(rows))
     size = (len(queries), len(keys))

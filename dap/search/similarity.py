@@ -1,5 +1,7 @@
 """Exact nearest neighbours by cosine, in both directions from one pass and in bounded memory.
 
+A query is a row whose neighbours are wanted. A key is a row that may be a neighbour.
+
 The similarity matrix is computed block by block. Of each block only those similarities are computed
 exactly that can be among the k best so far (`dap.search.screening`).
 
@@ -22,6 +24,7 @@ from dap.search.screening import Screen, whole_float32
 logger = logging.getLogger(__name__)
 
 Array = np.ndarray | Tensor
+#: Scores (rows, k) and indices (rows, k) of the neighbours found for some rows.
 Found = tuple[np.ndarray, np.ndarray]
 
 #: Source rows and target rows of a block: 8 MiB of float32 on a CPU, 1 GiB on a GPU.
@@ -78,15 +81,18 @@ def mutual_neighbours(
     Args:
         source: (N, D) of any float type, need not be normalised.
         target: (M, D) of any float type, need not be normalised.
-        k: 1 to min(N, M).
+        k: neighbours per row, 1 to min(N, M).
         progress: show a bar.
-        blocks: source rows and target rows of a block. The default is `BLOCKS`.
+        blocks: source rows and target rows of a block. None takes `BLOCKS`.
         above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed.
-            Use it if other parts of the data were searched before. Missing neighbours have index
-            -1.
+            Use it if other parts of the data were searched before. A row may then have fewer than k
+            neighbours, and the places of missing ones have index -1.
+
+    Returns:
+        Cosines and row numbers of the neighbours, in both directions.
 
     Raises:
-        ValueError: wrong shapes, k out of range, or a row with NaN or infinity, which is named.
+        UserError: wrong shapes, k out of range, or a row with NaN or infinity, which is named.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     above, target_above = above or (None, None)
@@ -99,7 +105,9 @@ def mutual_neighbours(
 def nearest_neighbours(
     queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k keys of highest cosine for every query: one direction of `mutual_neighbours`.
+    """Find the k keys of highest cosine for every query.
+
+    This is one direction of `mutual_neighbours`, whose notes on memory and ties apply.
 
     >>> keys = np.array([[0.0, 1.0], [3.0, 0.0], [1.0, 0.0]])
     >>> scores, indices = nearest_neighbours(np.array([[2.0, 0.0]]), keys, k=2)
@@ -107,16 +115,18 @@ def nearest_neighbours(
     ([[1.0, 1.0]], [[1, 2]])
 
     Args:
-        queries: (N, D) numpy or torch, need not be normalised.
-        keys: (M, D) numpy or torch, need not be normalised.
-        k: 1 to M.
-        blocks: queries and keys of a block. The default is `BLOCKS`.
+        queries: (N, D) numpy or torch, the rows whose neighbours are wanted. They need not be
+            normalised.
+        keys: (M, D) numpy or torch, the rows to search in. They need not be normalised.
+        k: neighbours per query, 1 to M.
+        blocks: queries and keys of a block. None takes `BLOCKS`.
 
     Returns:
-        Scores (N, k) float32, best first, and indices (N, k) int64.
+        Cosine of each query and its k nearest keys, (N, k) float32, best first. And row numbers of
+        these keys, (N, k) int64.
 
     Raises:
-        ValueError: as `mutual_neighbours`.
+        UserError: wrong shapes, k out of range, or a row with NaN or infinity.
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
     forward, _ = _search(queries, keys, k, both=False, blocks=blocks)
@@ -124,13 +134,22 @@ def nearest_neighbours(
 
 
 def nearest(queries: Array, keys: Array) -> np.ndarray:
-    """Find the key of highest cosine for every query, (N,) int64.
+    """Find the key of highest cosine for every query.
 
-    Of equal keys the first is found, because repeated keys are left out of the search. Errors are
-    those of `mutual_neighbours`.
+    Of identical keys the first is found, because repeated keys are left out of the search.
 
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
+
+    Args:
+        queries: (N, D) numpy or torch, need not be normalised.
+        keys: (M, D) numpy or torch, need not be normalised.
+
+    Returns:
+        Row number of each query's nearest key, (N,) int64.
+
+    Raises:
+        UserError: wrong shapes, or a row with NaN or infinity.
     """
     distinct = np.unique(first_equal_rows(keys, "keys"))  # rows of keys that equal no earlier key
     _, found = nearest_neighbours(queries, keys[distinct])  # (N, 1)
@@ -138,14 +157,20 @@ def nearest(queries: Array, keys: Array) -> np.ndarray:
 
 
 def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
-    """Find for every row the first row of the same direction, which may be itself: (N,) int64.
+    """Find for every row the first row of the same direction, which may be the row itself.
 
     >>> first_equal_rows(np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).tolist()
     [0, 1, 0]
 
     Args:
         array: (N, D) numpy or torch, need not be normalised.
-        name: name of the array, for errors.
+        name: what error messages call the array.
+
+    Returns:
+        Row numbers (N,) int64.
+
+    Raises:
+        UserError: the array is not two-dimensional, or a row has NaN or infinity.
     """
     _, group = unit_rows(array, name).unique(dim=0, return_inverse=True)  # (N,)
     _, first_of_group, group = np.unique(group.cpu(), return_index=True, return_inverse=True)
@@ -155,16 +180,19 @@ def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
 def unit_rows(
     array: Array, name: str, start: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Divide rows by their length: (N, D) float32. Zero rows stay zero.
+    """Divide each row by its Euclidean length. Zero rows stay zero.
 
     Args:
-        array: (N, D) of any float type.
-        name: name of the array, for errors.
-        start: number of the first row, for errors.
-        device: device of the result. None keeps the array's device.
+        array: (N, D) of any float type. It is not changed.
+        name: what error messages call the array.
+        start: number that error messages give the first row, if the array is part of a larger one.
+        device: device of the result. None keeps the array's device, which is the CPU for numpy.
+
+    Returns:
+        A new tensor (N, D) float32.
 
     Raises:
-        ValueError: the array is not two-dimensional, or a row has NaN or infinity. The row is
+        UserError: the array is not two-dimensional, or a row has NaN or infinity. The row is
             named.
     """
     _require_matrix(array, name)
@@ -191,6 +219,7 @@ def unit_rows(
 
 
 def _require_matrix(array: Array, name: str) -> None:
+    """Raise `UserError` unless an array has two dimensions and at least one column."""
     if array.ndim != 2 or array.shape[1] == 0:
         raise UserError(f"{name}: shape {tuple(array.shape)}, expected (rows, dimensions)")
 
@@ -199,12 +228,12 @@ def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
     """Check both sides before a search that may take hours.
 
     Args:
-        sides: the two arrays by their names for errors, queries first.
-        k: number of neighbours.
-        most: largest k.
+        sides: what error messages call each array -> the array. Queries come first, keys second.
+        k: number of neighbours per row that the search will return.
+        most: largest k that is allowed.
 
     Raises:
-        ValueError: wrong shapes, k out of range, or a row with NaN or infinity.
+        UserError: wrong shapes, k out of range, or a row with NaN or infinity.
     """
     for name, array in sides.items():
         _require_matrix(array, name)
@@ -235,11 +264,18 @@ def _search(
     """Find the k best keys of every query and, if `both`, the k best queries of every key.
 
     Args:
-        above: (N,) cosines that the neighbours of queries must exceed.
-        keys_above: (M,) cosines that the neighbours of keys must exceed.
+        queries: (N, D), checked before.
+        keys: (M, D), checked before.
+        k: neighbours per row.
+        both: also search the neighbours of the keys, among the queries.
+        progress: show a bar.
+        blocks: queries and keys of a block. None takes `BLOCKS`.
+        above: (N,) cosines that the neighbours of queries must exceed. None sets no limit.
+        keys_above: (M,) cosines that the neighbours of keys must exceed. None sets no limit.
 
     Returns:
-        Scores and indices of the queries' neighbours, and those of the keys' neighbours.
+        Scores (N, k) and indices (N, k) of the queries' neighbours, and those of the keys'
+        neighbours (M, k). Unless `both`, the latter are empty.
     """
     device = _device_of(queries, keys)
     height, width = blocks or BLOCKS[device.type]
@@ -294,8 +330,8 @@ class Best:
     Args:
         count: number of queries, N.
         k: number of keys to keep.
-        device: where the results are.
-        above: (N,) scores that a key must exceed.
+        device: device of the results.
+        above: (N,) scores that a key must exceed. None sets no limit.
 
     Attributes:
         scores: (N, k) float32, best first. Without a key it is -inf or the value of `above`.
@@ -314,10 +350,10 @@ class Best:
         """Add scored pairs, and keep the k best keys of each query.
 
         Args:
-            rows: (H,) queries, in ascending order.
-            indices: (H,) keys. Those of one query are in ascending order and after all keys added
-                before.
-            scores: (H,) cosines.
+            rows: (H,) number of each pair's query, in ascending order.
+            indices: (H,) number of each pair's key. The keys of one query are in ascending order,
+                and come after all keys that earlier calls added for it.
+            scores: (H,) cosine of each pair.
         """
         # leave out what cannot be among the k best: earlier keys win a tie
         is_better = scores > self.scores[rows, -1]
@@ -345,5 +381,5 @@ class Best:
         self.indices[rows] = all_indices.gather(1, order[:, :k])
 
     def found(self) -> Found:
-        """Return scores and indices as arrays."""
+        """Return the scores (N, k) and indices (N, k) of the k best keys, as numpy arrays."""
         return self.scores.cpu().numpy(), self.indices.cpu().numpy()

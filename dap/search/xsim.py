@@ -8,6 +8,8 @@ sentences.
 
 These copies are for evaluation. Training uses the other rules of `dap/training/word_edits.py`.
 
+In this module, `found` and `place` are matches of a pattern: the part of the text that is changed.
+
 Legend: `N` pairs, `C` copies, `D` dimensions.
 """
 
@@ -106,9 +108,9 @@ class Copy(NamedTuple):
     """A changed copy of a sentence.
 
     Attributes:
-        sentence: the sentence.
-        kind: one of `COPY_KINDS`.
-        text: the copy.
+        sentence: the original sentence.
+        kind: what was changed, one of `COPY_KINDS`.
+        text: the changed copy.
     """
 
     sentence: str
@@ -117,10 +119,10 @@ class Copy(NamedTuple):
 
 
 def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
-    """Make changed copies of each distinct sentence, at most `MOST` of a kind.
+    """Make changed copies of each distinct sentence, at most `MOST` of each kind.
 
-    Some sentences have no copies. A copy is left out if it equals, except for case and spaces, a
-    sentence of the text or an earlier copy of the same sentence.
+    A sentence to which no rule applies has no copies. A copy is left out if it equals one of the
+    sentences or an earlier copy of the same sentence, except for case and spaces.
 
     >>> for copy in hard_negative_copies(["She did not buy 20 books."]):
     ...     print(copy.kind, copy.text)
@@ -143,13 +145,15 @@ def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
 
 
 def _normalised(text: str) -> str:
+    """Return a text in lower case, with single spaces."""
     return " ".join(text.lower().split())
 
 
 def numbers(text: str) -> Iterator[str]:
-    """Yield the text with one of its numbers changed, number by number.
+    """Yield copies of the text, each with one number changed.
 
-    Digits change in the last one that is not a zero. A number word becomes another number word.
+    In a number of digits, the last digit that is not zero changes. A number word becomes another
+    number word.
 
     >>> list(numbers("On the 21st, 1,500 came."))
     ['On the 24th, 1,500 came.', 'On the 21st, 8,500 came.', 'On the 21st, 1,600 came.']
@@ -165,7 +169,15 @@ def numbers(text: str) -> Iterator[str]:
 
 
 def _other_digits(text: str, found: re.Match[str]) -> str:
-    """Change the last digit that is not a zero. Returns: "" if all digits are zeros."""
+    """Change the last digit of a number that is not a zero.
+
+    Args:
+        text: the whole text.
+        found: the number in the text, such as "1500" or "21st".
+
+    Returns:
+        The new number, or "" if all digits are zeros.
+    """
     digits = re.match("[0-9]+", found[0])[0]
     ordinal = found[0][len(digits) :]  # such as "st"
     place = len(digits.rstrip("0")) - 1
@@ -178,9 +190,10 @@ def _other_digits(text: str, found: re.Match[str]) -> str:
 
 
 def negations(text: str) -> Iterator[str]:
-    """Yield the text with its first negation removed, or with one added if there is none.
+    """Yield copies of the text that say the opposite.
 
-    Then yield the text with one word replaced by its antonym, word by word.
+    The first copy has the first negation removed, or a negation added if there is none. Each
+    further copy has one word replaced by its antonym.
 
     >>> list(negations("He can't come before noon."))
     ['He can come before noon.', "He can't come after noon."]
@@ -194,9 +207,13 @@ def negations(text: str) -> Iterator[str]:
 
 
 def _without_negation(text: str, found: re.Match[str]) -> str:
-    """Remove a negation.
+    """Return the text without a negation.
 
     "cannot" and "can't" become "can". The words "not", "no" and "never" disappear.
+
+    Args:
+        text: the whole text.
+        found: the negation in the text.
     """
     rest = text[found.end() :]
     short = (found[1] or found[2] or "").lower()  # "can" of "cannot", "wo" of "won't"
@@ -223,15 +240,18 @@ def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
     """Make the rule that replaces a name by another name of the same class.
 
     Names are capitalised words that never occur in lower case in the sentences. The first word of a
-    sentence is a name only if it occurs as a name inside a sentence, too. The new name comes from
+    sentence is a name only if it also occurs as a name inside a sentence. The new name comes from
     the sentences or from `NAMES`.
 
     >>> rule = name_rule(["Yesterday Ann met Bob Lee.", "Bob laughed.", "On Monday she met Ann."])
     >>> list(rule("Bob laughed.")), list(rule("On Monday she laughed."))
     (['Canada laughed.'], ['On Sunday she laughed.'])
 
+    Args:
+        sentences: all sentences of the text, in any order. They decide which words are names.
+
     Returns:
-        A function that yields the text with one name replaced, name by name.
+        A function that takes a sentence and yields copies of it, each with one name replaced.
     """
     lower_words = _lower_case_words(sentences)
     names = _names_by_class(sentences, lower_words)
@@ -257,7 +277,7 @@ def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
 
 
 def _lower_case_words(sentences: Sequence[str]) -> set[str]:
-    """Collect the words that occur in lower case."""
+    """Collect the words that occur in lower case in the sentences."""
     words = set()
     for text in sentences:
         words.update(word for word in re.findall(r"\b[^\W\d_]+", text) if word.islower())
@@ -265,7 +285,15 @@ def _lower_case_words(sentences: Sequence[str]) -> set[str]:
 
 
 def _names_by_class(sentences: Sequence[str], lower_words: set[str]) -> dict[str, set[str]]:
-    """Collect the names of `NAMES` and of the sentences, by class."""
+    """Collect the names of `NAMES` and of the sentences.
+
+    Args:
+        sentences: all sentences of the text.
+        lower_words: words that occur in lower case. A run of only such words is no name.
+
+    Returns:
+        Class of names, a key of `NAMES` -> names.
+    """
     names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
     for text in sentences:
         for found, is_first in _capitalised(text):
@@ -295,9 +323,18 @@ def _class(name: str) -> str:
 
 
 def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str]) -> str:
-    """Pick an option that is not contained in `without`. Returns: "" if all are.
+    """Pick an option that does not occur in a given text.
 
     The choice is a hash of the text and the place, so that it is the same in every run.
+
+    Args:
+        options: the words or digits to choose from.
+        without: text that must not contain the option, such as the word to replace.
+        text: the whole text.
+        place: the word to replace.
+
+    Returns:
+        The option, or "" if all of them occur in `without`.
     """
     digest = hashlib.sha256(f"{place.start()} {text}".encode(errors="surrogatepass")).digest()
     start = int.from_bytes(digest[:8], "big")
@@ -309,11 +346,12 @@ def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str])
 
 
 def _replace(text: str, place: re.Match[str], word: str) -> str:
+    """Return the text with a word instead of what stands at the place."""
     return text[: place.start()] + word + text[place.end() :]
 
 
 def _in_case_of(old: str, new: str) -> str:
-    """Write a new word in capitals, with a first capital or unchanged, like the old word."""
+    """Return the new word in the case of the old one: all capitals, a first capital, or neither."""
     if len(old) > 1 and old.isupper():
         return new.upper()
     return new[:1].upper() + new[1:] if old[:1].isupper() else new
@@ -327,9 +365,10 @@ def hard_negative_errors(
 ) -> dict[str, float]:
     """Measure how often a source's nearest candidate is not its translation (xsim++).
 
-    Candidates are all target sentences and all copies. A copy with the same vector as the
-    translation counts as nearer, because the encoder cannot tell them apart. Of equal targets the
-    first counts. Without copies the error is 100 minus the accuracy of `retrieval_accuracy`.
+    Candidates are all target sentences and all their changed copies. A copy with the same vector as
+    the translation counts as nearer, because the encoder cannot tell them apart. Of target rows
+    with equal cosines the first counts. Without copies the error is 100 minus the accuracy of
+    `retrieval_accuracy`.
 
     >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
     >>> targets = np.array([[0.8, 0.2], [0.0, 1.0]])
@@ -339,15 +378,16 @@ def hard_negative_errors(
     Args:
         source_embeds: (N, D), need not be normalised.
         target_embeds: (N, D), row i the translation of row i.
-        copy_embeds: (C, D), copies of all target sentences in any order.
-        kinds: the kind of each copy, (C,).
+        copy_embeds: (C, D), vectors of the copies of all target sentences, in any order.
+        kinds: (C,) what was changed in each copy, one of `COPY_KINDS`.
 
     Returns:
-        Percentages of the sources: "error" in all, and its parts by the nearest candidate, which is
-        a copy of a kind in `COPY_KINDS` or an "other" target sentence.
+        Shares of the source rows, in percent. "error" is the share that misses its translation.
+        The other keys split it by what was found instead: a copy of that kind of `COPY_KINDS`, or
+        an "other" target sentence.
 
     Raises:
-        ValueError: no rows, rows with NaN or infinity, or sides that do not fit together.
+        UserError: rows with NaN or infinity, or sides of different dimensions.
     """
     # copies come first, so that they win a tie
     candidates = np.concatenate([copy_embeds, target_embeds])
