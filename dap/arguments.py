@@ -12,7 +12,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import HfArg
 
 from dap.addresses import fetch_address, local_path
-from dap.errors import UserError, refusals, require_utf8
+from dap.errors import UserError, refusals, require_plain_name
 
 #: Arguments that may be empty: an empty prefix replaces the one of a checkpoint.
 MAY_BE_EMPTY = ("prefix",)
@@ -131,7 +131,7 @@ class ArgumentParser(HfArgumentParser):
                         f"{shown} is empty: give a value (is a variable unset?), or leave it out"
                     )
                 check_number(name, each)
-                require_utf8(each)
+                require_plain_name(each)
 
             if value and name in READ + WRITTEN:
                 local = fetch_address if name in READ else local_path

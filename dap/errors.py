@@ -1,10 +1,13 @@
 """Errors that the user can fix, with a message of one line, and helpers that make them."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+#: Control characters, apart from tabs and line feeds, which may occur in other arguments.
+_CONTROL = re.compile(r"[\x00-\x08\x0B-\x1F\x7F-\x9F]")
 SHOWN = 5  # errors, lines or names that a message quotes if there are many
 
 
@@ -46,13 +49,18 @@ def joined(errors: Sequence[Exception]) -> Exception:
     return UserError(f"{len(errors)} fail: {quoted}")
 
 
-def require_utf8(path: object) -> None:
-    """Raise `UserError` for a file name that is not UTF-8, because reports could not hold it."""
+def require_plain_name(path: object) -> None:
+    """Raise `UserError` for a file name that is not UTF-8 or that holds control characters.
+
+    Reports could not hold the first. The second could change what a terminal shows.
+    """
     try:
         str(path).encode()
     except UnicodeEncodeError:
         name = os.fsencode(str(path))
         raise UserError(f"the file name {name!r} is not UTF-8: rename the file") from None
+    if _CONTROL.search(str(path)):
+        raise UserError(f"the file name {str(path)!r} holds control characters: rename the file")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Language codes and names, the paper's groups of languages, and the letters that identify a
 text."""
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
@@ -101,6 +102,27 @@ _OTHER_CODES = {
 }  # fmt: skip
 _TO_ISO1 = _OTHER_CODES | {code: code for code in ISO3}
 _TO_ISO1 |= {iso3: code for code, iso3 in ISO3.items()}
+#: A code with subtags (`zh-Hans-CN`), and an encoding and a modifier as in names of locales
+#: (`de_DE.UTF-8@euro`).
+_CODE = re.compile(
+    r"([A-Za-z]{2,3})(?:[-_][A-Za-z0-9]{1,8})*(?:\.[A-Za-z0-9-]+)?(?:@[A-Za-z0-9]+)?"
+)
+
+#: Tags that spell the region of a flag emoji. They are invisible, but tell flags apart.
+_TAGS = (0xE0020, 0xE007F)
+#: First and last of Unicode's default-ignorable code points (DerivedCoreProperties, Unicode 16):
+#: soft hyphen, joiners, direction marks, fillers, variation selectors and the like.
+_IGNORABLE = (
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5),
+    (0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164),
+    (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A), (0xE0000, 0xE001F), _TAGS, (0xE0080, 0xE0FFF),
+)  # fmt: skip
+#: What a reader does not see: white space, control characters, ignorable code points, marks of
+#: annotations, the empty Braille cell. Inside of [], for `re` and for polars.
+BLANKS = r"\s\x00-\x1F\x7F-\x9F" + "\ufff9-\ufffb\u2800"
+BLANKS += "".join(f"{chr(first)}-{chr(last)}" for first, last in _IGNORABLE)
+_VISIBLE = re.compile(f"[^{BLANKS}]")
 
 
 def to_iso1(code: str) -> str:
@@ -125,14 +147,21 @@ def to_iso1(code: str) -> str:
 
 
 def base_language(code: str) -> str:
-    """Return a language code without region and script.
+    """Return a language code without region, script, encoding and modifier.
 
-    English and the 36 languages become ISO 639-1. Other codes keep their first part.
+    English and the 36 languages become ISO 639-1. Other codes keep their first part. The result is
+    two or three letters, so it may be a part of a file name.
 
-    >>> base_language("EN-us"), base_language("deu_Latn"), base_language("xh-ZA")
-    ('en', 'de', 'xh')
+    >>> base_language("EN-us"), base_language("deu_Latn"), base_language("sr@latin")
+    ('en', 'de', 'sr')
+
+    Raises:
+        UserError: it is not a language code, such as "German" or "*".
     """
-    base = code.strip().lower().replace("_", "-").split("-")[0]
+    match = _CODE.fullmatch(code.strip())
+    if not match:
+        raise UserError(f"{code[:80]!r} is not a language code: give two or three letters, as 'de'")
+    base = match[1].lower()
     return _TO_ISO1.get(base, base)
 
 
@@ -155,14 +184,24 @@ def is_letter(character: str) -> bool:
     return not (is_point or is_accent)
 
 
+def is_blank(text: str) -> bool:
+    """Return whether a text is empty or has only characters that nobody sees (`BLANKS`).
+
+    >>> is_blank(" \u200b\u00ad\ufeff"), is_blank("a\u200db")
+    (True, False)
+    """
+    return _VISIBLE.search(text) is None
+
+
 def normalise(text: str) -> str:
-    """Return only the letters and digits of a text (`is_letter`), case folded.
+    """Return only the letters and digits of a text (`is_letter`), in one form of case and width.
 
     Two texts that are equal after this count as the same text: one would leak the other into a dev
-    or test set. A text without any letter or digit is returned as it stands.
+    or test set. The form is Unicode's NFKC, case folded, without default-ignorable characters. A
+    text without any letter or digit, such as an emoji, keeps its other characters.
 
-    >>> normalise("It's 5 o'clock!"), normalise("…")
-    ('its5oclock', '…')
+    >>> normalise("It's 5 o'clock!"), normalise("Ｗｉｄｅ"), normalise("…")
+    ('its5oclock', 'wide', '...')
     """
     return normalise_all([text])[0]
 
@@ -171,21 +210,44 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     """Normalise many texts at once, which is much faster than calling `normalise` for each.
 
     >>> normalise_all(["It's 5 o'clock!", "…"])
-    ['its5oclock', '…']
+    ['its5oclock', '...']
     """
+    if not texts:
+        return []
     # All texts are filtered as one array of code points, with a line feed after each text.
-    joined = "\n".join(text.replace("\n", " ") for text in texts).casefold()
+    joined = "\n".join(text.replace("\n", " ") for text in texts)
     codes = code_points(joined)
-    kept = codes[_is_kept()[codes]]
-    letters = kept.tobytes().decode("utf-32-le").split("\n")
+    is_ignored = _is_ignored()[codes]
+    if is_ignored.any():
+        joined = _text_of(codes[~is_ignored])
+
+    # Case folding may take characters apart, so the text is composed before and after it.
+    composed = "\n".join(unicodedata.normalize("NFKC", text) for text in joined.split("\n"))
+    folded = unicodedata.normalize("NFKC", composed.casefold())
+    codes = code_points(folded)
+    letters = _text_of(codes[_is_kept()[codes]]).split("\n")
     if all(letters):
         return letters
-    return [found or text.strip() for found, text in zip(letters, texts)]
+    return [found or text.strip() for found, text in zip(letters, folded.split("\n"))]
 
 
 def code_points(text: str) -> np.ndarray:
     """Return the code points of a text as uint32."""
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _text_of(codes: np.ndarray) -> str:
+    """Return the text of code points (`code_points`)."""
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+@cache
+def _is_ignored() -> np.ndarray:
+    """Tell for each code point whether texts that differ only by it are equal: bool (0x110000,)."""
+    ignored = np.zeros(0x110000, bool)
+    for first, last in _IGNORABLE:
+        ignored[first : last + 1] = (first, last) != _TAGS
+    return ignored
 
 
 @cache

@@ -22,7 +22,7 @@ def text_keys(letters: Sequence[str]) -> np.ndarray:
         uint64 (N,).
     """
     digest = xxhash.xxh3_64_intdigest
-    keys = (digest(text.encode("utf-32-le")) for text in letters)
+    keys = (digest(text.encode("utf-32-le", "surrogatepass")) for text in letters)
     return np.fromiter(keys, np.uint64, len(letters))
 
 

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from dap.languages import (
+    BLANKS,
     CHARACTERS_PER_WORD,
     ISO3,
     NAMES,
@@ -14,6 +15,7 @@ from dap.languages import (
     TATOEBA_28,
     TATOEBA_36,
     base_language,
+    is_blank,
     normalise,
     normalise_all,
     to_iso1,
@@ -44,9 +46,20 @@ def test_other_codes_of_a_language_are_known(code: str, expected: str) -> None:
     assert to_iso1(code) == base_language(code) == expected
 
 
-@pytest.mark.parametrize(("code", "expected"), [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("", "")])
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("sr@latin", "sr"), ("de_DE.UTF-8@euro", "de")],
+)
 def test_another_language_keeps_the_first_part_of_its_code(code: str, expected: str) -> None:
     assert base_language(code) == expected
+
+
+@pytest.mark.parametrize("text", ["", " \t", "\u200b", "\u00ad\ufeff", "\u3164", "\u2800", "\x1b"])
+def test_a_text_that_nobody_sees_is_blank_to_all_readers(text: str) -> None:
+    assert is_blank(text)
+    assert not is_blank(text + "می\u200cخواهم")
+    seen = pl.Series([text, "\U0001f600"]).str.contains(f"[^{BLANKS}]")
+    assert seen.to_list() == [False, True]
 
 
 @pytest.mark.parametrize("code", ["xx", "", "english", "tlh"])
@@ -91,9 +104,20 @@ def test_tatoeba_sentences_are_in_their_scripts(code: str) -> None:
         ("مُحَمَّد", "محمد", True),
         ("שָׁלוֹם", "שלום", True),
         ("ISTANBUL", "İstanbul", True),
+        ("Ｗｉｄｅ ｌｅｔｔｅｒｓ", "wide letters", True),
+        ("in\u200bvis\u00adible\ufe0f \u3164", "invisible", True),
+        ("caf\u00e9", "cafe\u034f\u0301", True),
+        ("\u2764\ufe0f", "\u2600\ufe0f", False),  # a heart, the sun
+        ("\u2764\ufe0f", "\u2764", True),
+        # flags of England and Scotland
+        (
+            "\U0001f3f4\U000e0067\U000e0062\U000e0065",
+            "\U0001f3f4\U000e0067\U000e0062\U000e0073",
+            False,
+        ),
     ],
 )
-def test_vowel_signs_tell_texts_apart_and_points_do_not(
+def test_texts_are_equal_without_case_width_points_and_what_nobody_sees(
     one: str, other: str, is_same: bool
 ) -> None:
     assert (normalise(one) == normalise(other)) is is_same

@@ -21,6 +21,7 @@ from dap.disk_arrays import (
     temporary_file,
     zeros_on_disk,
 )
+from dap.languages import is_blank
 from dap.mining.external_sort import sort_records
 
 #: A sentence's hash in two halves, and the number of its line, from 1.
@@ -105,7 +106,7 @@ def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterat
     ends.write(size.to_bytes(8, "little"))
     for first_line in count(1, disk_arrays.BLOCK_ROWS):
         block = list(islice(stream, disk_arrays.BLOCK_ROWS))
-        sentences = [line.encode(errors="surrogatepass") if line.strip() else b"" for line in block]
+        sentences = [_bytes_of(line) for line in block]
         lengths = np.array([len(sentence) for sentence in sentences], np.int64)
         text.writelines(sentences)
         ends.write(size + lengths.cumsum())
@@ -121,6 +122,11 @@ def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterat
 
         if len(block) < disk_arrays.BLOCK_ROWS:
             return
+
+
+def _bytes_of(line: str) -> bytes:
+    """Return a sentence in UTF-8. A line without anything that a reader sees is empty."""
+    return b"" if is_blank(line) else line.encode(errors="surrogatepass")
 
 
 def _fill_in_earliest(earliest: np.ndarray, hashed_lines: Iterable[tuple[int, int, int]]) -> None:

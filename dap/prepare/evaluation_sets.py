@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from dap.errors import UserError
+from dap.languages import BLANKS, is_blank
 from dap.prepare.filters import repair_texts
 from dap.text import FORMATS, disk_path, find_bitext, list_folder, read_pairs, read_sentences
 
@@ -40,7 +41,9 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
             texts += _sentences(file)
 
     repaired = repair_texts(pl.Series(texts, dtype=pl.String))
-    sentences = repaired.filter(repaired != "").unique(maintain_order=True).to_list()
+    sentences = (
+        repaired.filter(repaired.str.contains(f"[^{BLANKS}]")).unique(maintain_order=True).to_list()
+    )
     if paths and not sentences:
         raise UserError(f"--evaluation_data {' '.join(map(str, paths))} holds no sentence")
     return sentences
@@ -78,7 +81,7 @@ def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
         if not is_json:
             yield from line.split("\t")
             continue
-        if not line.strip():
+        if is_blank(line):
             continue
         try:
             record = json.loads(line)

@@ -22,7 +22,7 @@ from unicodedata import normalize
 import polars as pl
 
 from dap.errors import UserError, loading
-from dap.languages import CHARACTERS_PER_WORD, SCRIPTS, base_language
+from dap.languages import BLANKS, CHARACTERS_PER_WORD, SCRIPTS, base_language
 from dap.prepare.options import PrepareOptions
 from dap.prepare.similarity import cosines
 
@@ -89,7 +89,7 @@ def clean(
     if options.language_identifier:
         for side, code in languages.items():
             codes = identified(options.language_identifier, kept[side].to_list())
-            kept = kept.filter([base_language(found) == base_language(code) for found in codes])
+            kept = kept.filter([_is_language(found, code) for found in codes])
     dropped["language"] = len(passed) - len(kept)
 
     # The encoder is slower still.
@@ -102,6 +102,14 @@ def clean(
     for name in REASONS:
         counts[name] = dropped.get(name, 0)
     return kept, counts
+
+
+def _is_language(found: str, wanted: str) -> bool:
+    """Tell whether an identifier's answer, which may be no code at all, is a language."""
+    try:
+        return base_language(found) == wanted
+    except UserError:
+        return False
 
 
 def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
@@ -140,7 +148,7 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
     share_is_too_large = (common > 0) & (common >= options.max_shared * fewer_different)
 
     failures = {
-        "empty": (source == "") | (target == ""),
+        "empty": ~pl.all_horizontal(pl.col(*SIDES).str.contains(f"[^{BLANKS}]")),
         "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
         "short": shorter < options.min_tokens,
         "length_ratio": (longer > options.ratio_beyond) & (longer > options.max_ratio * shorter),

@@ -18,7 +18,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from dap.errors import UserError, require_utf8
+from dap.errors import UserError, require_plain_name
 
 #: Bytes that a line may have. A longer line is no text and would fill the memory.
 MAX_LINE = 64 << 20
@@ -57,10 +57,10 @@ def _open_packed(path: Path) -> BinaryIO:
     if archive == path:
         return open(path, "rb")
     member = path.relative_to(archive).as_posix()
-    try:
-        return _open_archive(archive).open(member)
-    except KeyError:
-        raise FileNotFoundError(f"{archive}: holds no member {member!r}") from None
+    opened, members = _open_archive(archive)
+    if member not in members:
+        raise FileNotFoundError(f"{archive}: holds no member {member!r}")
+    return opened.open(members[member])
 
 
 def _unpacked(packed: BinaryIO, suffix: str) -> Any:
@@ -144,7 +144,7 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
             continue
         if not stat.S_ISREG(mode) or not os.access(path, os.R_OK):
             raise UserError(f"{path} cannot be read as a file: allow reading it, or move it away")
-        require_utf8(path)
+        require_plain_name(path)
         files.append(path)
     return files
 
@@ -160,15 +160,20 @@ def list_archive(archive: Path) -> list[Path]:
             outside the archive's folder.
     """
     paths = []
-    for member in _open_archive(archive).infolist():
-        path = archive / member.filename
-        if not member.is_dir() and not path.name.startswith("."):
+    _, members = _open_archive(archive)
+    for name in members:
+        path = archive / name
+        if not path.name.startswith("."):
             paths.append(path)
     return sorted(paths)
 
 
-def _open_archive(archive: Path) -> zipfile.ZipFile:
-    """Open an archive, or return it if it is open already.
+#: An open archive, and its files by their path within it.
+OpenArchive = tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]
+
+
+def _open_archive(archive: Path) -> OpenArchive:
+    """Open an archive, or return it if it is open already. Members may be named `x` or `./x`.
 
     It is opened again if it has changed. A forked process opens it itself, because it would share
     the position in the file with its parent.
@@ -178,7 +183,7 @@ def _open_archive(archive: Path) -> zipfile.ZipFile:
 
 
 @lru_cache(maxsize=64)  # otherwise the table of an archive would be read for each of its members
-def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
+def _open_checked(archive: Path, *state: int) -> OpenArchive:
     try:
         opened = zipfile.ZipFile(archive)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
@@ -188,7 +193,7 @@ def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
             f"{archive}: damaged or truncated zip archive ({error}); fetch it again"
         ) from error
 
-    names = set()
+    members = {}
     for member in opened.infolist():
         name = PurePosixPath(member.filename)
         shown = f"{archive}: its member {str(name)!r}"
@@ -196,10 +201,13 @@ def _open_checked(archive: Path, *state: int) -> zipfile.ZipFile:
             raise UserError(f"{shown} has a path outside the archive's folder; repack it")
         if member.flag_bits & 1:
             raise UserError(f"{shown} is encrypted; unpack it by hand")
-        if name in names and not member.is_dir():
+        if member.is_dir():
+            continue
+        if str(name) in members:
             raise UserError(f"{shown} occurs twice; repack it")
-        names.add(name)
-    return opened
+        require_plain_name(name)
+        members[str(name)] = member
+    return opened, members
 
 
 # ---------------------------------------------------------------------------------------- lines

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLUMNS = ("source", "target")
 STREAM_COLUMNS = ("source", "target", "row")
 #: Part of the name of cache files. Raise it when their content changes.
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
@@ -44,6 +44,7 @@ def load_bitext(
     max_bad_lines: float = 0.001,
     target_language: str = "en",
     cache_dir: str | Path | None = None,
+    columns: Sequence[int] | None = None,
 ) -> dict[str, "Dataset"] | dict[str, "IterableDataset"]:
     """Load one dataset per language, with the columns `source` and `target`.
 
@@ -60,6 +61,7 @@ def load_bitext(
         max_bad_lines: share of a file's lines that may be bad.
         target_language: the language of the target side.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
+        columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Raises:
         UserError: as `find_bitext` and `read_tables`.
@@ -68,7 +70,7 @@ def load_bitext(
     from datasets import concatenate_datasets
     from datasets import config as datasets_config
 
-    found = find_bitext(paths, target_language)
+    found = find_bitext(paths, target_language, columns)
     if streaming:
         return {language: _stream(files, max_bad_lines) for language, files in found.items()}
 

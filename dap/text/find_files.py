@@ -18,10 +18,11 @@ import logging
 import os
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dap.errors import SHOWN, UserError
+from dap.errors import SHOWN, UserError, refusals
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.formats import FORMATS, BitextFile, hub_dataset
@@ -37,7 +38,8 @@ REGIONS = {
     "nl": "be|nl", "pt": "ao|br|pt", "sw": "ke|tz", "ta": "in|lk", "ur": "in|pk",
     "zh": "cn|hk|mo|sg|tw|hans|hant",
 }  # fmt: skip
-#: Endings of two or three letters that are not the language of a Moses side.
+#: Endings of two or three letters that are not the language of a Moses side, unless the name says
+#: so twice, as in `X.en-sh.sh`.
 NO_LANGUAGES = (
     "bak|bat|bin|bpe|bz|cfg|csv|dat|db|doc|err|gz|htm|idx|ids|ini|js|key|lck|log|lst|md|npy|npz|odt|"
     "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
@@ -53,8 +55,8 @@ _SMALL_REGION = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS
 _REGION = r"[-_](?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})"  # Latn, AT, 419
 _LANGUAGE = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
 _ENDING = r"(?:\.gz|\.xz)?"
-_CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})\.po{_ENDING}")
-_MOSES_SIDE = re.compile(rf"(.+)\.(?!(?:{NO_LANGUAGES})(?:\.|$))({_LANGUAGE}){_ENDING}")
+_CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
+_MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({_LANGUAGE}){_ENDING}")
 
 #: Possible Moses sides: (folder, name without language) -> path -> code of the language.
 MosesSides = dict[tuple[Path, str], dict[Path, str]]
@@ -84,7 +86,9 @@ def _languages_in_name(name: str) -> tuple[str, str] | None:
 
 
 def find_bitext(
-    paths: str | Path | Sequence[str | Path], target_language: str = "en"
+    paths: str | Path | Sequence[str | Path],
+    target_language: str = "en",
+    columns: Sequence[int] | None = None,
 ) -> dict[str, list[BitextFile]]:
     """Find the files of each source language. Languages are sorted, and each file occurs once.
 
@@ -93,6 +97,7 @@ def find_bitext(
             if the folder itself holds no text. A Hub dataset is looked for only if there is no such
             path and the name has the form `user/name[:config]`.
         target_language: the language of the target side.
+        columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Raises:
         UserError: no path is given, a name does not tell its language, or a folder holds no
@@ -105,9 +110,11 @@ def find_bitext(
             f"no parallel text is given; name files or folders of {describe_layouts()}, or a Hub "
             "dataset id"
         )
-    target = base_language(target_language)
-    if not re.fullmatch("[a-z]{2,3}", target):
-        raise UserError(f"target language {target_language!r}: give a code, such as 'en'")
+    with refusals("target language"):
+        target = base_language(target_language)
+    if columns is not None and (len(set(columns)) != 2 or len(columns) != 2 or min(columns) < 1):
+        given = " ".join(map(str, columns))
+        raise UserError(f"--columns {given}: give two columns from 1, source and target, as 2 3")
 
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in given]
     files: dict[BitextFile, None] = {}  # a set that keeps the order
@@ -116,6 +123,8 @@ def find_bitext(
 
     found: dict[str, list[BitextFile]] = {}
     for file in sorted(files, key=lambda file: file.language):
+        if columns is not None and file.format == "tsv":
+            file = replace(file, columns=tuple(columns))
         found.setdefault(file.language, []).append(file)
     for language in found.keys() - NAMES.keys():
         name = str(found[language][0])
@@ -213,8 +222,8 @@ def _looks_parallel(name: str) -> bool:
         return True
     if re.fullmatch(rf"(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|csv|json){_ENDING}", name):
         return True
-    side = _MOSES_SIDE.fullmatch(name)
-    return side is not None and base_language(side[2]) in NAMES
+    side = _moses_side(name)
+    return side is not None and base_language(side[1]) in NAMES
 
 
 def _list_with_archives(folder: Path) -> list[Path]:
@@ -243,8 +252,8 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
     A Moses target side stands for its pairs with the source sides that are also given, or with all
     source sides if none is given.
     """
-    side = _MOSES_SIDE.fullmatch(path.name)
-    beside = list_folder(path.parent, f"{side[1]}.") if side else []
+    side = _moses_side(path.name)
+    beside = list_folder(path.parent, f"{side[0]}.") if side else []
     sides = _moses_sides(beside)
     files = _classify(path, target, sides)
     if files:
@@ -300,31 +309,48 @@ def _catalogue_source(path: Path) -> str:
     elif code is None:
         match = _CATALOGUE.fullmatch(path.name)
         code = match[1] if match else "en"
-    return base_language(code)
+    with refusals(str(path)):
+        return base_language(code)
+
+
+def _moses_side(name: str) -> tuple[str, str] | None:
+    """Split the name of a possible Moses side into the name without language, and the code."""
+    match = _MOSES_SIDE.fullmatch(name)
+    if not match:
+        return None
+    stem, code = match.groups()
+    pairs = rf"(?:.*[._-])?(?:{_LANGUAGE}-{code}|{code}-{_LANGUAGE})"
+    if re.fullmatch(NO_LANGUAGES, code) and not re.fullmatch(pairs, stem):
+        return None
+    return stem, code
 
 
 def _moses_sides(paths: Sequence[Path]) -> MosesSides:
     found: MosesSides = {}
     for path in paths:
-        if match := _MOSES_SIDE.fullmatch(path.name):
-            found.setdefault((path.parent, match[1]), {})[path] = match[2]
+        if side := _moses_side(path.name):
+            name, code = side
+            found.setdefault((path.parent, name), {})[path] = code
     return found
 
 
 def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
     """Return the Moses pair with this source side, or an empty list if there is no target side."""
-    match = _MOSES_SIDE.fullmatch(path.name)
-    if not match or base_language(match[2]) == target:
+    side = _moses_side(path.name)
+    if not side:
+        return []
+    name, code = side
+    source = base_language(code)
+    if source == target:
         return []
     # Of several target sides, prefer `.en` to `.eng`, and both to `.en-US`.
     candidates = []
-    for other, code in sides[path.parent, match[1]].items():
+    for other, code in sides[path.parent, name].items():
         if base_language(code) == target:
             candidates.append((code != target, code != ISO3.get(target), other))
     if not candidates:
         return []
     _, _, target_side = min(candidates)
-    source = base_language(match[2])
     return [BitextFile(source, (str(path), str(target_side)), "moses", target)]
 
 

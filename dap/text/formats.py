@@ -3,7 +3,8 @@
 Text is taken literally. Quotes are text, and only LF or CR LF ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
 
-A *bad line* has only one column, an empty side, a carriage return, invalid UTF-8 or invalid JSON.
+A *bad line* has only one column, more or fewer columns than most lines, an empty side (nothing that
+a reader sees), a carriage return, invalid UTF-8 or invalid JSON.
 Bad lines are logged, counted and skipped as long as their share of the file stays within
 `max_bad_lines`. The share is judged at the end of the file, because one bad line among the first
 ten says nothing about a file of a million lines. Reading stops earlier only if there are more bad
@@ -20,17 +21,19 @@ A new format is one function and one entry in `FORMATS`. All commands then read 
 
 import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Union
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.errors import SHOWN, UserError, loading
-from dap.languages import base_language
+from dap.languages import base_language, is_blank
 from dap.text.archives import decode, decode_line, read_lines
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -45,6 +48,12 @@ JUDGE_AFTER = 100_000
 #: Most rows of a table.
 BATCH = 10_000
 SIDES = ("source", "target")
+#: Lines at the start of a TSV file by which its columns are judged, and the share of them without
+#: text that makes a column one of numbers, ids or addresses.
+JUDGED_LINES = 100
+NO_TEXT_SHARE = 0.9
+#: A cell without text: one ASCII "word" with a digit (1.23, 2019-05-01, de-000017), or an address.
+_NO_TEXT = re.compile(rb"[\w.,:;/+%~#=&?-]*[0-9][\w.,:;/+%~#=&?-]*|(?:[a-z]+://|www\.)\S+")
 
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
@@ -66,6 +75,7 @@ class BitextFile:
         target_language: the target language.
         config: the configuration of a Hub dataset.
         streaming: read a Hub dataset without downloading it first.
+        columns: the columns of source and target in a TSV file, from 1. None: the first two.
     """
 
     language: str
@@ -74,10 +84,25 @@ class BitextFile:
     target_language: str = "en"
     config: str | None = None
     streaming: bool = False
+    columns: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         name = " + ".join(self.paths)
         return f"{name}:{self.config}" if self.config else name
+
+
+class TSVLine(NamedTuple):
+    """A line of a TSV file.
+
+    Attributes:
+        content: the line.
+        count: columns that most of the file's first lines have.
+        columns: `BitextFile.columns`.
+    """
+
+    content: bytes
+    count: int
+    columns: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -203,9 +228,9 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
 
 
 def _require_no_empty_side(source: str, target: str) -> None:
-    if not source.strip():
+    if is_blank(source):
         raise UserError("empty source side")
-    if not target.strip():
+    if is_blank(target):
         raise UserError("empty target side")
 
 
@@ -217,12 +242,55 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
     return enumerate(read_lines(file.paths[0]), 1)
 
 
-def parse_tsv(line: bytes) -> Sequence[str]:
-    """Return the first two columns of a line."""
-    columns = decode_line(line).split("\t", 2)
-    if len(columns) < 2:
+def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
+    """Yield the lines of a TSV file.
+
+    Raises:
+        UserError: no columns are chosen, and the first or second one holds no text.
+    """
+    lines = read_lines(file.paths[0])
+    first_lines = list(islice(lines, JUDGED_LINES))
+    if file.columns is None:
+        _require_text(file, [line.split(b"\t") for line in first_lines])
+    counts = Counter(line.count(b"\t") + 1 for line in first_lines if b"\t" in line)
+    count = max(counts, key=counts.__getitem__, default=0)
+    for number, line in enumerate(chain(first_lines, lines), 1):
+        yield number, TSVLine(line, count, file.columns)
+
+
+def _require_text(file: BitextFile, rows: Sequence[Sequence[bytes]]) -> None:
+    """Raise `UserError` if the first or second column of rows holds numbers, ids or addresses."""
+    for column in (0, 1):
+        cells = [row[column] for row in rows if len(row) > column]
+        no_text = [cell for cell in cells if _NO_TEXT.fullmatch(cell)]
+        if no_text and len(no_text) >= NO_TEXT_SHARE * len(cells):
+            shown = no_text[0].decode()[:80]
+            raise UserError(
+                f"{file}: column {column + 1} holds numbers or addresses ({shown!r}), no text; "
+                "choose the columns of source and target, such as --columns 2 3"
+            )
+
+
+def parse_tsv(line: TSVLine) -> Sequence[str]:
+    """Return the two columns of a line that hold the texts.
+
+    Raises:
+        UserError: the line has more or fewer columns than most lines, or not the chosen ones.
+    """
+    cells = decode_line(line.content).split("\t")
+    if line.columns:
+        if len(cells) < max(line.columns):
+            chosen = " ".join(map(str, line.columns))
+            raise UserError(f"{len(cells)} columns, but --columns {chosen} are asked for")
+        return [cells[column - 1] for column in line.columns]
+    if len(cells) < 2:
         raise UserError("one column, expected source<TAB>target")
-    return columns[:2]
+    if len(cells) != line.count:
+        raise UserError(
+            f"{len(cells)} columns, but other lines have {line.count}; choose those of source and "
+            "target, such as --columns 1 2"
+        )
+    return cells[:2]
 
 
 def parse_json(line: bytes) -> Sequence[str]:
@@ -263,7 +331,21 @@ def read_moses(file: BitextFile) -> Numbered:
             f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, "
             f"{file.paths[1]} has {lengths[1]}; line i of one must translate line i of the other"
         )
-    return enumerate(zip(*map(read_lines, file.paths), strict=True), 1)
+    return enumerate(_line_pairs(file), 1)
+
+
+def _line_pairs(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
+    """Yield line i of both sides.
+
+    Raises:
+        UserError: a side has changed since its lines were counted.
+    """
+    try:
+        yield from zip(*map(read_lines, file.paths), strict=True)
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file}: a side changed while it was read; run again") from error
 
 
 def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
@@ -321,8 +403,8 @@ def read_hub(file: BitextFile) -> Numbered:
     If the configuration names the target language first, as `en-de`, these two are swapped.
     """
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
-    first_language = (file.config or "").split("-")[0] or file.language
-    is_swapped = base_language(first_language) == file.target_language
+    first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")
+    is_swapped = bool(first_language) and base_language(first_language[1]) == file.target_language
 
     with loading("rows", file):  # the Hub's client raises any error if a stream breaks off
         columns = dataset.column_names
@@ -358,7 +440,7 @@ def read_po(file: BitextFile) -> Numbered:
 
 #: The formats by their name. If a file name tells the languages, the format is its extension.
 FORMATS: dict[str, Format] = {
-    "tsv": Format(read_numbered_lines, parse_tsv),
+    "tsv": Format(read_tsv, parse_tsv),
     "jsonl": Format(read_numbered_lines, parse_json),
     "parquet": Format(read_parquet, texts_of),
     "moses": Format(read_moses, parse_moses, languages_in_name=False),

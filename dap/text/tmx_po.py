@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
-from dap.errors import UserError
-from dap.languages import base_language
+from dap.errors import UserError, refusals
+from dap.languages import base_language, is_blank
 from dap.text.archives import open_file
 
 if TYPE_CHECKING:
@@ -28,8 +28,13 @@ logger = logging.getLogger(__name__)
 CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
-#: Bytes at the start of a PO file in which its header is looked for.
-_HEADER_SIZE = 4096
+#: The strings of a PO file's header, and one string of them.
+_HEADER = re.compile(
+    rb'^[ \t]*msgid[ \t]+""\s+(?:(?:""|#[^\r\n]*)\s+)*'
+    rb'msgstr((?:\s*"(?:[^"\\\r\n]|\\.)*")+)',
+    re.MULTILINE,
+)
+_STRING = re.compile(rb'"((?:[^"\\\r\n]|\\.)*)"')
 
 #: The number of a unit or line, and (source, target).
 NumberedPair = tuple[int, tuple[str, str]]
@@ -71,7 +76,7 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
     with open_file(path) as stream:
         for number, unit in enumerate(read_units(stream, path), 1):
             for pair in product(unit.get(source, ()), unit.get(target, ())):
-                if all(pair):
+                if not any(map(is_blank, pair)):
                     yield number, pair
                 else:
                     empty += 1
@@ -97,22 +102,24 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
         for event, element in iterparse(stream, events=("start", "end")):
             tag = _local_name(element)
             if event == "start" and body is None and tag != "tmx":
-                raise UserError(f"the root element is <{tag}>, expected <tmx>")
+                raise UserError(f"{name}: the root element is <{tag}>, expected <tmx>")
             if event == "start" and (body is None or tag == "body"):
                 body = element
             elif event == "end" and tag == "tu":
-                yield _texts_of_unit(element)
+                yield _texts_of_unit(element, name)
                 body.clear()  # otherwise all units would stay in memory
     except ParseError as error:
         line, _ = error.position
         raise UserError(
             f"{name}, line {line}: damaged or truncated TMX ({error}); fetch or repair it"
         ) from error
+    except UserError:
+        raise
     except (ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise UserError(f"{name}: no TMX that can be read ({error})") from error
 
 
-def _texts_of_unit(unit: Element) -> dict[str, list[str]]:
+def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for variant in unit.iterfind("{*}tuv"):
         language = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
@@ -121,7 +128,9 @@ def _texts_of_unit(unit: Element) -> dict[str, list[str]]:
             continue
         _remove_codes(segment)
         text = unwrap("".join(segment.itertext()))
-        texts = found.setdefault(base_language(language), [])
+        with refusals(f"{name}, xml:lang"):
+            code = base_language(language)
+        texts = found.setdefault(code, [])
         if text not in texts:
             texts.append(text)
     return found
@@ -145,12 +154,34 @@ def _local_name(element: Element) -> str:
 
 
 def catalogue_language(path: str | Path) -> str | None:
-    """Return the language code in the header of a PO file, or None if there is none."""
+    """Return the language in the header of a PO file, or None if there is none.
+
+    Raises:
+        UserError: the header names something else than a language code.
+    """
     with open_file(path) as stream:
-        start = stream.read(_HEADER_SIZE)
-    header, _, _ = start.partition(b"\n\n")
-    found = re.search(rb'"Language: *([A-Za-z]{2,3})(?![A-Za-z])', header)
-    return found[1].decode() if found else None
+        code = _header_of(stream.read()).get("language")
+    if not code:
+        return None
+    with refusals(f"{path}, Language"):
+        return base_language(code)
+
+
+def _header_of(data: bytes) -> dict[str, str]:
+    """Return the fields of a catalogue's header, which is the entry with an empty `msgid`.
+
+    Their names are in small letters. They are read as Latin-1, because one of them names the
+    encoding.
+    """
+    entry = _HEADER.search(data)
+    if not entry:
+        return {}
+    text = b"".join(_STRING.findall(entry[1])).decode("latin-1")
+    fields = {}
+    for line in text.split("\\n"):
+        name, _, value = line.partition(":")
+        fields[name.strip().lower()] = value.strip()
+    return fields
 
 
 def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
@@ -201,9 +232,9 @@ def _parse_po(data: bytes, name: str) -> "polib.POFile":
     import polib
 
     charset = "utf-8"
-    declared = re.search(rb"charset=([\w-]+)", data[:_HEADER_SIZE])
-    if declared and declared[1] != b"CHARSET":  # templates say CHARSET
-        charset = declared[1].decode()
+    declared = re.search(r"charset=([^;\s]+)", _header_of(data).get("content-type", ""))
+    if declared and declared[1] != "CHARSET":  # templates say CHARSET
+        charset = declared[1]
     try:
         data.decode(charset)
         # polib would split a string at U+2028, but not a file.
@@ -216,6 +247,10 @@ def _parse_po(data: bytes, name: str) -> "polib.POFile":
         raise UserError(
             f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it"
         ) from error
-    except (OSError, LookupError) as error:
+    except (LookupError, UnicodeError) as error:  # also of codecs that are not of text
+        raise UserError(
+            f"{name}: its header names the unknown charset {charset[:80]!r}; repair it"
+        ) from error
+    except OSError as error:
         reason = re.sub(r" in po file .*?\(line", " (line", str(error))
         raise UserError(f"{name}: no PO file that can be read ({reason}); repair it") from error

@@ -1,13 +1,14 @@
 """Keys, samples and counts by parts against plain sets and loops."""
 
 from itertools import pairwise
+from unicodedata import normalize
 
 import numpy as np
 import polars as pl
 import pytest
 import xxhash
 
-from dap.languages import is_letter, normalise_all
+from dap.languages import _is_ignored, is_letter, normalise_all
 from dap.prepare.deduplication import (
     Admission,
     count_distinct,
@@ -17,6 +18,8 @@ from dap.prepare.deduplication import (
 )
 from dap.text_keys import ranks, text_keys
 
+IGNORED = _is_ignored()
+
 
 def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
@@ -25,7 +28,9 @@ def random_keys(count: int, different: int, seed: int = 0) -> np.ndarray:
 
 def normalised(text: str) -> str:
     """Normalise one text character by character."""
-    return "".join(each for each in text.casefold() if is_letter(each)) or text.strip()
+    visible = "".join(each for each in text.replace("\n", " ") if not IGNORED[ord(each)])
+    folded = normalize("NFKC", normalize("NFKC", visible).casefold())
+    return "".join(each for each in folded if is_letter(each)) or folded.strip()
 
 
 def test_texts_are_normalised_as_by_a_loop_over_characters() -> None:

@@ -271,6 +271,17 @@ def test_real_data_is_found_and_read(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("code", ["sh", "vec", "src"])
+def test_a_language_that_is_also_an_ending_is_found_if_the_name_says_it_twice(
+    code: str, tmp_path: Path
+) -> None:
+    for name in (f"X.en-{code}.{code}", f"X.en-{code}.en", f"Y.{code}", "Y.en"):
+        write(tmp_path / name, b"a\n")
+    found = find_bitext(tmp_path)
+    assert list(found) == [code]
+    assert len(found[code]) == 1
+
+
 def test_moses_sides_may_have_regions_and_scripts(tmp_path: Path) -> None:
     write_format(tmp_path, "nllb.XX", PAIRS, ("deu_Latn", "eng_Latn"))
     write_format(tmp_path, "c.XX", PAIRS, ("es-ES", "en-GB"))

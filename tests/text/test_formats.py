@@ -13,6 +13,7 @@ import pytest
 from written import NAMES, PAIRS, many, pairs_of, read, text_of, write, write_format, zip_of
 
 from dap.errors import UserError
+from dap.languages import is_blank
 from dap.prepare import read_evaluation
 from dap.text import (
     FORMATS,
@@ -83,13 +84,14 @@ def read_naively(file: BitextFile, parse: Callable[..., tuple[str, str]]) -> Num
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
         is_text = isinstance(source, str) and isinstance(target, str)
-        if is_text and source.strip() and target.strip():
+        if is_text and not is_blank(source) and not is_blank(target):
             pairs[number] = source, target
     return pairs
 
 
-def parse_tsv(line: str) -> tuple[str, str]:
-    return tuple((line.split("\t") + [""])[:2])
+def parse_two_columns(line: str) -> tuple[str, str]:
+    source, target = line.split("\t")
+    return source, target
 
 
 def parse_json(line: str) -> tuple[str, str]:
@@ -103,11 +105,11 @@ def test_random_tsv_is_read_as_by_a_plain_loop(
     tmp_path: Path, seed: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "BATCH", batch)
-    start = [b"a\tb\n", b"\xef\xbb\xbfa\tb\tmore\tstill more\r\n"][seed]
+    start = [b"a\tb\n" * 99, b"\xef\xbb\xbf" + b"a\tb\r\n" * 99][seed]
     data = start + b"".join(random.Random(seed).choices(PIECES, k=4000)) + b"\nx\ty"
     file = BitextFile("de", (str(write(tmp_path / "de-en.tsv", data)),), "tsv")
-    expected = read_naively(file, parse_tsv)
-    assert len(expected) > 15
+    expected = read_naively(file, parse_two_columns)
+    assert len(expected) > 105
     assert expected[1] == ("a", "b")
     assert numbered(file) == expected
     assert read(file, 1.0) == list(expected.values())
@@ -129,6 +131,28 @@ def test_random_moses_sides_are_read_as_by_a_plain_loop(
     expected = read_naively(file, lambda *sides: sides)
     assert len(expected) > 15
     assert numbered(file) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "told", "columns"),
+    [
+        (["1.25\teins\tone", "0.75\tzwei\ttwo"], r"column 1 holds numbers.*--columns 2 3", (2, 3)),
+        (["http://a.de/x\thttp://a.uk\teins\tone"] * 3, "column 1 holds", (3, 4)),
+        (["one\tid-7\teins"] * 3, "column 2 holds", (3, 1)),
+        (["eins\tone", "zwei\ttwo", "drei\tx\tthree"], "line 3: 3 columns, but.*2", None),
+    ],
+)
+def test_columns_that_hold_no_text_or_vary_are_refused_until_others_are_chosen(
+    tmp_path: Path, lines: list[str], told: str, columns: tuple[int, int] | None
+) -> None:
+    path = write(tmp_path / "de-en.tsv", "\n".join(lines))
+    with pytest.raises(UserError, match=f"(?s)de-en.tsv.*{told}"):
+        list(read_tables(find_bitext(path)["de"][0], LineAudit(path, 0.0)))
+    if columns:
+        rows = load_bitext(path, columns=columns, cache_dir=tmp_path)["de"]
+        assert (rows[0]["source"], rows[0]["target"]) == ("eins", "one")
+        with pytest.raises(UserError, match="--columns 2 9 are asked for"):
+            load_bitext(path, columns=(2, 9), cache_dir=tmp_path)
 
 
 JSON_LINES = [

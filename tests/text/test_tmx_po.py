@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -102,18 +103,15 @@ def test_the_content_of_a_memory_tells_the_languages_not_its_name(
     assert read(tmp_path, "fr") == [("oui", "yes")]
 
 
-def test_an_empty_side_is_left_out_and_a_blank_one_is_bad(
+def test_pairs_with_a_side_that_nobody_sees_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     texts = [unit(("en", "x"), ("de", f"{number}")) for number in range(3)]
     texts += [unit(("en", "<ph>only a code</ph>"), ("de", "y")), unit(("en", "x"), ("de", ""))]
+    texts.append(unit(("en", "&#160;&#8203;"), ("de", "y")))
     assert len(read(write(tmp_path / "a.tmx", *texts), "de", max_bad_lines=0.0)) == 3
-    assert "a.tmx: 2 pairs left out: a segment is empty" in caplog.text
-    path = write(tmp_path / "b.tmx", *texts[:3], unit(("en", "&#160;"), ("de", "y")))
-    with pytest.raises(UserError, match="line 4: empty target side"):
-        read(path, "de")
-    assert len(read(path, "de", max_bad_lines=0.5)) == 3
+    assert "a.tmx: 3 pairs left out: a segment is empty" in caplog.text
 
 
 def test_a_language_is_found_if_only_one_late_unit_translates_it(tmp_path: Path) -> None:
@@ -224,6 +222,8 @@ def write_po(path: Path, language: str = "de", charset: str = "utf-8", text: str
         ("locale/de_AT/LC_MESSAGES/app.po", "", "utf-8", "de"),
         ("xx.po", "de-AT", "utf-8", "de"),
         ("app.de.po", "zh_Hans", "utf-8", "zh"),
+        ("sr@latin.po", "", "utf-8", "sr"),
+        ("ca.po", "ca@valencia", "utf-8", "ca"),
     ],
 )
 def test_translated_entries_of_a_catalogue_are_read_and_the_others_counted(
@@ -251,6 +251,21 @@ def test_catalogues_in_a_folder_and_for_another_target(tmp_path: Path) -> None:
         find_bitext(tmp_path / "c.po")
 
 
+def test_the_header_of_a_catalogue_is_found_after_a_long_comment(tmp_path: Path) -> None:
+    text = '# charset=klingon "Language: xx\n' * 200 + PO % ("de", "cp1252")
+    path = written.write(tmp_path / "app.po", text.encode("cp1252"))
+    assert read(path, "de") == PO_PAIRS + PLURAL
+
+
+@pytest.mark.parametrize("tag", ["../../../evil", "German", "*", "x" * 300])
+def test_a_tag_that_is_no_language_code_is_refused_with_its_file(tmp_path: Path, tag: str) -> None:
+    memory = write(tmp_path / "a.tmx", unit(("en", "x"), (tag, "y")))
+    catalogue = write_po(tmp_path / "b.po", tag)
+    for path in (memory, catalogue):
+        with pytest.raises(UserError, match=re.escape(f"{path}, ") + f".*{re.escape(tag[:80])}"):
+            find_bitext(path)
+
+
 def test_unicode_separators_do_not_end_a_line(tmp_path: Path) -> None:
     text = 'msgid "a\u2028b\x85c\x0cd"\nmsgstr "e\u2029f\x0bg"\n'
     path = written.write(tmp_path / "ru.po", text)
@@ -273,7 +288,14 @@ DAMAGED_CATALOGUES = {
     "not UTF-8": (b'msgid "a"\nmsgstr "\xff"\n', "line 2"),
     "quote": (b'msgid "a"\nmsgstr "b"c"\n', "line 2"),
     "no PO": (b"nonsense\n", "line 1"),
-    "unknown encoding": (b'msgid ""\nmsgstr "charset=klingon"\n', "klingon"),
+    "unknown charset": (
+        b'msgid ""\nmsgstr "Content-Type: text/plain; charset=klingon\\n"\n',
+        "unknown charset 'klingon'",
+    ),
+    "no charset of text": (
+        b'msgid ""\nmsgstr ""\n"Content-Type: text/plain; char"\n"set=undefined\\n"\n\xff',
+        "unknown charset 'undefined'",
+    ),
 }
 
 
