@@ -21,10 +21,20 @@ from filelock import FileLock
 from dap.errors import UserError, one_line
 from dap.file_io import DiskFullError, whole_file
 
-#: The folder of all local copies. On a cluster, `DAP_CACHE` names a folder that all nodes share.
-CACHE = Path(os.environ.get("DAP_CACHE", "~/.cache/dap-transformers")).expanduser().absolute()
 #: Local copies that equal the file at their address: path -> (time, size) when fetched or sent.
 _IN_SYNC: dict[Path, tuple[int, int]] = {}
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of all local copies, or None without a home directory.
+
+    On a cluster, `DAP_CACHE` names a folder that all nodes share.
+    """
+    named = os.environ.get("DAP_CACHE") or "~/.cache/dap-transformers"
+    try:
+        return Path(named).expanduser().absolute()
+    except RuntimeError:  # a container may run as a user who has no home directory
+        return None
 
 
 def local_path(address: str, name: str = "") -> str:
@@ -46,8 +56,14 @@ def local_path(address: str, name: str = "") -> str:
         )
     with _named_errors(f"{name} {address}", "cannot be reached"):
         fsspec.get_filesystem_class(protocol)
+    cache = cache_folder()
+    if cache is None:
+        raise UserError(
+            f"{name} {address}: there is no home directory for a copy: set the environment "
+            "variable DAP_CACHE to a folder"
+        )
     inside = os.path.normpath(f"/{rest}").lstrip("/")
-    return str(CACHE / protocol / inside)
+    return str(cache / protocol / inside)
 
 
 def fetch_address(address: str, name: str = "") -> str:
@@ -68,12 +84,13 @@ def fetch_address(address: str, name: str = "") -> str:
     if "://" not in address:
         return address
 
-    CACHE.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
     copies = set()
     remedy = "; check the address and your login there"
     with (
         _named_errors(f"{name} {address}", "cannot be fetched", remedy),
-        FileLock(CACHE / ".lock"),
+        FileLock(cache / ".lock"),
     ):
         system, root = fsspec.core.url_to_fs(address)
         info = system.info(root)
@@ -169,9 +186,10 @@ def send_path(path: str | Path, name: str = "") -> str | None:
 
 def _address_of(path: Path) -> str | None:
     """Return the address of a local copy, or None for any other path."""
-    if not path.absolute().is_relative_to(CACHE):
+    cache = cache_folder()
+    if cache is None or not path.absolute().is_relative_to(cache):
         return None
-    protocol, *parts = path.absolute().relative_to(CACHE).parts
+    protocol, *parts = path.absolute().relative_to(cache).parts
     return f"{protocol}://{'/'.join(parts)}"
 
 

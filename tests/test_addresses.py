@@ -20,7 +20,7 @@ from dap.errors import UserError
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(addresses, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("DAP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -163,7 +163,7 @@ def test_shards_of_vectors_are_sent_one_by_one_and_another_machine_resumes_from_
     monkeypatch.setattr(embeddings, "encode_pieces", stopped)
     pytest.raises(KeyboardInterrupt, mine_bitext.run, command)
     assert len(bucket.find("/made")) == 6
-    monkeypatch.setattr(addresses, "CACHE", tmp_path / "another machine")
+    monkeypatch.setenv("DAP_CACHE", str(tmp_path / "another machine"))
     left = iter([True] * 2 + [False])
     mine_bitext.run(command)
     assert len(sent) == len(set(sent)) == 8 + 2  # shards, then pairs and report
@@ -196,3 +196,15 @@ def test_vectors_that_could_not_be_sent_are_sent_when_the_command_is_given_again
         kept.unlink()
         with pytest.raises(UserError, match="memory://kept/.*read-only"):
             eval_retrieval.run(command)
+
+
+def test_without_a_home_directory_only_addresses_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DAP_CACHE")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)  # a user without an entry
+    assert addresses.local_path("de-en.tsv") == "de-en.tsv"
+    assert addresses.send_path(tmp_path) is None
+    with pytest.raises(UserError, match="no home directory .*DAP_CACHE"):
+        addresses.local_path("memory://bucket/de-en.tsv")
