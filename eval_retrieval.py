@@ -204,17 +204,23 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if copies is not None:
             numbers["hard_negatives"] = hard_negative_numbers(pairs, copies, vectors)
 
-        # print and write the report
-        is_tatoeba = all(Path(file).name.startswith("tatoeba.") for file in files)
-        is_comparable = is_tatoeba and data_args.max_pairs is None  # fewer candidates are easier
-        print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_comparable else ()))
-        if has_pool:
-            print(f"\n{pool_table(numbers)}")
-        if copies is not None:
-            print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
+        # write and print the report
         settings = _settings(data_args, pairs, copies)
         content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
-        _write(content, data_args, earlier)
+        written = []
+        try:
+            written = _write(content, data_args, earlier)
+        finally:  # numbers are not lost if they cannot be written
+            is_tatoeba = all(Path(file).name.startswith("tatoeba.") for file in files)
+            # Fewer candidates are easier.
+            is_comparable = is_tatoeba and data_args.max_pairs is None
+            print(tatoeba_tables(numbers, Path(name).name, PAPER_MODELS if is_comparable else ()))
+            if has_pool:
+                print(f"\n{pool_table(numbers)}")
+            if copies is not None:
+                print(f"\n{hard_negative_table(numbers['hard_negatives'])}")
+        for line in written:
+            print(line)
     return content
 
 
@@ -541,15 +547,21 @@ def _digest(text: Any) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
-def _write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> None:
-    """Write the report, and draw it, beside the earlier report if there is one."""
+def _write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> list[str]:
+    """Write the report, and draw it, beside the earlier report if there is one.
+
+    Returns:
+        A line about each file.
+    """
+    lines = []
     for path in args.reports().values():
         write_json(content, path)
-        print(f"written to {path}")
+        lines.append(f"written to {path}")
     if args.plot:
         label = "after" if earlier else "accuracy"
         plot_accuracies(earlier | {label: content}, args.plot)
-        print(f"drawn in {args.plot}")
+        lines.append(f"drawn in {args.plot}")
+    return lines
 
 
 main = command(run)

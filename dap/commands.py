@@ -47,10 +47,14 @@ def command(main: Main) -> Main:
     These are `UserError`, errors of the file system (`OSError`), and a training loss that is not
     finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other exception
     is a bug and keeps its traceback.
+
+    Characters that the console cannot show are replaced, as on a console that is not UTF-8.
     """
 
     @functools.wraps(main)
     def run_and_exit(argv: Sequence[str] | None = None) -> None:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
         try:
             _require_all_processes()
             main(argv)

@@ -1,5 +1,6 @@
 """What all commands share: how they end, what they refuse to write, and the lock on outputs."""
 
+import io
 import json
 import math
 import multiprocessing
@@ -22,7 +23,7 @@ from written import full_disk
 import mine_bitext
 import train_dap
 from dap.arguments import ArgumentParser
-from dap.commands import ClaimedError, check_outputs, claimed, guarded
+from dap.commands import ClaimedError, check_outputs, claimed, command, guarded
 from dap.encoding import EncoderArguments
 from dap.errors import UserError, refusals
 from dap.file_io import read_json, read_object, whole_file, whole_folder, write_json
@@ -72,6 +73,20 @@ def test_ctrl_c_ends_a_command_in_one_line(
         main_that_raises(KeyboardInterrupt)
     assert end.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_console_that_is_not_utf_8_gets_replaced_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding="cp1252"))
+
+    @command
+    def main(argv: list[str] | None = None) -> None:
+        print("de → en: 93 %", flush=True)
+
+    main()
+    assert printed.getvalue() == b"de ? en: 93 %\n"
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError])
