@@ -201,6 +201,7 @@ class DAPModel(DAPPreTrainedModel):
         if position_ids is not None:
             kwargs["position_ids"] = position_ids
         given = input_ids if input_ids is not None else inputs_embeds
+        require_tokens(given)
         if attention_mask is None and given is not None:
             attention_mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
 
@@ -363,6 +364,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             raise ValueError(
                 f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs."
             )
+        require_tokens(source_input_ids)
+        require_tokens(target_input_ids)
         if chunk is not None:
             source_noise, target_noise = chunk.noise
         if source_noise is None:
@@ -832,6 +835,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
         self.prediction_head.token_ids.copy_(torch.tensor(ids))
 
 
+def require_tokens(text: Tensor | None) -> None:
+    """Raise `ValueError` for text (B, S, ...) without sentences or without tokens."""
+    if text is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    if 0 in text.shape[:2]:
+        raise ValueError(
+            f"text of shape {tuple(text.shape)}: give at least one sentence with one token."
+        )
+
+
 def _is_adapted(embeddings: nn.Module) -> bool:
     """Tell whether an adapter, a hook or a scale changes the result of a plain look-up."""
     is_plain = type(embeddings).forward is nn.Embedding.forward
@@ -895,6 +908,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             "inputs_embeds": inputs_embeds,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
+        require_tokens(input_ids)
         out = self._encode(input_ids, attention_mask, given)
         logits = self.classifier(out.pooler_output)
         loss = None

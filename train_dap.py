@@ -140,7 +140,7 @@ def check_run(
             "raise --dev_pairs, give --validation_data, or --eval_strategy no "
             "--load_best_model_at_end false."
         )
-    if training.chooses:
+    if training.chooses or training.eval_strategy != "no":
         check_metric(data, training, dev, model)
 
 
@@ -150,9 +150,10 @@ def check_metric(
     dev: dict[str, Any],
     model: DAPForPreTraining,
 ) -> None:
-    """Raise `UserError` if no evaluation has the metric that chooses the best model.
+    """Raise `UserError` if no evaluation has the metric of the best model.
 
-    Also refuses an accuracy while the encoder is frozen, because it would never change.
+    `Trainer` looks it up at every evaluation. Also refuses to choose by an accuracy while the
+    encoder is frozen, because it would never change.
     """
     known = ["eval_mean_accuracy", "eval_mean_pool_accuracy"]
     readers = [objective.name for objective in model.objectives if objective.name in READERS]
@@ -167,7 +168,7 @@ def check_metric(
         raise UserError(
             f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ..."
         )
-    if training.freeze_encoder and name.endswith("accuracy"):
+    if training.chooses and training.freeze_encoder and name.endswith("accuracy"):
         instead = f"give eval_{readers[0]}_loss, or " if readers else ""
         raise UserError(
             f"metric_for_best_model={name!r} does not change under --freeze_encoder: {instead}"

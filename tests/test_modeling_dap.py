@@ -198,6 +198,17 @@ def test_sources_without_a_target_are_refused(objective: str) -> None:
         model(**batch)
 
 
+def test_text_without_sentences_or_tokens_is_refused() -> None:
+    model, batch = tiny_model("bert"), make_batch()
+    no_pairs = {name: value[:0] for name, value in batch.items()}
+    no_tokens = {name: value[:, :0] for name, value in batch.items()}
+    for empty in (no_pairs, no_tokens):
+        with pytest.raises(ValueError, match=r"shape \((0, 9|6, 0)\): give at least one"):
+            model(**empty)
+        with pytest.raises(ValueError, match="give at least one"):
+            model.dap(empty["source_input_ids"])
+
+
 def test_training_batches_must_be_padded_on_the_right() -> None:
     model, batch = tiny_model("bert", objective="tr"), make_batch()
     batch["source_attention_mask"] = batch["source_attention_mask"].flip(1)

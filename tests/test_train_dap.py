@@ -176,6 +176,7 @@ def test_a_run_that_cannot_train_is_refused_before_it_begins(
     [
         ("--metric_for_best_model nope --load_best_model_at_end", "'nope'.*eval_rtl_loss"),
         ("--metric_for_best_model nope --save_strategy best", "'nope'"),
+        ("--metric_for_best_model nope", "'nope'"),
         ("--metric_for_best_model nope --lr_scheduler_type reduce_lr_on_plateau", "'nope'"),
         (
             "--metric_for_best_model eval_rtl_loss --objective tr --load_best_model_at_end",

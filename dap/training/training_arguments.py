@@ -31,6 +31,9 @@ RIVALS = (
     ("model_name_or_path", "config_name"),
 )
 
+#: Values of `torch_compile_mode`.
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
 CONFIG_FIELDS = {name: field for name, field in FIELDS.items() if name != "encoder_config"}
 CONFIG_DEFAULTS = {name: field.default for name, field in CONFIG_FIELDS.items()}
 
@@ -327,6 +330,10 @@ class DAPTrainingArguments(TrainingArguments):
                 self.train_sampling_strategy == "random",
                 "random, and choose languages by --language_mix",
             ),
+            "torch_compile_mode": (
+                self.torch_compile_mode in (None, *COMPILE_MODES),
+                f"one of {', '.join(COMPILE_MODES)}, or leave it out",
+            ),
             "hub_strategy": (
                 not pushes_early,
                 "end: the others push half-trained models and training_args.bin, a pickle",
@@ -486,12 +493,23 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     return flags
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """Reads YAML, and refuses a key that stands twice in a mapping. YAML itself takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [str(key.value) for key, _ in node.value]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise UserError(f"{', '.join(twice)} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def recipe_arguments(path: Path) -> dict[str, Any]:
     """Read a recipe, and check that its keys are arguments of `train_dap.py`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe. The project's recipes are in configs/.")
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
     except Exception as error:  # odd tags such as `!!int many` make YAML raise any exception
         raise UserError(f"{path}: not readable as YAML ({one_line(error)}): repair it.") from error
     if not isinstance(recipe, dict):
