@@ -24,7 +24,7 @@ from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
 from dap.encoding import BaseEncoderArguments, SentenceEncoder, model_fingerprint
 from dap.errors import UserError, refusals
-from dap.file_io import disk_full, read_json, write_json
+from dap.file_io import disk_full, read_object, write_json
 from dap.languages import NAMES, XNLI_LANGUAGES
 from dap.reports import merge_seeds, paper_beside, report, text_table
 from dap.tokenizers import require_padding
@@ -232,7 +232,7 @@ def keep_record(task: Task, data: XNLIDataArguments) -> None:
         if training.process_index == 0:
             write_json(record, path)
         return
-    if differing := differences(read_json(path), record):
+    if differing := differences(read_object(path), record):
         raise UserError(
             f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or another "
             "--output_dir"

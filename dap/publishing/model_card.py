@@ -18,7 +18,7 @@ from configuration_dap import FIELDS
 from dap.file_io import read_object
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, report_text
-from dap.reports import markdown_table
+from dap.reports import OF_RUN, markdown_table
 from objectives_dap import OBJECTIVES
 
 HEADS_FOLDER = "pretraining"  # in the repository, with the whole DAP checkpoint
@@ -47,6 +47,10 @@ RECIPE = (
     "fp16",
     "seed",
 )
+#: Types of what the card reads from the files of a checkpoint.
+OF_CONFIG = {"model_type": str | None, "objective": str | None, "rtl_languages": list | None}
+OF_STATE = {"log_history": list | None, "global_step": int | None, "best_global_step": int | None}
+OF_RESULTS = {"base_commit": str | None, "model_step": int | None}
 #: First part of a field's name -> the objective that uses the field.
 USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
 #: Values of the training log that the card shows.
@@ -117,20 +121,20 @@ def read_sources(
         ValueError: `dataset_info` is JSON, but not an object.
     """
     info = None if dataset_info is None else _read_dataset_info(Path(dataset_info))
-    config = _read_record(checkpoint, "config.json")
+    config = _read_record(checkpoint, "config.json", OF_CONFIG)
     if config.get("model_type") != "dap":
         return Sources(reports=list(reports), dataset_info=info, licence=licence)
 
     is_intermediate = checkpoint.name.startswith("checkpoint-")
-    state = _read_record(checkpoint, "trainer_state.json")
-    run = _read_record(checkpoint, "run.json", or_above=is_intermediate)
-    results = _read_record(checkpoint, "train_results.json", or_above=is_intermediate)
+    state = _read_record(checkpoint, "trainer_state.json", OF_STATE)
+    run = _read_record(checkpoint, "run.json", OF_RUN, is_intermediate)
+    results = _read_record(checkpoint, "train_results.json", OF_RESULTS, is_intermediate)
     if "base_commit" in results:
         run["base_commit"] = results["base_commit"]
     return Sources(
         config=config,
         run=run,
-        history=state.get("log_history", []),
+        history=state.get("log_history") or [],
         steps=state.get("global_step") if is_intermediate else _final_steps(state, results),
         reports=list(reports),
         dataset_info=info,
@@ -145,11 +149,13 @@ def _final_steps(state: Mapping[str, Any], results: Mapping[str, Any]) -> int | 
     return results.get("model_step", last if best in (None, last) else None)
 
 
-def _read_record(folder: Path, name: str, or_above: bool = False) -> dict[str, Any]:
+def _read_record(
+    folder: Path, name: str, kinds: Mapping[str, Any], or_above: bool = False
+) -> dict[str, Any]:
     path = folder / name
     if or_above and not path.is_file():
         path = folder.parent / name
-    return read_object(path) if path.is_file() else {}
+    return read_object(path, kinds) if path.is_file() else {}
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
@@ -183,7 +189,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
 
     pairs = {}
     rows = []
-    for code, description in sources.run.get("training text", {}).items():
+    for code, description in (sources.run.get("training text") or {}).items():
         pairs[code] = int(description.split()[0])
         rows.append([NAMES.get(code, code), code, f"{pairs[code]:,}"])
 

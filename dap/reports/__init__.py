@@ -21,5 +21,13 @@ from dap.reports.plots import (
     plot_curves,
     require_drawable,
 )
-from dap.reports.records import RECORD, machine, read_report, report, training_record, versions
+from dap.reports.records import (
+    OF_RUN,
+    RECORD,
+    machine,
+    read_report,
+    report,
+    training_record,
+    versions,
+)
 from dap.reports.rendering import markdown_table, text_table

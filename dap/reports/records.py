@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.file_io import read_json
+from dap.file_io import read_json, read_object
 
 #: Keys of a report that describe the run. All other keys hold numbers of the evaluation.
 HEAD = (
@@ -22,6 +22,15 @@ HEAD = (
     "seconds", "seconds_by_part", "time", "machine", "versions",
 )  # fmt: skip
 RECORD = "run.json"  # arguments of a training (dap/training/resuming.py)
+#: Types of what a `run.json` may hold and others read.
+OF_RUN = {
+    "seed": int | None,
+    "training text": dict | None,
+    "dev text": dict | None,
+    "target_language": str | None,
+    "model_name_or_path": str | None,
+    "config_name": str | None,
+}
 #: Libraries whose version can change a number.
 LIBRARIES = (
     "dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy",
@@ -115,7 +124,7 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
         path = folder.parent / RECORD
     if not path.is_file():
         return None, None
-    run = read_json(path)
+    run = read_object(path, OF_RUN)
 
     depends_on_seed = {"seed", "data_seed"}
     if run.get("target_vocabulary_file") is None:
@@ -124,7 +133,7 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     left_out = {*depends_on_seed, "processes"}
     recipe = {name: value for name, value in run.items() if name not in left_out}
     for name in ("training text", "dev text"):
-        recipe[name] = sorted(recipe.get(name, {}))  # only the languages
+        recipe[name] = sorted(recipe.get(name) or {})  # only the languages
     recipe["checkpoint"] = folder.name if is_checkpoint else None
 
     content = json.dumps(recipe, sort_keys=True)

@@ -32,7 +32,7 @@ from configuration_dap import DAPConfig
 from dap.arguments import arg
 from dap.encoding import SentenceEncoder
 from dap.errors import UserError
-from dap.file_io import read_json, write_json
+from dap.file_io import read_object, write_json
 from dap.tokenizers import forget_calls
 from dap.training import (
     DrawsOfProcess,
@@ -371,7 +371,7 @@ def fine_tune(
     args = copy.copy(task.training)
     if (folder / RESULT).exists():
         if any(folder.glob(WEIGHTS)) or not needs_weights:
-            return read_json(folder / RESULT)
+            return read_object(folder / RESULT, {"dev": dict, "test": dict})
         if args.process_index == 0:
             (folder / RESULT).unlink()  # until the weights are written again, the run is unfinished
 

@@ -342,3 +342,8 @@ def test_the_recipe_of_a_training_does_not_depend_on_its_seed(
     assert (
         training_record(str(tmp_path / "encoder")) == training_record("user/model") == (None, None)
     )
+
+    for wrong in ({"seed": "1"}, {"seed": True}, {"seed": 1, "training text": ["de"]}):
+        write_json(wrong, tmp_path / RECORD)
+        with pytest.raises(ValueError, match=r"run.json: '(seed|training text)' is .*, expected"):
+            training_record(str(tmp_path))
