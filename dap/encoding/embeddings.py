@@ -63,9 +63,10 @@ class SentenceError(UserError):
 
 
 def launched() -> PartialState:
-    """Connect the processes of `accelerate launch`, and return their state.
+    """Connect the processes of `accelerate launch`, and return their number and our rank.
 
-    The processes also connect on CPUs. One may wait a week for the shards of another.
+    The processes also connect if they run on CPUs. One process waits at most a week for another,
+    because encoding its shards may take days. Without a launch there is one process.
     """
     on_cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
     return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
@@ -74,9 +75,13 @@ def launched() -> PartialState:
 def encode_shared(
     encoder: Encoder, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
 ) -> np.ndarray:
-    """Encode sentences in all processes of a launch, each its share.
+    """Encode sentences in all processes of a launch. Each process encodes its share.
 
-    The arguments are those of `encoder.encode`.
+    Args:
+        encoder: the encoder. All processes need the same model.
+        sentences: all N sentences, the same in every process.
+        token_budget: most tokens of a batch, padding included.
+        progress: show a bar.
 
     Returns:
         The vectors of all sentences (N, D), in every process.
@@ -96,11 +101,16 @@ def encode_shared(
 
 
 def model_fingerprint(encoder: Encoder) -> str:
-    """Return a SHA-256 of everything that shapes a vector.
+    """Return a SHA-256 of everything that the vectors of an encoder depend on.
 
-    This includes weights, config, tokenizer, pooling, prefix, length, bf16 and layer. It excludes
-    the path, so a copy of a model has the same fingerprint. It also excludes the pooler: no vector
-    comes from it, and its weights are random at each loading if the checkpoint lacks them."""
+    This includes weights, config, tokenizer, pooling, prefix, maximum length, bf16 and layer. It
+    excludes the path, so a copy of a model has the same fingerprint. It also excludes the pooler:
+    no vector comes from it, and its weights are random at each loading if the checkpoint lacks
+    them.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     model = encoder.model
     settings: tuple = (
         encoder.pooling,
@@ -126,7 +136,7 @@ def model_fingerprint(encoder: Encoder) -> str:
 
 
 def _computing_fields(config: Any) -> Any:
-    """Return the fields of a config that say what the model computes, also of nested configs."""
+    """Return a config as a dictionary without the fields of `ORIGIN`, also in nested configs."""
     content = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(content, dict):
         return content
@@ -156,12 +166,16 @@ def embed_to_disk(
     text and the same folder.
 
     Args:
+        encoder: the encoder.
         sentences: read once, in order. The progress bar shows an end if they have a length.
-        folder: of the shards. Several shards are also joined in a temporary file there, which takes
-            their size once more until the result is deleted.
-        token_budget: most tokens of a batch. The vectors do not depend on it.
-        where: names a sentence in errors, given its number from 0.
-        fingerprint: the encoder's `model_fingerprint`, if it is known already.
+        folder: where the shards are. Several shards are also joined in a temporary file there,
+            which takes their size once more until the result is deleted.
+        shard_size: sentences of a shard.
+        token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
+            beyond rounding.
+        progress: show a bar.
+        where: function that returns what errors call a sentence, given its number from 0.
+        fingerprint: the encoder's `model_fingerprint`, if it is known already. None computes it.
 
     Returns:
         Vectors (N, D), float32, memory mapped and read-only, not normalised. In a launch only the
@@ -214,11 +228,17 @@ def _encode_shards(
     """Encode and write this process's share of the shards that are missing.
 
     Args:
+        encoder: the encoder.
         blocks: the sentences of each shard.
+        folder: where the shards are.
+        fingerprint: the encoder's `model_fingerprint`, which becomes part of the files' names.
+        token_budget: most tokens of a batch, padding included.
+        where: function that returns what errors call a sentence, given its number from 0.
+        bar: progress bar. It advances by sentences.
 
     Returns:
         The paths of the shards of all processes, and the errors of this process. After `SHOWN`
-        errors the rest is left.
+        errors this process stops, and the list of paths ends there.
     """
     state = launched()
     shards: list[Path] = []
@@ -244,7 +264,7 @@ def _encode_shards(
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the sentences in lists of `size`."""
+    """Yield the sentences in lists of `size`. The last list may be shorter."""
     if size < 1:
         raise UserError(f"shard_size={size}: at least 1 sentence")
     stream = iter(sentences)
@@ -253,7 +273,7 @@ def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def _shard_hash(fingerprint: str, text: Sequence[str]) -> str:
-    """Return a hash of a model's fingerprint and a shard's sentences."""
+    """Return 16 hexadecimal digits of a hash of a model's fingerprint and a shard's sentences."""
     digest = hashlib.sha256(fingerprint.encode())
     for sentence in text:
         data = sentence.encode(errors="surrogatepass")
@@ -262,10 +282,11 @@ def _shard_hash(fingerprint: str, text: Sequence[str]) -> str:
 
 
 def _is_whole(shard: Path) -> bool:
-    """Tell whether a shard exists and holds what was written into it.
+    """Tell whether a shard exists and holds the vectors that were written into it.
 
-    A name alone does not prove it. After a power cut a disk may lack data that it had confirmed,
-    and somebody may have put another file there.
+    If the file is missing, it is first fetched from the folder's address, if there is one. The
+    file's name alone proves nothing. After a power cut a disk may lack data that it had confirmed,
+    and somebody may have put another file there. So the digest is compared.
     """
     if not shard.is_file():
         fetch_path(shard)
@@ -292,10 +313,16 @@ def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
 def encode_pieces(
     encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
 ) -> np.ndarray:
-    """Encode text in pieces of sentences of similar length, so that the bar moves.
+    """Encode sentences in pieces of similar length, so that the progress bar moves.
 
-    An encoder with a method `encode_each` gets all pieces at once, such as a Ray cluster, which
-    encodes them at the same time.
+    An encoder with a method `encode_each` gets all pieces at once. An example is a Ray cluster,
+    which encodes several pieces at the same time.
+
+    Args:
+        encoder: the encoder.
+        text: the n sentences, at least one.
+        token_budget: most tokens of a batch, padding included.
+        bar: progress bar. It advances by sentences.
 
     Returns:
         Vectors (n, D), float32, in the order of the text.
@@ -326,10 +353,10 @@ def require_finite(
 
     Args:
         vectors: (n, D).
-        text: the sentences of the vectors.
-        where: names a sentence, given its number.
-        among: what the vectors are a part of, for the message.
-        first: number of the first sentence.
+        text: the sentence of each vector.
+        where: function that returns what the message calls a sentence, given its number.
+        among: end of the words "one of 3 such vectors" in the message, such as " in its shard".
+        first: number of the first of these sentences, for `where`.
     """
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
@@ -341,9 +368,17 @@ def require_finite(
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Write a .npy file with a digest, which appears once it is complete.
+    """Write vectors as a .npy file, with a digest behind the array.
 
-    Raises the errors of `whole_file`.
+    The file gets its name only once it is complete.
+
+    Args:
+        vectors: (n, D).
+        path: file to write.
+
+    Raises:
+        DiskFullError: the disk is full.
+        OSError: the file cannot be written for another reason.
     """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vectors))
@@ -356,7 +391,14 @@ def write_vectors(vectors: np.ndarray, path: Path) -> None:
 
 
 def _write_shard(vectors: np.ndarray, shard: Path) -> None:
-    """Write a shard, and remove older or incomplete files of the same number."""
+    """Write a shard, and send it to the folder's address if there is one.
+
+    Older or incomplete files of the same shard number are removed first.
+
+    Args:
+        vectors: (n, D).
+        shard: file to write. Its name begins with "shard-" and the number.
+    """
     number = shard.name.rsplit("-", 1)[0]
     for path in shard.parent.glob(f"*{number}-*"):
         path.unlink(missing_ok=True)
@@ -367,7 +409,11 @@ def _write_shard(vectors: np.ndarray, shard: Path) -> None:
 def _join(shards: list[Path], folder: Path) -> np.ndarray:
     """Return the vectors of all shards as one read-only memory map (N, D).
 
-    A single shard is mapped itself. Several are copied into a temporary file of the folder.
+    The file of a single shard is mapped directly. Several shards are copied into a temporary file.
+
+    Args:
+        shards: files, in the order of the sentences.
+        folder: where the temporary file is made.
     """
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:

@@ -17,7 +17,7 @@ from dap.reports import report, training_record
 
 @dataclass
 class BaseEncoderArguments:
-    """Arguments of every command that loads an encoder, also of those that train it further."""
+    """Command-line arguments that every command with an encoder has: which one, and its pooling."""
 
     model_name_or_path: str = arg(
         MISSING,
@@ -36,7 +36,7 @@ class BaseEncoderArguments:
 
 @dataclass
 class EncoderArguments(BaseEncoderArguments):
-    """Which encoder, and how it makes a sentence vector."""
+    """Command-line arguments of commands that encode: which encoder, and how it makes a vector."""
 
     prefix: str | None = arg(
         None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."
@@ -48,10 +48,11 @@ class EncoderArguments(BaseEncoderArguments):
     layer: int | None = arg(None, "Hidden layer to pool, from 0 (embeddings). Default: the last.")
 
     def load(self) -> Encoder:
-        """Load the encoder.
+        """Load the encoder that the arguments choose.
 
         Raises:
-            UserError: it cannot be loaded. The message names the model and the reason.
+            UserError: it cannot be loaded, or an argument does not fit it.
+            FileNotFoundError: there is no such .onnx file.
         """
         options = asdict(self)
         name = options.pop("model_name_or_path")
@@ -74,7 +75,15 @@ class EncoderArguments(BaseEncoderArguments):
     ) -> dict[str, Any]:
         """Make the JSON report of an evaluation with `dap.reports.report`.
 
-        Adds the settings of the loaded encoder, and the seed and the recipe of its training.
+        Adds the settings of the loaded encoder, and the seed and the recipe of its training. The
+        recipe is a hash of the training's arguments (`training_record`).
+
+        Args:
+            encoder: the loaded encoder.
+            protocol: how the results were measured, such as "Tatoeba, cosine, index match".
+            numbers: the results by name.
+            settings: further settings by name, such as the data.
+            seconds: wall-clock time of the evaluation.
         """
         own: dict[str, Any] = {}
         for name in ("pooling", "prefix", "max_seq_length", "bf16"):
@@ -90,9 +99,10 @@ class EncoderArguments(BaseEncoderArguments):
 
 
 def tokens_of_a_batch(token_budget: int | None) -> int:
-    """Return the `--token_budget` given, or the default of this machine.
+    """Return the most tokens that a batch may have, which is the `--token_budget` if it is given.
 
-    The defaults keep a GPU busy, and the batch of a CPU in its caches.
+    With a GPU the default is large enough to keep it busy. On a CPU the batch must fit into the
+    caches.
     """
     if token_budget is not None:
         return token_budget

@@ -31,9 +31,10 @@ MOST_LAYERS = 1000
 
 
 def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
-    """Load the configuration of a folder or Hub id.
+    """Load the configuration of a model, and check its numbers.
 
     Args:
+        name_or_path: a folder or Hub id.
         hub: arguments of `AutoConfig.from_pretrained`, such as `revision`.
 
     Raises:
@@ -55,6 +56,7 @@ def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
 
 
 def _refuse_config(name_or_path: str, name: str, value: Any) -> None:
+    """Raise a `UserError` that names a field of the configuration and its impossible value."""
     raise UserError(f"{name_or_path} has {name}={value} in its configuration: no encoder is so")
 
 
@@ -63,8 +65,12 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
 
     Args:
         name_or_path: a folder or Hub id.
-        kind: class of the model. Heads that this class does not have are not loaded.
+        kind: class of the model, such as `AutoModel` or `DAPForPreTraining`. Heads that this class
+            does not have are not loaded.
         options: arguments of the class's `from_pretrained`.
+
+    Returns:
+        The model, an instance of `kind` or, for `AutoModel`, of the class that the config names.
 
     Raises:
         UserError: weights cannot be read, have another shape or are missing. Only a pooler's
@@ -85,9 +91,16 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
 
 
 def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
-    """Return the commit of a model that was loaded from the Hub, or None for a local folder.
+    """Return the commit of a model that was loaded from the Hub.
 
-    The folder in the Hub's cache is named after the commit.
+    The Hub's local cache has a folder per commit, which is named after it.
+
+    Args:
+        name_or_path: a folder or Hub id.
+        revision: branch, tag or commit that was loaded. None means the main branch.
+
+    Returns:
+        The full hash of the commit. None for a local folder, or if the cache lacks the model.
     """
     if Path(name_or_path).exists():
         return None
@@ -111,7 +124,10 @@ def longest_input(model: PreTrainedModel) -> int | None:
 
 
 class NeedsSentenceTransformers(UserError):
-    """The folder does more than transformer, CLS or mean pooling, and normalisation."""
+    """Raised for a folder with modules that `SentenceEncoder` cannot run, such as Dense.
+
+    It runs a transformer, CLS or mean pooling, and normalisation.
+    """
 
 
 @dataclass(frozen=True)
@@ -119,13 +135,13 @@ class LibrarySettings:
     """Settings in the sentence-transformers files of a folder.
 
     Attributes:
-        subfolder: where the transformer's files are.
+        subfolder: where the transformer's files are, within the folder.
         pooling: "cls" or "mean".
-        prefix: the default prompt.
-        max_seq_length: tokens per sentence, if the files say so.
-        normalize: whether vectors are divided by their length.
-        prompts: all prompts by name.
-        similarity: name of the similarity function.
+        prefix: the default prompt, which is put before every sentence.
+        max_seq_length: most tokens per sentence. None if the files do not say.
+        normalize: whether the library divides vectors by their Euclidean length.
+        prompts: name -> prompt, all prompts of the folder.
+        similarity: name of the similarity function, such as "cosine". None if the files do not say.
     """
 
     subfolder: str = ""
@@ -138,7 +154,15 @@ class LibrarySettings:
 
 
 def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings | None:
-    """Read modules.json and the files it names. Return None if there is no modules.json.
+    """Read the sentence-transformers files of a folder or Hub repository.
+
+    Args:
+        name_or_path: a folder or Hub id.
+        revision: branch, tag or commit of a Hub repository.
+
+    Returns:
+        The settings. None if there is no modules.json, so that this is no sentence-transformers
+        folder.
 
     Raises:
         NeedsSentenceTransformers: only the library can run these modules.
@@ -185,7 +209,7 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
 
 
 def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
-    """Parse a JSON file of a folder or a Hub repository. Return None if there is no such file."""
+    """Parse a JSON file of a folder or a Hub repository. Return None if it has no such file."""
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / filename
         return read_json(path) if path.is_file() else None
@@ -200,9 +224,10 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
 
 
 def _module_kind(dotted: str) -> str:
-    """Return the class name of the library's own modules. Other modules keep their full name.
+    """Shorten the name of a module of sentence-transformers to its class name.
 
-    The library has moved its modules: both of its paths are known.
+    The library has moved its modules, so its older and newer paths must give the same name. Modules
+    that are not the library's own keep their full name.
 
     >>> _module_kind("sentence_transformers.models.Pooling")
     'Pooling'
@@ -213,9 +238,10 @@ def _module_kind(dotted: str) -> str:
 
 
 def pooling_mode(config: dict[str, Any]) -> str:
-    """Return the pooling mode of a pooling config, several joined by "+".
+    """Return the pooling mode that a sentence-transformers pooling config sets.
 
     The library writes it in two ways: as one name, and in old folders as one flag per mode.
+    Several modes are joined by "+", such as "cls+mean".
 
     >>> pooling_mode({"pooling_mode": "cls"}), pooling_mode({"pooling_mode_mean_tokens": True})
     ('cls', 'mean')
@@ -236,12 +262,15 @@ def library_length(
 ) -> int:
     """Return how many tokens per sentence the sentence-transformers library keeps.
 
-    That is the length that the folder names, or else the lower of what its tokenizer and the
-    model's config say. We lower it to what the model has positions for: folders of XLM-R say 514,
-    but the table holds 512. A config may also say -1 for no limit, such as XLNet's.
+    The library takes the length in the folder's files. Without one it takes the smaller of the
+    limits in the tokenizer and in the model's config. We also lower it to the number of positions:
+    folders of XLM-R say 514, but the table holds 512. A config may say -1 for no limit, such as
+    XLNet's.
 
     Args:
-        named: length in the folder's files, if any.
+        named: length in the folder's files. None if they do not say.
+        model: the transformer.
+        tokenizer: its tokenizer.
     """
     lengths = [named or tokenizer.model_max_length, longest_input(model)]
     if not named:

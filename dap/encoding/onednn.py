@@ -14,9 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 
 def fast_linear(device: torch.device) -> AbstractContextManager:
-    """Return a context in which `linear` is as fast as this CPU allows. It gives no gradients.
+    """Return a context in which `torch.nn.functional.linear` uses oneDNN, where that is faster.
 
-    The choice depends only on the CPU's instruction set, so equal CPUs give equal vectors.
+    Elsewhere the context does nothing. oneDNN's function has no gradients, so use it only for
+    inference. The choice depends on the CPU's instruction set and not on a timing, so that two
+    machines with the same CPU give identical vectors.
+
+    Args:
+        device: where the model is.
     """
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
     has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -28,7 +33,8 @@ def fast_linear(device: torch.device) -> AbstractContextManager:
 class OneDNNLinear(TorchFunctionMode):
     """A context in which oneDNN computes `linear` of plain float32 tensors on the CPU.
 
-    Torch passes every function call of this thread through `__torch_function__` meanwhile.
+    Within the context, torch passes every function call of this thread through
+    `__torch_function__`.
     """
 
     def __torch_function__(
@@ -46,7 +52,16 @@ class OneDNNLinear(TorchFunctionMode):
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return states (..., D) times a weight (O, D), plus a bias (O,), as (..., O) in float32."""
+    """Compute a linear layer with oneDNN: states times the transposed weight, plus the bias.
+
+    Args:
+        states: (..., D) float32.
+        weight: (O, D) float32.
+        bias: (O,) float32.
+
+    Returns:
+        (..., O) float32, without gradients.
+    """
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 

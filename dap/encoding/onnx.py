@@ -34,11 +34,17 @@ def require_packages() -> None:
 class _OnnxModel(nn.Module):
     """An ONNX file that is called like a model of Transformers.
 
+    Args:
+        path: the ONNX file.
+
     Attributes:
         session: onnxruntime's session.
-        settings: what the exporter wrote into the file, such as "pooling" and "prefix".
-        config: has only `hidden_size`.
-        sha256: hash of the file. As a buffer it is part of the model's fingerprint.
+        settings: name -> value, as the exporter wrote them into the file, such as "pooling".
+        config: a config that only has `hidden_size`.
+        sha256: (32,) hash of the file. As a buffer it is part of the model's fingerprint.
+
+    Raises:
+        UserError: onnxruntime cannot load the file, or it lacks the exporter's settings.
     """
 
     device = torch.device("cpu")
@@ -64,7 +70,12 @@ class _OnnxModel(nn.Module):
         self.register_buffer("sha256", content)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutputWithPooling:
-        """Return token states (B, S, D) and sentence vectors (B, D)."""
+        """Return token states (B, S, D) and, as the pooler's output, sentence vectors (B, D).
+
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S), 1 for tokens and 0 for padding.
+        """
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()}
         states, vectors = self.session.run(["last_hidden_state", "sentence_embedding"], inputs)
         return BaseModelOutputWithPooling(torch.from_numpy(states), torch.from_numpy(vectors))
@@ -84,9 +95,10 @@ class OnnxEncoder(SentenceEncoder):
 
     Args:
         path: a file that `dap.publishing.onnx_export` wrote.
-        tokenizer: None takes the one in the file's folder, or in the folder above `onnx/`.
-        prefix: None takes that of the exported encoder.
-        max_seq_length: None takes that of the exported encoder.
+        tokenizer: its tokenizer. None loads the one in the file's folder, or in the folder above
+            `onnx/`.
+        prefix: text put before every sentence. None takes the prefix of the exported encoder.
+        max_seq_length: tokens per sentence. None takes the length of the exported encoder.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -59,15 +59,16 @@ FULL_CPU_BATCH = 512
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """How a checkpoint is loaded, and how it makes a sentence vector.
+    """Options of `load_encoder`: how a checkpoint is loaded, and how it makes a sentence vector.
 
     Attributes:
         pooling: "cls" (the paper's) or "mean". None takes the checkpoint's own, or else "cls" with
             a warning.
-        prefix: text put before every sentence, such as "query: ". None takes the checkpoint's own.
+        prefix: text put before every sentence, such as "query: ". None takes the checkpoint's own,
+            or else no prefix.
         max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
-            takes that of the sentence-transformers files. Without these it is 128, or less if the
-            model has fewer positions.
+            takes the length in the sentence-transformers files. Without these it is 128, or less if
+            the model has fewer positions.
         trust_remote_code: run the code that the repository carries.
         revision: branch, tag or commit of a Hub repository.
         bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
@@ -86,11 +87,12 @@ class EncoderOptions:
 class SentenceEncoder:
     """An encoder with its tokenizer and pooling. `encode` returns a float32 vector per sentence.
 
-    Encoding puts a model into evaluation mode for a moment. Threads that share a model must
-    therefore put it into evaluation mode before they start.
+    During a call, `encode` puts the model into evaluation mode and afterwards back into the mode it
+    had. Threads that share a model must therefore put it into evaluation mode before they start.
 
     Args:
-        model: any encoder that returns `last_hidden_state` (B, S, D).
+        model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
+            the encoder is used.
         tokenizer: its tokenizer.
         pooling: "cls" or "mean". None takes a DAP model's own, and "cls" for other models.
         prefix: text put before every sentence.
@@ -101,8 +103,8 @@ class SentenceEncoder:
         layer: hidden layer to pool, from 0 (embeddings). None takes the last layer.
 
     Raises:
-        UserError: an unknown pooling or layer, or a length that is above the model's positions or
-            leaves no token of the text behind the prefix.
+        UserError: an unknown pooling or layer. Or a length that is above the model's positions, or
+            that is used up by special tokens and prefix.
     """
 
     def __init__(
@@ -165,8 +167,8 @@ class SentenceEncoder:
             options: other fields of `EncoderOptions`, such as `revision` or `bf16`.
 
         Raises:
-            NeedsSentenceTransformers: the folder has modules that this class does not know; see
-                `load_encoder`.
+            NeedsSentenceTransformers: the folder has modules that this class cannot run.
+                `load_encoder` also loads such folders.
             UserError: the checkpoint lacks weights of the encoder, or an option does not fit it.
         """
         wanted = EncoderOptions(pooling, prefix, max_seq_length, **options)
@@ -206,7 +208,7 @@ class SentenceEncoder:
 
     @property
     def backbone(self) -> PreTrainedModel:
-        """Return the plain encoder: the one in a DAP model, or any other model itself."""
+        """Return the plain encoder: the one inside a DAP model, or else the model itself."""
         return self.model.encoder if isinstance(self.model, DAPModel) else self.model
 
     @property
@@ -219,10 +221,10 @@ class SentenceEncoder:
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """Encode sentences. Equal sentences are encoded once.
+        """Encode sentences into vectors. A sentence that occurs several times is encoded once.
 
         Args:
-            sentences: the empty string is a sentence like any other.
+            sentences: list of N strings. The empty string is a sentence like any other.
             token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
                 beyond rounding.
             progress: show a bar.
@@ -245,7 +247,16 @@ class SentenceEncoder:
         return vectors[[row_of[sentence] for sentence in sentences]]
 
     def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
-        """Return the vectors (N, D) of distinct sentences."""
+        """Encode distinct sentences, as many as are tokenised at a time.
+
+        Args:
+            sentences: N distinct strings.
+            token_budget: most tokens of a batch, padding included.
+            bar: progress bar. It advances by tokens.
+
+        Returns:
+            Vectors (N, D), float32.
+        """
         input_ids = self._tokenize(sentences)["input_ids"]
         # The bar counts tokens, because the longest sentences come first.
         bar.total += sum(map(len, input_ids))
@@ -259,7 +270,7 @@ class SentenceEncoder:
         return result.cpu().numpy()
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the sentence vectors (B, D) of a batch."""
+        """Return the sentence vectors (B, D) of a batch, given its token ids and mask (B, S)."""
         if self._packs:
             return sentence_vectors(self.backbone, mask, self.pooling, input_ids=ids).float()
         return pool(self._states(ids, mask), mask, self.pooling)
@@ -267,11 +278,15 @@ class SentenceEncoder:
     # ------------------------------------------------------------------------------- token states
 
     def encode_tokens(self, sentences: Sequence[str], token_budget: int = 4096) -> list[np.ndarray]:
-        """Return the token states of each sentence.
+        """Return the token states of each sentence, the encoder's vectors of its single tokens.
+
+        Args:
+            sentences: list of N strings.
+            token_budget: most tokens of a batch, padding included.
 
         Returns:
-            For each sentence its states (S_i, D), float32, without special tokens, padding and
-            prefix.
+            For sentence i its states (S_i, D), float32. The S_i tokens exclude special tokens,
+            padding and prefix.
 
         Raises:
             UserError: the tokenizer is not a fast one. Only fast ones tell where a token stands in
@@ -287,10 +302,11 @@ class SentenceEncoder:
         return states
 
     def token_spans(self, sentences: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Return where the tokens of `encode_tokens` stand in their sentence.
+        """Return which characters of its sentence each token of `encode_tokens` covers.
 
         Returns:
-            For each token of each sentence its first character, and the one after its last.
+            For each token of each sentence the position of its first character, and the position
+            after its last one.
 
         Raises:
             UserError: as `encode_tokens`.
@@ -321,11 +337,17 @@ class SentenceEncoder:
     def _own_tokens(
         self, sentences: Sequence[str]
     ) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
-        """Tokenize sentences, and find the tokens that are neither special nor of the prefix.
+        """Tokenize sentences, and find the tokens that belong to the sentence itself.
+
+        These are neither special tokens nor tokens of the prefix.
 
         Returns:
-            Token ids of each sentence. And for each sentence the position of each such token in the
-            ids, with the characters of the sentence that it covers.
+            First the token ids of each sentence, all tokens included. Second, for each sentence:
+            position of each own token in these ids -> the characters that it covers, as (first,
+            after the last).
+
+        Raises:
+            UserError: the tokenizer is not a fast one.
         """
         if not self.tokenizer.is_fast:
             raise UserError(
@@ -352,7 +374,12 @@ class SentenceEncoder:
     # ------------------------------------------------------------------- from text to the encoder
 
     def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> BatchEncoding:
-        """Tokenize sentences behind the prefix. `outputs` asks for more than the token ids."""
+        """Put the prefix before each sentence, and tokenize. Sentences that are too long are cut.
+
+        Args:
+            sentences: the sentences without prefix.
+            outputs: further outputs of the tokenizer, such as `return_offsets_mapping=True`.
+        """
         text = [self.prefix + sentence for sentence in sentences]
         # Tokenizers call "no limit" 1e30, but do not accept that number.
         limit = min(self.max_seq_length, sys.maxsize)
@@ -367,7 +394,10 @@ class SentenceEncoder:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """Switch to evaluation mode without gradients, in the number format asked for."""
+        """Within this block, run the model in evaluation mode, without gradients.
+
+        Matrix products are computed in bfloat16 if `bf16` is set, or else in fast float32.
+        """
         device = self.model.device
         # One context for all batches: autocast keeps its bfloat16 copies of the weights in it.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
@@ -378,7 +408,15 @@ class SentenceEncoder:
     def _batches(
         self, input_ids: list[list[int]], token_budget: int
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yield batches, longest sentences first: row numbers, token ids (B, S) and mask (B, S)."""
+        """Yield batches of rows of similar length, longest rows first.
+
+        Args:
+            input_ids: token ids of each row. Rows without tokens are left out.
+            token_budget: most tokens of a batch, padding included.
+
+        Yields:
+            The B row numbers of a batch, its token ids (B, S) and its mask (B, S).
+        """
         computes_padding = self.model.device.type == "cpu" and not self._packs
         full = FULL_CPU_BATCH if computes_padding else token_budget
         lengths = [len(ids) for ids in input_ids]
@@ -387,7 +425,11 @@ class SentenceEncoder:
             yield rows, ids, mask
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return token ids and mask (B, S) of rows of any length."""
+        """Pad rows of token ids to the length of the longest row.
+
+        Returns:
+            Token ids (B, S), and a mask (B, S) that is 1 for tokens and 0 for padding.
+        """
         width = max(map(len, rows))
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])  # (B, S)
@@ -398,12 +440,15 @@ class SentenceEncoder:
 
     @property
     def _packs(self) -> bool:
-        """Tell whether rows are packed: put one behind another, so that no padding is computed."""
+        """Tell whether rows are packed: put one behind another, so that no padding is computed.
+
+        Packing works on CPUs, for encoders that we know, and for the last layer.
+        """
         is_on_cpu = self.model.device.type == "cpu"
         return self._can_pack and self.layer is None and is_on_cpu and takes_packed(self.backbone)
 
     def _states(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the token states (B, S, D) of the layer."""
+        """Return the token states (B, S, D) of `layer`, given token ids and mask (B, S)."""
         if self._packs:
             return packed_states(self.backbone, mask, {"input_ids": ids}).float()
         if self.layer is None:
@@ -413,7 +458,16 @@ class SentenceEncoder:
 
 
 def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
-    """Return the sentence length to use. Raise `UserError` if the model has too few positions."""
+    """Return how many tokens per sentence to use: the number given, or the default.
+
+    Args:
+        max_seq_length: the number given. None takes `DEFAULT_MAX_SEQ_LENGTH`, or less if the model
+            has fewer positions.
+        model: the encoder.
+
+    Raises:
+        UserError: the number given is above the model's positions.
+    """
     positions = longest_input(model)
     if max_seq_length is None:
         return min(DEFAULT_MAX_SEQ_LENGTH, positions or DEFAULT_MAX_SEQ_LENGTH)
@@ -425,7 +479,7 @@ def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
 
 
 def _require_layer(layer: int, encoder: PreTrainedModel) -> None:
-    """Raise `UserError` if the encoder has no such hidden layer."""
+    """Raise `UserError` if the encoder has no hidden layer of this number."""
     last = encoder.config.num_hidden_layers
     if not 0 <= layer <= last:
         raise UserError(
@@ -459,7 +513,16 @@ class LibraryEncoder:
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """Return the sentences' vectors (N, D), in batches of about `token_budget` tokens."""
+        """Encode sentences into vectors.
+
+        Args:
+            sentences: list of N strings.
+            token_budget: divided by 64, it gives the sentences of a batch.
+            progress: show a bar.
+
+        Returns:
+            Vectors (N, D). The modules decide whether they are normalised.
+        """
         return self.model.encode(
             listed(sentences),
             prompt=self._prompt,
@@ -469,7 +532,10 @@ class LibraryEncoder:
 
 
 def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | LibraryEncoder:
-    """Load a `SentenceEncoder` or, if the folder needs it, a `LibraryEncoder`.
+    """Load an encoder from a folder or from the Hub.
+
+    The result is a `SentenceEncoder`. If the folder has modules that only the sentence-transformers
+    library can run, it is a `LibraryEncoder`.
 
     Args:
         name_or_path: a folder or a Hub id.
@@ -519,11 +585,11 @@ def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | Library
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
-    """Return sentences as a list.
+    """Turn sentences into a list, and check that all of them are strings.
 
     Raises:
-        UserError: `sentences` is a single string, or holds something else than strings. The message
-            has the number of the first one.
+        UserError: `sentences` is a single string, or holds something that is no string. The message
+            gives the position of the first such item.
     """
     if isinstance(sentences, str):
         raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
@@ -549,7 +615,9 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
     [[1, 3], [5], [0, 2]]
 
     Args:
-        lengths: tokens of each row. Rows without tokens are left out.
+        lengths: number of tokens of each row. Rows without tokens are left out.
+        token_budget: most tokens of a batch, padding included.
+        full: tokens at which a batch is closed for shorter rows.
 
     Returns:
         Row numbers of each batch.
