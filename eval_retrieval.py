@@ -7,7 +7,7 @@
 - Directions: "xx→en" queries with language xx and retrieves from the English side. "en→xx" is the
   other way round.
 - Multilingual pool: `--pool multilingual` also measures retrieval where the other sentences of the
-  query's own language are candidates, too.
+  query's own language are candidates.
 - Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
   English sentence to the translation (xsim++).
 - Models: also a file that `dap.publishing.onnx_export` wrote, such as
@@ -78,7 +78,8 @@ SOURCE = "source side"
 ENGLISH = "English side"
 COPIES = "copies"
 
-#: Language code -> (source, English) sentences in file order.
+#: Language code -> (source, English) sentences in file order. The source is the sentence of the
+#: language.
 PairsByLanguage = dict[str, list[tuple[str, str]]]
 #: Language code -> hard negatives of its English side.
 CopiesByLanguage = dict[str, list[Copy]]
@@ -92,7 +93,7 @@ POOLS = ("monolingual", "multilingual")
 
 @dataclass
 class DataArguments:
-    """What to evaluate on, and which files to write."""
+    """Command-line arguments: what to evaluate on, and which files to write."""
 
     data_dir: list[str] = arg(MISSING, "Folders or files of parallel text with English.")
     languages: list[str] | None = arg(
@@ -134,7 +135,7 @@ class DataArguments:
             require_drawable("--plot", self.plot)
 
     def reports(self) -> dict[str, Path]:
-        """Return the JSON files to write, by the argument that asks for them."""
+        """Return argument that asks for a report, such as "--output_file" -> JSON file to write."""
         paths = {}
         if self.output_file:
             paths["--output_file"] = Path(self.output_file)
@@ -143,7 +144,7 @@ class DataArguments:
         return paths
 
     def outputs(self) -> dict[str, Path]:
-        """Return all files to write, by the argument that asks for them."""
+        """Return argument that asks for a file, such as "--plot" -> file to write."""
         paths = self.reports()
         if self.plot:
             paths["--plot"] = Path(self.plot)
@@ -151,7 +152,7 @@ class DataArguments:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Evaluate as the command line says.
+    """Measure retrieval accuracy as the command line says.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -228,7 +229,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _files_of(paths: Sequence[str]) -> list[str]:
-    """List all files of parallel text."""
+    """Return the names of all files of parallel text, given files or folders."""
     files = []
     for language_files in find_bitext(paths).values():
         for file in language_files:
@@ -244,13 +245,13 @@ def read_languages(
     Args:
         paths: files or folders. Several files of one language are joined in their order.
         languages: codes of the languages to read. None reads all.
-        max_pairs: number of pairs to read of each language. None reads all.
+        max_pairs: most pairs to keep of each language, from the first on. None keeps all.
 
     Returns:
         Language code -> (source, English) pairs in file order.
 
     Raises:
-        ValueError: there is no file of a language asked for, or a file has no pairs.
+        UserError: there is no file of a language asked for, or a file has no pairs.
     """
     found = find_bitext(paths)
     if languages is None:
@@ -270,7 +271,7 @@ def read_languages(
 
 
 def copies_of(pairs: PairsByLanguage) -> CopiesByLanguage:
-    """Make the hard negatives of each language's English side."""
+    """Make changed copies of each language's English sentences, which serve as hard negatives."""
     copies = {}
     for code, rows in pairs.items():
         copies[code] = hard_negative_copies([english for _, english in rows])
@@ -278,7 +279,15 @@ def copies_of(pairs: PairsByLanguage) -> CopiesByLanguage:
 
 
 def texts_of(pairs: PairsByLanguage, copies: CopiesByLanguage | None = None) -> Texts:
-    """Collect the texts to encode: both sides of each language, and its hard negatives if given."""
+    """Collect the sentences to encode.
+
+    Args:
+        pairs: language code -> (source, English) sentences.
+        copies: language code -> changed copies of its English sentences. None if there are none.
+
+    Returns:
+        (language code, side) -> sentences, for the source side, the English side and the copies.
+    """
     texts: Texts = {}
     for code, rows in pairs.items():
         texts[code, SOURCE] = [source for source, _ in rows]
@@ -302,16 +311,18 @@ def encode_texts(
 
     Args:
         encoder: the encoder.
-        texts: sentences by language and side.
-        token_budget: most tokens per batch.
+        texts: (language code, side) -> sentences.
+        token_budget: most tokens per batch, padding included.
         progress: show a bar.
-        embeddings_dir: keeps the vectors, in one folder per model and text. None keeps none.
+        embeddings_dir: folder that keeps the vectors, in a folder per model and text. None keeps
+            none.
 
     Returns:
-        The vectors (n, D) of each text. If there are several processes, only the first gets them.
+        (language code, side) -> vectors (n, D) of its n sentences. In a launch of several
+        processes, only the first gets them. The others get an empty dictionary.
 
     Raises:
-        ValueError: the vector of a sentence has NaN or infinity. The message names the sentence.
+        SentenceError: the vector of a sentence has NaN or infinity. The message names the sentence.
     """
     sentences = list(chain.from_iterable(texts.values()))
     distinct = list(dict.fromkeys(sentences))
@@ -341,7 +352,19 @@ def _encode_to_disk(
     progress: bool,
     texts: Texts,
 ) -> np.ndarray:
-    """Encode distinct sentences, or read their vectors from the folder of this model and text."""
+    """Encode distinct sentences, or read their vectors from the folder of this model and text.
+
+    Args:
+        encoder: the encoder.
+        distinct: the sentences to encode, each once.
+        embeddings_dir: folder that holds a folder per model and text.
+        token_budget: most tokens per batch, padding included.
+        progress: show a bar.
+        texts: (language code, side) -> sentences. Error messages name a sentence by them.
+
+    Returns:
+        Vectors (distinct sentences, D). In a launch only the first process gets them.
+    """
     fingerprint = model_fingerprint(encoder)
     folder = embeddings_dir / f"{fingerprint[:16]}-{_digest(distinct)}"
 
@@ -363,11 +386,15 @@ def _encode_to_disk(
 
 
 def _place(texts: Texts, number: int) -> str:
-    """Say where a sentence is. Sentences are counted from 0, through one text after the other.
+    """Return where a sentence stands, for error messages.
 
     >>> texts = texts_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]})
     >>> _place(texts, 5)
     'fr, pair 2, English side'
+
+    Args:
+        texts: (language code, side) -> sentences.
+        number: number of the sentence, counted from 0 through one text after the other.
     """
     for (code, side), sentences in texts.items():
         if number < len(sentences):
@@ -381,12 +408,28 @@ def _place(texts: Texts, number: int) -> str:
 
 
 def evaluate(encoder: Encoder, pairs: PairsByLanguage, token_budget: int = 4096) -> Accuracies:
-    """Encode both sides of each language, and return the accuracies in percent (xx→en, en→xx)."""
+    """Encode both sides of each language, and measure retrieval accuracy in both directions.
+
+    Args:
+        encoder: the encoder.
+        pairs: language code -> (source, English) sentences.
+        token_budget: most tokens per batch, padding included.
+
+    Returns:
+        Language code -> accuracy in percent (xx→en, en→xx).
+    """
     return accuracies_of(encode_texts(encoder, texts_of(pairs), token_budget))
 
 
 def accuracies_of(vectors: Mapping[TextName, np.ndarray]) -> Accuracies:
-    """Compute each language's accuracy in percent (xx→en, en→xx)."""
+    """Compute each language's retrieval accuracy in both directions.
+
+    Args:
+        vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
+
+    Returns:
+        Language code -> accuracy in percent (xx→en, en→xx).
+    """
     accuracies = {}
     for code, side in vectors:
         if side == SOURCE:
@@ -395,7 +438,16 @@ def accuracies_of(vectors: Mapping[TextName, np.ndarray]) -> Accuracies:
 
 
 def accuracy_numbers(pairs: PairsByLanguage, accuracies: Accuracies) -> dict[str, Any]:
-    """Return the report's accuracies in percent: of each language, and averages over groups."""
+    """Put accuracies into the form of the report, and add averages over groups of languages.
+
+    Args:
+        pairs: language code -> (source, English) sentences. Their number goes into the report.
+        accuracies: language code -> accuracy in percent (xx→en, en→xx).
+
+    Returns:
+        "languages" -> language code -> "pairs" (their number), "xx-en" and "en-xx" (accuracy in
+        percent). "averages" -> name of a group, such as "36 languages" -> "xx-en" and "en-xx".
+    """
     languages = {}
     for code, accuracy in accuracies.items():
         languages[code] = {"pairs": len(pairs[code])} | _by_direction(accuracy)
@@ -406,15 +458,20 @@ def accuracy_numbers(pairs: PairsByLanguage, accuracies: Accuracies) -> dict[str
 
 
 def _by_direction(accuracy: tuple[float, float]) -> dict[str, float]:
+    """Return the accuracies (xx→en, en→xx) by their names in the report, with 4 decimals."""
     forward, backward = accuracy
     return {"xx-en": round(forward, 4), "en-xx": round(backward, 4)}
 
 
 def pool_numbers(vectors: Mapping[TextName, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Measure each language's retrieval from a multilingual pool.
+    """Measure retrieval where the query's own language is in the pool of candidates.
+
+    Args:
+        vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
 
     Returns:
-        Language code, or name of a group -> percentages by their names in the report (`POOL_KEYS`).
+        Language code, or name of a group of languages -> name in the report -> share of the queries
+        in percent. `POOL_KEYS` explains the names.
     """
     shares = {}
     for code, side in vectors:
@@ -431,7 +488,12 @@ def pool_numbers(vectors: Mapping[TextName, np.ndarray]) -> dict[str, dict[str, 
 
 
 def add_pool_numbers(numbers: dict[str, Any], vectors: Mapping[TextName, np.ndarray]) -> None:
-    """Add the multilingual pool to the result of `accuracy_numbers`, beside the accuracies."""
+    """Add the results of `pool_numbers` to each language and each average of the report.
+
+    Args:
+        numbers: result of `accuracy_numbers`, changed in place.
+        vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
+    """
     found = pool_numbers(vectors)
     for places in numbers.values():  # languages, and averages
         for place in places:
@@ -443,12 +505,21 @@ def hard_negative_numbers(
     copies: CopiesByLanguage,
     vectors: Mapping[TextName, np.ndarray],
 ) -> dict[str, Any]:
-    """Return the report's numbers about hard negatives.
+    """Measure how often a source prefers a changed copy of an English sentence (xsim++).
+
+    Args:
+        pairs: language code -> (source, English) sentences.
+        copies: language code -> changed copies of its English sentences.
+        vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
 
     Returns:
-        Language code -> "pairs", "without_copies" (pairs whose English sentence has no copy),
-        "copies" (their number by kind) and "error" (in percent: the whole, and by what was
-        preferred to the translation). "mean" -> "error", averaged over the languages.
+        Language code -> its results, and "mean" -> "error", averaged over the languages. The
+        results of a language are:
+
+        - "pairs": number of pairs.
+        - "without_copies": number of pairs whose English sentence has no copy.
+        - "copies": kind of change -> number of copies.
+        - "error": result of `hard_negative_errors`, in percent.
     """
     numbers: dict[str, Any] = {}
     errors = []
@@ -476,7 +547,13 @@ def hard_negative_numbers(
 
 
 def pool_table(numbers: dict[str, Any]) -> str:
-    """Show plain accuracy beside the multilingual pool, with a row per language and per average."""
+    """Format accuracy without and with the query's own language in the pool, as a text table.
+
+    It has a row per language and per average.
+
+    Args:
+        numbers: result of `accuracy_numbers`, completed by `add_pool_numbers`.
+    """
     header = ["multilingual pool", "", "pairs"]
     for arrow in DIRECTIONS.values():
         header += [arrow, "in the pool", "lost to own language"]
@@ -489,6 +566,7 @@ def pool_table(numbers: dict[str, Any]) -> str:
 
 
 def _pool_cells(numbers: Mapping[str, float]) -> list[float]:
+    """Return a row's cells for both directions: accuracy, in the pool, lost to own language."""
     cells = []
     for direction in DIRECTIONS:
         cells += [numbers[direction], numbers[f"pool_{direction}"], numbers[f"own_{direction}"]]
@@ -496,7 +574,7 @@ def _pool_cells(numbers: Mapping[str, float]) -> list[float]:
 
 
 def hard_negative_table(numbers: dict[str, Any]) -> str:
-    """Show the result of `hard_negative_numbers` as a table, with a row per language."""
+    """Format the result of `hard_negative_numbers` as a text table, with a row per language."""
     header = ["hard negatives", "pairs", "without"]
     header += [f"{kind}s" for kind in COPY_KINDS]
     header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]
@@ -509,7 +587,17 @@ def hard_negative_table(numbers: dict[str, Any]) -> str:
 
 
 def _read_earlier_report(path: str | None) -> dict[str, Any]:
-    """Read the report that the picture compares with. Returns: {"before": report}, or {}."""
+    """Read the report of `--before`, which the picture compares with.
+
+    Args:
+        path: JSON file, or None if `--before` is not given.
+
+    Returns:
+        {"before": report}, or {} without a file.
+
+    Raises:
+        UserError: the file is no report of `eval_retrieval.py`.
+    """
     if not path:
         return {}
     report = read_report(path)
@@ -521,6 +609,7 @@ def _read_earlier_report(path: str | None) -> dict[str, Any]:
 
 
 def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
+    """Describe the encoder's settings in a line, with the number of languages to evaluate."""
     layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
     return (
         f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
@@ -531,6 +620,7 @@ def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
 def _settings(
     data_args: DataArguments, pairs: PairsByLanguage, copies: CopiesByLanguage | None
 ) -> dict[str, Any]:
+    """Return the settings of the report: data, hashes of the text and copies, pairs and pool."""
     settings = {
         "data": data_args.data_dir,
         "text": _digest(pairs),
@@ -544,6 +634,7 @@ def _settings(
 
 
 def _digest(text: Any) -> str:
+    """Return 12 hexadecimal digits of a hash of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PushArguments:
-    """What to publish, and where."""
+    """Command-line arguments: what to publish, and where."""
 
     repo_id: str = arg(
         MISSING, "Repository on the Hub, such as user/dap-xlmr. It is created if it does not exist."
@@ -62,11 +62,15 @@ class PushArguments:
 def parse(argv: Sequence[str] | None = None) -> tuple[str, PushArguments, Options]:
     """Parse the command line.
 
+    Args:
+        argv: the command line. None takes the process's own.
+
     Returns:
-        The checkpoint, and the two groups of arguments.
+        The folder or Hub id of the checkpoint, the arguments of this command, and the options that
+        say what the published folder holds.
 
     Raises:
-        ValueError: arguments that contradict each other, or an invalid repository id.
+        UserError: arguments that contradict each other, or an invalid repository id.
     """
     parser = ArgumentParser((PushArguments, Options), allow_abbrev=False)
     parser.add_argument(
@@ -91,10 +95,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         argv: the command line. None takes the process's own.
 
     Returns:
-        The written files, and the folder (dry run) or the repository and the commit.
+        "files" holds the names of the published files. A dry run adds "folder", where they are.
+        Otherwise "repo_id" and "commit" say what was published.
 
     Raises:
-        ValueError: arguments, checkpoint or results that do not fit, or the Hub refuses.
+        UserError: arguments, checkpoint or results that do not fit, or the Hub refuses.
         FileNotFoundError: no such checkpoint or file.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -115,7 +120,19 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def write_and_push(
     checkpoint: str, folder: Path, args: PushArguments, options: Options
 ) -> dict[str, Any]:
-    """Write the model's folder, and the Space's folder beside it, and push both."""
+    """Write the folder to publish, and send it to the Hub unless this is a dry run.
+
+    With `--space`, the same happens to the folder of a Space, which is written beside it.
+
+    Args:
+        checkpoint: folder or Hub id of the checkpoint.
+        folder: where to write. It need not exist.
+        args: arguments of the command.
+        options: what the folder holds.
+
+    Returns:
+        The result of `run`.
+    """
     space = folder.with_name(f"{folder.name}-space") if args.space else None
     if space is not None:
         write_space(args.repo_id, space)
@@ -151,6 +168,7 @@ def write_and_push(
 
 
 def _require_onnx() -> None:
+    """Raise `UserError` unless the packages for `--onnx` are installed."""
     try:
         require_packages()
     except UserError as error:
@@ -160,7 +178,14 @@ def _require_onnx() -> None:
 def _warn_about_another_model(
     path: str, report: dict[str, Any], names: set[str], local: Path
 ) -> None:
-    """Warn if a report does not seem to be about the published checkpoint."""
+    """Warn if a report does not seem to be about the published checkpoint.
+
+    Args:
+        path: file of the report, for the message.
+        report: the report, of one seed or merged.
+        names: names under which the checkpoint may stand in the report.
+        local: folder of the checkpoint. The report may also name it by another path.
+    """
     models = report.get("models", [report["model"]])
     for model in models:
         if model in names or Path(model).resolve() == local.resolve():

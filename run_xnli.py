@@ -74,7 +74,7 @@ SHOWN = (
 
 @dataclass
 class XNLIDataArguments:
-    """English pairs to fine-tune on, and dev and test sets by language."""
+    """Command-line arguments that choose the text: training pairs, dev sets and test sets."""
 
     data_dir: str = arg(
         "facebook/xnli", "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id."
@@ -95,16 +95,17 @@ class XNLIDataArguments:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Fine-tune and test as the command line says.
+    """Fine-tune an encoder on XNLI and test it, as the command line says.
 
     Args:
         argv: the command line. None takes the process's own.
 
     Returns:
-        The report that is written to `xnli.json`.
+        The report that is written to `xnli.json`. In a launch of several processes, only the first
+        one writes it, and the others return the report of the first seed.
 
     Raises:
-        ValueError: arguments or data that do not fit, or a model that cannot be loaded.
+        UserError: arguments or data that do not fit, or a model that cannot be loaded.
         FileNotFoundError: there is no such data.
         FloatingPointError: the loss became NaN or infinite.
     """
@@ -144,9 +145,18 @@ def build_task(
 ) -> Task:
     """Load the encoder, and read and tokenise all text.
 
+    Args:
+        model_args: which encoder.
+        data: which text.
+        training: arguments of all fine-tuning runs.
+
+    Returns:
+        What the fine-tuning runs of this command share.
+
     Raises:
-        ValueError: the encoder cannot be loaded, has too few positions or is not an encoder, or the
-            data is missing or damaged.
+        UserError: the encoder cannot be loaded, has too few positions or is not an encoder, or the
+            data is damaged or incomplete.
+        FileNotFoundError: there is no such data.
     """
     found = find_nli(data.data_dir)
     train = training_source(data.train_data, found, data.data_dir)
@@ -187,10 +197,19 @@ def dev_languages(
     test_codes: Sequence[str],
     dev: Mapping[str, NLISource],
 ) -> list[str]:
-    """Return the languages whose dev sets are measured.
+    """Choose the languages whose dev sets are measured, by `--selection`.
+
+    Args:
+        training: says whether dev sets choose the learning rate, and which languages' sets.
+        data: says where the text is, for error messages.
+        test_codes: codes of the languages to test.
+        dev: language code -> where its dev set is.
+
+    Returns:
+        Codes of the languages that `--selection` asks for and that have a dev set.
 
     Raises:
-        ValueError: the search or the evaluation during training needs a dev set that is missing.
+        UserError: `--search` or an evaluation during training needs a dev set that is missing.
     """
     wanted = ["en"] if training.selection == "english" else list(test_codes)
     if "en" not in dev and training.eval_strategy != IntervalStrategy.NO:
@@ -208,12 +227,17 @@ def dev_languages(
 
 
 def keep_record(task: Task, data: XNLIDataArguments) -> None:
-    """Write `run.json`, or compare this command with the one that an earlier command wrote.
+    """Record the settings that all runs in `output_dir` share, or compare them with the record.
 
-    The record holds the settings that all runs in `output_dir` share.
+    The record is `output_dir/run.json`. The first command writes it. A later command must have the
+    same settings, so that runs of different settings never meet in one report.
+
+    Args:
+        task: encoder, text and arguments of all runs.
+        data: arguments that choose the text.
 
     Raises:
-        ValueError: the settings differ. The message names every difference.
+        UserError: the settings differ. The message names every difference.
     """
     training = task.training
     folder = Path(training.output_dir)
@@ -248,7 +272,15 @@ def make_report(
     result: Mapping[str, Any],
     tried: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Make the report of one seed: accuracy in percent by language, and their mean."""
+    """Make the report of one seed: accuracy in percent by language, and their mean.
+
+    Args:
+        model_args: which encoder.
+        data: which text.
+        task: encoder, text and arguments of all runs.
+        result: what `measured` returned for this seed, with dev and test accuracies.
+        tried: learning rates that `search` tried, with their dev accuracies. Empty without search.
+    """
     training = task.training
     settings = {"learning_rate": result["learning_rate"]}
     for name in SHOWN:
@@ -289,7 +321,7 @@ def make_report(
 
 
 def write_reports(reports: Mapping[int, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write `xnli.json`, and for several seeds a report of each beside it.
+    """Write `xnli.json`. For several seeds, also write a report of each seed beside it.
 
     Args:
         reports: seed -> report.
@@ -310,7 +342,16 @@ def write_reports(reports: Mapping[int, dict[str, Any]], folder: Path) -> dict[s
 
 
 def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Sequence[str]) -> str:
-    """Format the results for the user: the search, the languages, and the paper's numbers."""
+    """Format the results as text for the terminal.
+
+    Args:
+        content: the report of one seed, or the merged one of several seeds.
+        tried: learning rates that `search` tried, with their dev accuracies. Empty without search.
+        missing: codes of the XNLI languages that were not tested.
+
+    Returns:
+        A table of the search if there was one, a table by language, and the paper's results.
+    """
     parts = []
     if tried:
         rows = [[f"{each['learning_rate']:g}", each["dev_accuracy"]] for each in tried]
@@ -331,7 +372,14 @@ def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Se
 
 
 def mean_and_deviation(accuracy: float | Mapping[str, float]) -> tuple[float, float | None]:
-    """Return mean and standard deviation of an accuracy in a report of one seed or of several."""
+    """Return mean and standard deviation of an accuracy in a report.
+
+    Args:
+        accuracy: a number in a report of one seed, or {"mean", "sd"} in a merged report.
+
+    Returns:
+        The mean, and the standard deviation over seeds. The latter is None for one seed.
+    """
     if isinstance(accuracy, float):
         return accuracy, None
     return accuracy["mean"], accuracy["sd"]

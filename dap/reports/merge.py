@@ -41,10 +41,10 @@ Reports = Mapping[str, Mapping[str, Any]]  # file name -> report
 
 
 def merge_seeds(reports: Reports) -> dict[str, Any]:
-    """Merge reports that differ only in the seed.
+    """Merge reports of trainings that differ only in the seed.
 
-    Every number becomes {"mean": ..., "sd": ...}, with the sample standard deviation (None for one
-    report). Whole numbers that are equal in all reports stay unchanged.
+    Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation (None
+    for one report). Whole numbers that are the same in all reports stay unchanged.
 
     Two models count as one if their settings name the same recipe (`training_record`), or if their
     names are equal except for a mark such as "seed1".
@@ -52,9 +52,12 @@ def merge_seeds(reports: Reports) -> dict[str, Any]:
     Args:
         reports: file name -> report. The names are for error messages.
 
+    Returns:
+        A report of the same form, with the lists "models" and "seeds" and their number "n".
+
     Raises:
-        ValueError: no reports, two reports of the same run, or two that differ in protocol,
-            settings, model or form.
+        UserError: no reports, two reports of the same run, or two that differ in protocol,
+            settings, model or names of their numbers.
     """
     if not reports:
         raise UserError("no reports to merge: give one file or more")
@@ -82,12 +85,19 @@ def merge_seeds(reports: Reports) -> dict[str, Any]:
 
 
 def merge_pairs(reports: Reports) -> dict[str, Any]:
-    """Merge bitext mining reports of several seeds and language pairs, which stay side by side.
+    """Merge reports of several seeds, where bitext mining may have several language pairs.
 
-    Reports of other evaluations, or of only one language pair, are merged by `merge_seeds`.
+    The reports of each language pair are merged by `merge_seeds`. The results of the language pairs
+    stay side by side in one report. Reports of other evaluations go straight to `merge_seeds`.
+
+    Args:
+        reports: file name -> report. The names are for error messages.
+
+    Returns:
+        The merged report.
 
     Raises:
-        ValueError: see `merge_seeds`. Also if the pairs have different settings or seeds.
+        UserError: as `merge_seeds`. Also if the language pairs have different settings or seeds.
     """
     by_pair: dict[str | None, dict[str, Mapping[str, Any]]] = {}
     for file, report in reports.items():
@@ -125,6 +135,7 @@ def merge_pairs(reports: Reports) -> dict[str, Any]:
 
 
 def _without_pair_settings(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a report without the settings that differ between language pairs."""
     settings = dict(report["settings"])
     for key in PAIR_SETTINGS:
         settings.pop(key, None)
@@ -132,13 +143,24 @@ def _without_pair_settings(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_without_seed(report: Mapping[str, Any]) -> str:
+    """Return the model's name with "seed*" instead of a mark such as "seed1"."""
     return SEED_MARK.sub("seed*", report["model"])
 
 
 def _require_same_evaluation(
     first_file: str, first: Mapping[str, Any], file: str, other: Mapping[str, Any]
 ) -> None:
-    """Raise `ValueError` unless both reports have the same protocol, settings, recipe and model."""
+    """Raise `UserError` unless both reports have the same protocol, settings and model.
+
+    If the settings have a recipe, equal recipes stand for equal models. If both reports are about
+    the same text, it may have been in different folders.
+
+    Args:
+        first_file: name of the first report's file.
+        first: the first report.
+        file: name of the other report's file.
+        other: the other report.
+    """
     settings = first.get("settings", {})
     other_settings = other.get("settings", {})
 
@@ -164,7 +186,7 @@ def _require_same_evaluation(
 
 
 def _require_different_runs(reports: Reports) -> None:
-    """Raise `ValueError` if two reports are about one model, or about one recipe and seed."""
+    """Raise `UserError` if two reports have the same seed and the same recipe or model."""
     seen: dict[str, str] = {}
     for file, report in reports.items():
         model = report.get("settings", {}).get("recipe")
@@ -177,11 +199,18 @@ def _require_different_runs(reports: Reports) -> None:
 
 
 def _merge_values(values: Mapping[str, Any], place: Place = ()) -> Any:
-    """Merge the values that the files have at one place of their reports.
+    """Merge the values that several reports have at the same place.
 
     Args:
-        values: file name -> value.
-        place: keys that lead to the value.
+        values: file name of each report -> its value, which may be a dictionary of values.
+        place: keys that lead to the value, such as ("languages", "de").
+
+    Returns:
+        For measured numbers their mean and standard deviation. For dictionaries a dictionary of
+        merged values. Any other value must be the same everywhere, and is returned.
+
+    Raises:
+        UserError: the values differ, or a key is missing in one report.
     """
     first_file, *other_files = values
     first = values[first_file]
@@ -215,22 +244,30 @@ def _merge_values(values: Mapping[str, Any], place: Place = ()) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of a report is a number of one run."""
+    """Tell whether a value of a report is a single number, which is the result of one run."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_spread(value: Any) -> bool:
-    """Return whether a value of a merged report is the mean and deviation of several runs."""
+    """Tell whether a value of a report is a mean and standard deviation, as `merge_seeds` makes."""
     return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
 
 
 def numbers_of(
     report: Mapping[str, Any], place: Place = ()
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield all numbers of a report with their place.
+    """Yield the numbers of a report, grouped by the dictionary that holds them.
 
-    An example is `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. A number of several seeds
-    is {"mean": ..., "sd": ...}.
+    Keys that describe the run, such as "seconds", are left out.
+
+    Args:
+        report: a report, or a part of one.
+        place: keys that lead to this part. Leave it out for a whole report.
+
+    Yields:
+        The keys that lead to a dictionary, and its numbers by name. An example is
+        `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. In a merged report, a number is
+        {"mean": ..., "sd": ...}.
     """
     hidden = () if place else (*HEAD, "models", "seeds", "n")
     body = {name: value for name, value in report.items() if name not in hidden}
@@ -248,7 +285,11 @@ def numbers_of(
 
 
 def merged_table(merged: Mapping[str, Any]) -> str:
-    """Show every number of a merged report as "mean ± sd", one row per place."""
+    """Format all merged numbers of a report as a text table, with cells such as "90.50 ± 0.25".
+
+    Each row is a dictionary of the report, such as "languages de". Each column is a name of a
+    number, such as "xx-en".
+    """
     rows = {}
     columns: dict[str, None] = {}
     for place, numbers in numbers_of(merged):
@@ -261,7 +302,10 @@ def merged_table(merged: Mapping[str, Any]) -> str:
 
 
 def _spread(value: Mapping[str, float | None]) -> str:
-    """Format percentages with two decimals, and small numbers such as thresholds with four.
+    """Format a mean and its standard deviation, if there is one.
+
+    Means from 10 on are percentages and get two decimals. Smaller ones, such as thresholds of
+    mining, get four.
 
     >>> _spread({"mean": 90.5, "sd": 0.25}), _spread({"mean": 1.0625, "sd": None})
     ('90.50 ± 0.25', '1.0625')
@@ -271,10 +315,13 @@ def _spread(value: Mapping[str, float | None]) -> str:
 
 
 def paper_beside(report: Mapping[str, Any]) -> str | None:
-    """Show the numbers of a report, or their means, beside the paper's.
+    """Format the results of a report beside the paper's.
+
+    Args:
+        report: a report of one seed, or a merged one. Of the latter the means are shown.
 
     Returns:
-        A table of Tatoeba, BUCC or XNLI, or None if the paper has no such numbers.
+        A text table of Tatoeba, BUCC or XNLI. None if the paper has no results to compare with.
     """
     means = _means(report)
     name = Path(report["model"]).name
@@ -302,6 +349,7 @@ def paper_beside(report: Mapping[str, Any]) -> str | None:
 
 
 def _means(node: Any) -> Any:
+    """Return a copy of a report, or a part of it, with the mean in place of mean and deviation."""
     if is_spread(node):
         return node["mean"]
     if isinstance(node, Mapping):
@@ -319,7 +367,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         The merged report.
 
     Raises:
-        ValueError: reports that do not belong together, or a file that is not a report.
+        UserError: reports that do not belong together, or a file that is not a report.
         FileNotFoundError: no such file.
     """
     parser = argparse.ArgumentParser(

@@ -29,10 +29,12 @@ POOL_KEYS = ("pool_xx-en", "own_xx-en", "pool_en-xx", "own_en-xx")
 
 
 def _xnli(row: str) -> dict[str, float]:
+    """Parse a row of the paper's XNLI table into language code, or "average" -> accuracy."""
     return dict(zip([*XNLI_LANGUAGES, "average"], map(float, row.split()), strict=True))
 
 
 def _bucc(row: str) -> dict[str, Triple]:
+    """Parse a row of a BUCC table into language pair, or "average" -> (precision, recall, F1)."""
     numbers = [None if cell == "-" else float(cell) for cell in row.split()]
     pairs: dict[str, Triple] = {"average": (None, None, numbers[-1])}
     for i, pair in enumerate(BUCC_PAIRS):
@@ -41,6 +43,7 @@ def _bucc(row: str) -> dict[str, Triple]:
 
 
 def _tatoeba(table: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Parse the paper's Tatoeba table into model -> direction -> language code -> accuracy."""
     rows: dict[str, dict[str, list[float]]] = {}
     for line in table.strip().split("\n"):  # a line has 18 of the 36 languages, as printed
         model, direction, *numbers = line.split()
@@ -189,15 +192,18 @@ PAPER_COST: dict[str, tuple[float, float]] = {
 def tatoeba_tables(
     report: Mapping[str, Any], name: str = "this model", models: Sequence[str] = PAPER_MODELS
 ) -> str:
-    """Show accuracy by language and its averages, in both directions, beside the paper's numbers.
+    """Format retrieval accuracy by language, in both directions, beside the paper's.
 
     If the report has an average over one of the paper's groups of languages, the paper's table of
     averages follows, with our row on top.
 
     Args:
         report: report of `eval_retrieval.py`, with the keys "languages" and "averages".
-        name: name of our row.
+        name: what the table of averages calls our row.
         models: the paper's models to show. Give none for text other than Tatoeba.
+
+    Returns:
+        One or two text tables.
     """
     languages = report["languages"]
     averages = report["averages"]
@@ -223,7 +229,13 @@ def tatoeba_tables(
 def _both_directions(
     place: str, ours: Mapping[str, float], models: Sequence[str]
 ) -> list[float | None]:
-    """Return our accuracy and the models', first xx→en, then en→xx, for a language or a group."""
+    """Return the cells of a row: our accuracy and the paper's, for xx→en and then for en→xx.
+
+    Args:
+        place: language code, or name of a group such as "36 languages".
+        ours: direction, "xx-en" or "en-xx" -> our accuracy in percent.
+        models: the paper's models to show.
+    """
     numbers: list[float | None] = []
     for direction in DIRECTIONS:
         numbers.append(ours[direction])
@@ -232,12 +244,19 @@ def _both_directions(
 
 
 def _printed(model: str, direction: str, place: str) -> float | None:
+    """Return the accuracy that the paper prints for a language or a group. None if it does not."""
     if place in TATOEBA_GROUPS:
         return PAPER_TATOEBA[model][direction][TATOEBA_GROUPS.index(place)]
     return PAPER_TATOEBA_LANGUAGES[model][direction].get(place)
 
 
 def _tatoeba_averages(averages: Mapping[str, Mapping[str, float]], name: str) -> str:
+    """Format the paper's table of averages with our row on top.
+
+    Args:
+        averages: name of a group -> direction -> our accuracy in percent.
+        name: name of our row.
+    """
     header = []
     ours = []
     for direction, arrow in DIRECTIONS.items():
@@ -249,7 +268,7 @@ def _tatoeba_averages(averages: Mapping[str, Mapping[str, float]], name: str) ->
 
 
 def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str:
-    """Show the paper's XNLI table with our row on top.
+    """Format the paper's XNLI table with our row on top.
 
     Args:
         accuracies: language code -> accuracy in percent. Missing languages show "-". The average
@@ -265,14 +284,15 @@ def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str
 def bucc_table(
     results: Mapping[str, Sequence[float | None]], name: str = "this model", split: str = "sample"
 ) -> str:
-    """Show one of the paper's BUCC tables with our row on top.
+    """Format one of the paper's BUCC tables with our row on top.
 
     Args:
         results: language pair such as "fr-en" -> (precision, recall, F1) in percent. Missing pairs
             show "-". The average of F1 shows "-" unless all four pairs are there.
         name: name of our row.
-        split: "sample" for the sample split with its own best threshold, or "training" for the
-            training split with the sample's threshold. Numbers of other protocols fit neither.
+        split: which table: "sample" for the sample split with its own best threshold, or "training"
+            for the training split with the sample's threshold. Results of any other protocol cannot
+            be compared with either.
     """
     header = [BUCC_HEADINGS[split]]
     ours: list[float | None] = []
@@ -297,10 +317,18 @@ def _beside_the_paper(
     ours: Sequence[float | None],
     paper: Mapping[str, Sequence[float | None]],
 ) -> str:
+    """Format a table with our row on top, and below it a row per model of the paper.
+
+    Args:
+        header: names of the columns.
+        name: name of our row.
+        ours: our numbers, one per column after the first.
+        paper: model -> its numbers in the same order.
+    """
     rows = [[f"paper: {model}", *numbers] for model, numbers in paper.items()]
     return text_table(header, [[name, *ours], *rows])
 
 
 def _mean(numbers: Sequence[float | None]) -> float | None:
-    """Return the mean, or None if a number is missing."""
+    """Return the mean, or None if one of the numbers is None."""
     return None if None in numbers else sum(numbers) / len(numbers)

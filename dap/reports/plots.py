@@ -17,7 +17,12 @@ MARKERS = "os^D"  # of matplotlib, one per report
 
 
 def require_drawable(argument: str, path: str | Path) -> None:
-    """Raise `UserError` unless matplotlib is installed and can draw a file of this type."""
+    """Raise `UserError` unless matplotlib is installed and can draw a file of this type.
+
+    Args:
+        argument: the command-line argument that names the picture, for the message.
+        path: the picture to draw. It must end in .svg, .png or .pdf.
+    """
     if Path(path).suffix not in (".svg", ".png", ".pdf"):
         raise UserError(f"{argument} {path}: give a name that ends in .svg, .png or .pdf")
     try:
@@ -29,7 +34,10 @@ def require_drawable(argument: str, path: str | Path) -> None:
 def curves(
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Collect the curves of a Trainer's `log_history`. A curve needs at least 3 points.
+    """Collect the curves of a training. A curve needs at least 3 points.
+
+    Args:
+        history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
 
     Returns:
         Title of a panel -> metric -> points (step, value).
@@ -56,7 +64,12 @@ def curves(
 
 
 def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> None:
-    """Draw the curves of a Trainer's `log_history` as .svg, .png or .pdf, if there are any."""
+    """Draw the curves of a training. Write no picture if no curve has 3 points.
+
+    Args:
+        history: the `log_history` of a Trainer.
+        path: picture to write: .svg, .png or .pdf.
+    """
     panels = curves(history)
     if not panels:
         return
@@ -74,7 +87,11 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
 
 
 def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the languages of a report that have an accuracy in both directions."""
+    """Select the languages of a report that have a retrieval accuracy in both directions.
+
+    Returns:
+        Language code -> its numbers in the report.
+    """
     languages = {}
     for code, numbers in report.get("languages", {}).items():
         if DIRECTIONS.keys() <= numbers.keys():
@@ -88,7 +105,7 @@ def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) 
     Args:
         reports: label, such as "before" -> report of `eval_retrieval.py`. Only languages that all
             reports have are drawn.
-        path: file to write.
+        path: picture to write.
 
     Raises:
         UserError: no language is in all reports.

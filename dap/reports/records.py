@@ -52,11 +52,14 @@ def report(
     Args:
         model: name or path of the checkpoint.
         protocol: how the numbers were measured, such as "Tatoeba, cosine, index match".
-        results: the numbers, named with their unit or direction.
-        settings: choices of the run: pooling, prefix, lengths, data.
+        results: name -> result, which may be a dictionary of results.
+        settings: name -> choice of the run, such as pooling, prefix, lengths and data.
         seconds: wall-clock time of the measured part.
-        revision: commit of the checkpoint on the Hub.
+        revision: commit of the checkpoint on the Hub. None for a local checkpoint.
         seed: seed of training or sampling, if there was one.
+
+    Returns:
+        The report, with the results at its top level.
     """
     return {
         "model": model,
@@ -73,12 +76,12 @@ def report(
 
 
 def timestamp() -> str:
-    """Return the date and time in UTC."""
+    """Return the present date and time in UTC, such as "2026-11-25T17:00:00+00:00"."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed `LIBRARIES`."""
+    """Return the versions of Python and of the installed `LIBRARIES`, by name."""
     found = {"python": platform.python_version()}
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -87,7 +90,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the names of CPU and GPU (None without one), and PyTorch's number of threads."""
+    """Describe this machine: CPU, GPU (None without one), PyTorch's threads, operating system."""
     import torch  # takes seconds, and most users of this module do not need it
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -100,6 +103,7 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
+    """Return the name of the CPU, or its architecture if the system does not tell the name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -108,14 +112,18 @@ def _cpu_name() -> str:
 
 
 def training_record(name_or_path: str) -> tuple[int | None, str | None]:
-    """Read the seed and the recipe of a local checkpoint from the `run.json` of train_dap.py.
+    """Read how a local checkpoint was trained, from the `run.json` of train_dap.py.
 
     The recipe is a hash of everything but the seed that can change the weights: the arguments, the
-    languages, and the step of an intermediate checkpoint. It does not depend on the text or on the
-    size of a target vocabulary taken from the text, because the seed chooses the dev pairs.
+    languages, and the step of an intermediate checkpoint. Runs that differ only in the seed have
+    the same recipe. The text is left out, because the seed chooses which pairs are dev pairs. So is
+    the size of a target vocabulary that is made from the text.
+
+    Args:
+        name_or_path: a folder, or any other name of a model.
 
     Returns:
-        Seed and recipe, or (None, None) without a `run.json`.
+        Seed, and recipe as 12 hexadecimal digits. (None, None) if there is no `run.json`.
     """
     folder = Path(name_or_path)
     is_checkpoint = folder.name.startswith("checkpoint-")
@@ -141,7 +149,7 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
 
 
 def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
-    """Read a report.
+    """Read a report from a JSON file.
 
     Args:
         path: JSON file.
@@ -149,7 +157,8 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON, NaN in it, or not a report (without model or protocol).
+        UserError: the file is not JSON, has NaN in it, or is not a report, because it names no
+            model or protocol. Also if it is a merged report and `merged` is False.
     """
     content = read_json(path, finite=True)
     is_report = isinstance(content, dict)

@@ -5,15 +5,20 @@ from typing import Any
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Format a table with aligned columns: the first to the left, the others to the right.
+    """Format a plain-text table with aligned columns.
 
-    Floats get one decimal, and None becomes "-".
+    The first column is aligned to the left, the others to the right. Floats get one decimal, and
+    None becomes "-".
 
     >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
     model        36
     ---------  ----
     mBERT+DAP  90.9
     mine          -
+
+    Args:
+        header: names of the columns.
+        rows: the cells of each row, one per column.
     """
     cells = [list(map(_cell, row)) for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -28,6 +33,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
+    """Format a cell: a float with one decimal, None as "-", and anything else as text."""
     if value is None:
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
@@ -39,9 +45,9 @@ def markdown_table(
     """Format a Markdown table. Bars and line breaks in cells are escaped.
 
     Args:
-        header: one name per column.
-        rows: the cells.
-        numbers: align all columns except the first to the right.
+        header: names of the columns.
+        rows: the cells of each row, one per column. They may be of any type.
+        numbers: align all columns except the first to the right, as numbers should be.
 
     >>> print(markdown_table(["a", "b"], [[1, "x|y"]]))
     | a | b |

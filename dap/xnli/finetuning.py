@@ -113,10 +113,10 @@ class XNLITrainingArguments(TrainingArguments):
         self.gradient_accumulation_steps = self._accumulated_batches()
 
     def _accumulated_batches(self) -> int:
-        """Return the number of batches per step that gives `total_train_batch_size`.
+        """Return how many batches each process accumulates for `total_train_batch_size` pairs.
 
         Raises:
-            ValueError: there is no such number.
+            UserError: no whole number does, or `gradient_accumulation_steps` is another number.
         """
         at_once = self.train_batch_size * self.world_size
         steps = self.total_train_batch_size // at_once
@@ -132,13 +132,15 @@ class XNLITrainingArguments(TrainingArguments):
 
     @property
     def all_seeds(self) -> list[int]:
+        """Return the seeds to fine-tune with: `seeds`, or else the single `seed`."""
         return self.seeds or [self.seed]
 
 
 def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
-    """Put a new classifier on an encoder.
+    """Put a randomly initialised classifier of NLI labels on an encoder.
 
-    The model has the same shape for DAP models and plain encoders.
+    The result has the same parameters for a DAP model as for the plain encoder inside it. The
+    encoder's weights are copied, so that each run starts from them.
     """
     body = encoder.model
     is_dap = isinstance(body, DAPModel)
@@ -160,16 +162,27 @@ def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
 
 
 def has_token_types(encoder: SentenceEncoder) -> bool:
-    """Return whether the encoder has embeddings that tell the two texts of a pair apart."""
+    """Tell whether the encoder has embeddings that tell the two texts of a pair apart.
+
+    Such embeddings need `token_type_ids`. mBERT has them, XLM-R has not.
+    """
     config = encoder.model.config
     config = getattr(config, "encoder_config", config)
     return (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
 class XNLITrainer(ResumableTrainer):
-    """A `Trainer` whose batches hold pairs of similar length within each optimizer step.
+    """Trains and evaluates an NLI classifier, with little padding in its batches.
 
-    Without training data it only evaluates.
+    The pairs of each optimizer step are drawn at random. Within the step they are sorted by length,
+    so that a batch holds pairs of similar length. Without training data it only evaluates.
+
+    Args:
+        model: the classifier.
+        tokenizer: the encoder's tokenizer, which pads batches.
+        args: arguments of the training.
+        train: tokenised training pairs, with the column "length". None only evaluates.
+        dev: tokenised pairs for evaluations during training. None if there are none.
     """
 
     def __init__(
@@ -210,21 +223,30 @@ def mean_over_step(
     """Compute a batch's share of the mean cross entropy of its optimizer step.
 
     Args:
-        outputs: logits (B, C).
+        outputs: output of the classifier, with logits (B, C).
         labels: class numbers (B,).
-        num_items_in_batch: pairs of the whole step. None takes B.
+        num_items_in_batch: number of pairs of the whole step. None takes B.
+
+    Returns:
+        Sum of the cross entropies of the batch, divided by the number of pairs of the step.
     """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
 
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Compute the accuracy, 0 to 1, of logits (N, C) against labels (N,).
+    """Compute the accuracy of predicted classes.
 
-    The metric is `evaluate.load("accuracy")` without the download.
+    The metric is that of `evaluate.load("accuracy")`, which would need a download.
 
     >>> compute_accuracy(EvalPrediction(np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 1, 2])))
     {'accuracy': 0.75}
+
+    Args:
+        prediction: logits (N, C) and labels (N,).
+
+    Returns:
+        "accuracy" -> share of the N pairs whose highest logit is at their label, 0 to 1.
     """
     import evaluate  # takes a second, which `--help` does not need
 
@@ -246,25 +268,36 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 @dataclass
 class Task:
-    """What all runs share: the encoder, the tokenised text and the arguments."""
+    """What all fine-tuning runs of a command share: the encoder, the tokenised text, the arguments.
+
+    Attributes:
+        encoder: the encoder before fine-tuning. Each run fine-tunes a copy of it.
+        data: the tokenised text.
+        training: the arguments. Each run sets learning rate, seed and folder in a copy of them.
+    """
 
     encoder: SentenceEncoder
     data: NLIData
     training: XNLITrainingArguments
 
     def run_folder(self, learning_rate: float, seed: int) -> Path:
+        """Return the folder of the run with this learning rate and seed, within `output_dir`."""
         return Path(self.training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
 
     def dev_accuracies(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return language code -> accuracy on its dev set, in percent."""
+        """Return language code -> accuracy on its dev set in percent, from the result of a run."""
         return {code: result["dev"][code]["accuracy"] for code in self.data.dev}
 
 
 def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
     """Choose the learning rate with the best dev accuracy of the first seed.
 
+    Each learning rate of `learning_rates` is tried by a fine-tuning run. Without `--search` nothing
+    is tried, and the learning rate is the one in the arguments.
+
     Returns:
-        The learning rate (the first of equally good ones), and all that were tried.
+        The learning rate (the first of equally good ones). And for each one tried a dictionary with
+        "learning_rate" and "dev_accuracy", in percent or None if the loss became NaN or infinite.
 
     Raises:
         FloatingPointError: the loss became NaN or infinite with every learning rate.
@@ -305,18 +338,21 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
 
 
 def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[str, Any]:
-    """Fine-tune unless that is done, and measure accuracy on every set of a split.
+    """Fine-tune unless that is done, and measure accuracy on the dev or test sets of all languages.
 
-    Accuracies that are known from an earlier command are kept, if their text is the same.
+    Accuracies that an earlier command measured are kept, if their text is the same.
 
     Args:
         task: encoder, text and arguments.
         learning_rate: learning rate of the run.
         seed: seed of the run.
-        split: "dev" or "test".
+        split: which sets to measure, "dev" or "test".
 
     Returns:
-        The run's result (see `fine_tune`) with these accuracies.
+        The run's result as `fine_tune` returns it, with the accuracies in percent under `split`.
+
+    Raises:
+        FloatingPointError: the loss became NaN or infinite.
     """
     datasets = getattr(task.data, split)
     digests = {code: task.data.digests[f"{split} {code}"] for code in datasets}
@@ -353,16 +389,21 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
 def fine_tune(
     task: Task, learning_rate: float, seed: int, needs_weights: bool = False
 ) -> dict[str, Any]:
-    """Do one run, or read its result if it has finished.
+    """Fine-tune with one learning rate and seed, or read the result if that run has finished.
+
+    A stopped run continues from its checkpoint.
 
     Args:
         task: encoder, text and arguments.
         learning_rate: learning rate of the run.
         seed: seed of the run.
-        needs_weights: repeat a finished run whose weights were deleted.
+        needs_weights: the caller needs the weights. Repeat a finished run whose weights were
+            deleted.
 
     Returns:
-        Learning rate, seed, steps, last loss, seconds, and accuracies by split and language.
+        The content of the run's `result.json`: "learning_rate", "seed", "steps", "loss" (the last
+        one logged), "train_seconds" and "resumed_from" (a checkpoint or None). "dev" and "test"
+        hold accuracies by language, and are empty after a new run.
 
     Raises:
         FloatingPointError: the loss became NaN or infinite.
@@ -413,7 +454,15 @@ def fine_tune(
 
 
 def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
-    """Write a run's result, and remove its checkpoints, which only an unfinished run needs."""
+    """Write a run's result, and remove its checkpoints, which only an unfinished run needs.
+
+    Only the first process writes. The others wait.
+
+    Args:
+        trainer: the run's trainer.
+        result: content of `result.json`.
+        folder: the run's folder.
+    """
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         write_json(result, folder / RESULT)

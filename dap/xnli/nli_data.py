@@ -67,12 +67,13 @@ _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class NLISource:
-    """One file, or one split of a Hub dataset.
+    """Where to read the examples of one split and language: a file, or a split of a Hub dataset.
 
     Attributes:
         path: path of the file, or id of the Hub dataset.
-        config: configuration of the Hub dataset.
-        split: split of the Hub dataset. None for a file.
+        config: configuration of the Hub dataset, such as the language code. None for a file, or
+            for a dataset with one configuration.
+        split: split of the Hub dataset, such as "validation". None for a file.
     """
 
     path: str
@@ -86,16 +87,20 @@ class NLISource:
 
 
 def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
-    """Find the files in a folder, or the configurations of a Hub dataset.
+    """Find NLI examples by split and language, in a folder or in a Hub dataset.
 
     Files of languages that XNLI does not have are left out with a warning.
 
+    Args:
+        data: a folder in the layout of this module, or the id of a Hub dataset.
+
     Returns:
-        Split ("train", "dev", "test") -> language code -> source, in the order of the paper's
-        table.
+        Split ("train", "dev", "test") -> language code -> where to read. Languages are in the order
+        of the paper's table.
 
     Raises:
-        ValueError: the folder holds no such file, or two files for one split and language.
+        UserError: the folder holds no such file, or two files for one split and language. Or the
+            Hub dataset has no configuration that is named by a language code.
         FileNotFoundError: `data` is neither a folder nor a Hub dataset that can be reached.
     """
     if Path(data).is_dir():
@@ -114,6 +119,7 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
 
 
 def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
+    """Return split -> language code -> file, for the files of a folder."""
     found: dict[str, dict[str, NLISource]] = {"train": {}, "dev": {}, "test": {}}
     for path in list_folder(folder):
         match = _FILE.fullmatch(path.name)
@@ -139,6 +145,10 @@ def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
 
 
 def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
+    """Return split -> language code -> source, for a Hub dataset with a configuration per language.
+
+    All three splits are assumed to exist.
+    """
     try:
         configs = get_dataset_config_names(name)
     except Exception as error:  # offline, no such dataset, or one that is a script
@@ -163,6 +173,7 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
 
 
 def _xnli_code(code: str) -> str | None:
+    """Return the two-letter code of a language of XNLI. None for another language."""
     known = base_language(code)
     return known if known in XNLI_LANGUAGES else None
 
@@ -170,16 +181,16 @@ def _xnli_code(code: str) -> str | None:
 def training_source(
     train_data: str | None, found: dict[str, dict[str, NLISource]], data: str
 ) -> NLISource:
-    """Choose the English training examples.
+    """Choose where to read the English training examples.
 
     Args:
         train_data: a file, a folder, or a Hub dataset (`id` or `id:config`). None takes `train-en`
             of the test data.
-        found: the test data, as `find_nli` returns it.
+        found: the files of the test data, as `find_nli` returns them.
         data: name of the test data, for error messages.
 
     Raises:
-        ValueError: there is no English training split.
+        UserError: there is no English training split.
         FileNotFoundError: no such file.
     """
     if train_data is not None and Path(train_data).is_file():
@@ -205,11 +216,16 @@ def chosen_languages(
 ) -> list[str]:
     """Choose the languages to test: the wanted ones, or all that have a test set.
 
+    Args:
+        wanted: language codes of `--languages`. None takes all that have a test set.
+        test: language code -> where its test set is.
+        data: name of the data, for error messages.
+
     Returns:
         Language codes in the order of the paper's table.
 
     Raises:
-        ValueError: a wanted language is not in XNLI or has no test set, or there is no test set at
+        UserError: a wanted language is not in XNLI or has no test set, or there is no test set at
             all.
     """
     codes = set(test) if wanted is None else {base_language(code) for code in wanted}
@@ -224,17 +240,18 @@ def chosen_languages(
 
 
 def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
-    """Read the examples that have a gold label.
+    """Read the examples that have a gold label, the label on which the annotators agreed.
 
     Args:
         source: the file or Hub dataset.
-        limit: keep only the first examples.
+        limit: how many examples to keep, from the first on. None keeps all.
 
     Returns:
         A dataset with the columns `premise`, `hypothesis` and `label` (0 to 2).
 
     Raises:
-        ValueError: the file cannot be read, lacks a column, or holds an unknown label.
+        UserError: the file cannot be read, lacks a column, holds an unknown label or a missing
+            text, or has no example with a gold label.
         FileNotFoundError: the Hub dataset cannot be loaded.
     """
     table = _read(source)
@@ -263,6 +280,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
 
 
 def _read(source: NLISource) -> Dataset:
+    """Read all rows with the columns as they are in the file. A TSV file gets our column names."""
     try:
         if source.split is not None:
             return load_dataset(source.path, source.config, split=source.split)
@@ -286,6 +304,7 @@ def _read(source: NLISource) -> Dataset:
 
 
 def _read_tsv(path: str) -> Dataset:
+    """Read a TSV file, with or without a header, as text columns named by `COLUMNS` and genre."""
     # pandas drops cells for which there is no name, so one more column than allowed is named, and
     # has to stay empty
     names = [*COLUMNS, "genre", "too many"]
@@ -314,7 +333,7 @@ def _read_tsv(path: str) -> Dataset:
 
 
 def _check_columns(table: Dataset, source: NLISource) -> None:
-    """Raise `ValueError` unless there are two columns of text and one of labels.
+    """Raise `UserError` unless there are two columns of text and one of labels.
 
     `datasets` guesses the types in JSON lines. A column of mixed types is refused, because its
     reader turns the label "-" among numbers into 0.
@@ -334,7 +353,13 @@ def _check_columns(table: Dataset, source: NLISource) -> None:
 
 
 def _label_numbers(table: Dataset, source: NLISource) -> list[int]:
-    """Turn labels into numbers. A `ClassLabel` column says the names of its numbers itself."""
+    """Turn the labels of all rows into the numbers 0 to 2, or `NO_GOLD`.
+
+    A `ClassLabel` column holds numbers of its own, and the names that they stand for.
+
+    Raises:
+        UserError: a label is none of `LABEL_NUMBERS`.
+    """
     names = getattr(table.features["label"], "names", None)
     numbers = []
     for row, label in enumerate(table["label"][:], 1):
@@ -357,7 +382,8 @@ class NLIData:
         train: English examples to train on.
         dev: language code -> dev set, longest examples first.
         test: language code -> test set, longest examples first.
-        digests: name of a text ("train", "dev de", "test de", ...) -> a hash of it.
+        digests: name of a text ("train", "dev de", "test de", ...) -> its number of examples and a
+            hash, as `digest` returns them.
     """
 
     train: Dataset
@@ -390,8 +416,12 @@ def prepare_nli(
         tokenizer: the encoder's tokenizer.
         max_seq_length: see `tokenize_nli`.
         token_types: see `tokenize_nli`.
-        max_train_pairs: use only the first pairs of the training text.
-        max_test_pairs: use only the first pairs of each test set.
+        max_train_pairs: use only this many pairs of the training text. None uses all.
+        max_test_pairs: use only this many pairs of each test set. None uses all.
+
+    Raises:
+        UserError: a text cannot be read, see `load_nli`.
+        FileNotFoundError: a Hub dataset cannot be loaded.
     """
     texts = {"train": load_nli(train, max_train_pairs)}
     for code, source in dev.items():
@@ -423,12 +453,12 @@ def tokenize_nli(
     The cache key is made of the text, the tokenizer and the arguments.
 
     Args:
-        dataset: the examples.
-        tokenizer: joins premise and hypothesis.
+        dataset: the examples, as `load_nli` returns them.
+        tokenizer: the encoder's tokenizer, which joins premise and hypothesis.
         max_seq_length: maximum number of tokens of a pair. The longer of the two texts is cut
             first.
-        token_types: return `token_type_ids` if the tokenizer makes them, for encoders with
-            embeddings of them.
+        token_types: add the column `token_type_ids` if the tokenizer makes them. Only encoders with
+            embeddings of them need it.
         name: name of the text in the progress bar.
 
     Returns:
@@ -466,7 +496,9 @@ def longest_first(dataset: Dataset) -> Dataset:
 
 
 def digest(dataset: Dataset) -> str:
-    """Return the number of examples and a hash of their text, which does not depend on the file.
+    """Return the number of examples and a hash of their text and labels, in one string.
+
+    The hash depends on the content only, so it is the same if the text comes from another file.
 
     >>> columns = {"premise": ["It rains."], "hypothesis": ["It is wet."], "label": [0]}
     >>> digest(Dataset.from_dict(columns))
@@ -486,7 +518,7 @@ class StepLengthSampler(Sampler[int]):
     Args:
         lengths: number of tokens of each example.
         step: examples per optimizer step.
-        seed: seed of the order.
+        seed: seed of the random order. Together with the epoch it fixes the order.
     """
 
     def __init__(self, lengths: Sequence[int], step: int, seed: int) -> None:
@@ -496,6 +528,7 @@ class StepLengthSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, whose order the next iteration has."""
         self.epoch = epoch
 
     def __len__(self) -> int:
