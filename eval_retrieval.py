@@ -639,7 +639,12 @@ def _digest(text: Any) -> str:
 
 
 def _write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> list[str]:
-    """Write the report, and draw it, beside the earlier report if there is one.
+    """Write the report and draw the picture, as far as the arguments ask for them.
+
+    Args:
+        content: the report.
+        args: arguments that name the files.
+        earlier: result of `_read_earlier_report`. The picture also shows its report.
 
     Returns:
         A line about each file.

@@ -67,7 +67,14 @@ FOLLOWS = (
 
 
 def read_runs(folder: Path, recipe: Recipe) -> dict[Path, dict[str, Any]]:
-    """Read every `RUN-lrRATE/seed-N.json` of a folder.
+    """Read the result file of every run, `RUN-lrRATE/seed-N.json`.
+
+    Args:
+        folder: folder of the study's results.
+        recipe: the study's recipe.
+
+    Returns:
+        File -> its content, which is the result of one run with one seed.
 
     Raises:
         UserError: a file is no result of a run, is in the wrong place, or its run is not in the
@@ -92,7 +99,13 @@ def read_runs(folder: Path, recipe: Recipe) -> dict[Path, dict[str, Any]]:
 
 
 def require_trained_as_told(path: Path, content: Mapping[str, Any], run: Run) -> None:
-    """Raise a `UserError` if a result was trained with other arguments than its recipe has now."""
+    """Raise a `UserError` if a result was trained with other arguments than its recipe has now.
+
+    Args:
+        path: result file, for the message.
+        content: content of the file.
+        run: the run as the recipe defines it.
+    """
     told = {RECORDED.get(key, key): value for key, value in run.arguments.items()}
     told.pop("learning_rate", None)  # the runner fills in both
     if run.same_time_as:
@@ -117,7 +130,11 @@ def require_comparable(contents: Mapping[Path, Mapping[str, Any]], runs: Mapping
     """Raise a `UserError` if two models differ in something that their recipe does not tell.
 
     Examples are the training text of a seed, the weights of an encoder that lay in the same place,
-    a default of another version, or the settings of an evaluation.
+    a default of another version, or the settings of an evaluation. Such models cannot be compared.
+
+    Args:
+        contents: result file -> its content.
+        runs: name -> run of the recipe.
     """
     first: dict[tuple[Any, ...], tuple[Path, Any]] = {}
     for path, content in contents.items():
@@ -140,7 +157,16 @@ def require_comparable(contents: Mapping[Path, Mapping[str, Any]], runs: Mapping
 def _training_facts(
     content: Mapping[str, Any], run: Run
 ) -> Iterator[tuple[tuple[Any, ...], object]]:
-    """Yield what must be equal among models with the same start: (about what, value)."""
+    """Yield facts of a training that models with the same start must have in common.
+
+    Args:
+        content: content of a result file.
+        run: the run as the recipe defines it.
+
+    Yields:
+        What the fact is about, which begins with a name for messages. And the value, which must be
+        the same for all facts about the same.
+    """
     told = {RECORDED.get(key, key) for key in run.arguments}
     start = (run.arguments.get("model_name_or_path"), run.arguments.get("train_data"))
     record = content["record"] | {"encoder": content.get("encoder")}
@@ -151,13 +177,17 @@ def _training_facts(
 
 
 def _evaluation_facts(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str], dict[str, Any]]]:
-    """Yield how each evaluation was made, which must be equal in a whole study."""
+    """Yield how each evaluation was made, which must be the same in the whole study.
+
+    Yields:
+        The name of an evaluation, and its protocol and settings.
+    """
     for name, report in content["evaluations"].items():
         yield (name,), how_evaluated(report)
 
 
 def how_evaluated(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an evaluation's protocol and settings, without places."""
+    """Return the protocol and settings of an evaluation's report, without those of `FREE`."""
     made = {"protocol": report.get("protocol")} | report.get("settings", {})
     return {key: value for key, value in made.items() if key not in FREE and value is not None}
 
@@ -166,7 +196,12 @@ def how_evaluated(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
-    """Return the part of a run's result that tables and figures need."""
+    """Return the part of a run's result that tables and figures need.
+
+    Args:
+        content: content of a result file.
+        keeps_losses: keep the losses of the training, for the figure.
+    """
     machine = content["machine"]
     settings = {key: value for key, value in content["record"].items() if value is not None}
     for key in ("training text", "dev text"):  # a digest tells texts apart, too
@@ -195,7 +230,11 @@ def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
 
 
 def losses_of(curve: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:
-    """Return loss -> [step, value] of the logged steps, with four significant digits."""
+    """Return name of a loss -> its curve: [step, value] of each log, with 4 significant digits.
+
+    Args:
+        curve: the logs of a training, each with its step and losses.
+    """
     found = {}
     for key in LOSSES:
         points = [[line["step"], float(f"{line[key]:.4g}")] for line in curve if key in line]
@@ -205,7 +244,11 @@ def losses_of(curve: Sequence[Mapping[str, float]]) -> dict[str, list[list[float
 
 
 def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of an evaluation's report that tables show."""
+    """Return the results in an evaluation's report that tables show.
+
+    The form is that of the report: retrieval has "averages", BUCC "pairs", XNLI and word alignment
+    "mean", and the test with hard negatives "hard_negatives".
+    """
     found: dict[str, Any] = {}
     if "averages" in report and "hard_negatives" not in report:  # retrieval
         found["averages"] = report["averages"]
@@ -227,8 +270,13 @@ def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
 def collect(recipe: Recipe, folder: Path, path: Path) -> int:
     """Check the results of a recipe's runs and write the merged file.
 
+    Args:
+        recipe: the study's recipe.
+        folder: folder of the study's results.
+        path: file to write.
+
     Returns:
-        The number of runs.
+        The number of results that were merged.
     """
     contents = read_runs(folder, recipe)
     for file, content in contents.items():

@@ -70,10 +70,10 @@ class AlignmentArguments:
 
 
 def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
-    """Return the word states (W, D) of each sentence, as `word_states` defines them.
+    """Return the word states (W, D) of each sentence: the mean of the states of a word's tokens.
 
     Raises:
-        ValueError: the tokenizer is not a fast one.
+        UserError: the tokenizer is not a fast one.
     """
     states = encoder.encode_tokens(sentences)
     tokens = encoder.token_spans(sentences)
@@ -82,10 +82,17 @@ def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:
-    """Return the numbers of one language: `COUNTS`, and `ALIGNMENT` in percent.
+    """Measure word alignment in one language.
+
+    Args:
+        encoder: the model to measure.
+        pairs: sentence pairs with reference links.
+
+    Returns:
+        The numbers that `COUNTS` names, and the results that `ALIGNMENT` names, in percent.
 
     Raises:
-        ValueError: no reference link counts, or a state is not finite.
+        UserError: no reference link counts, or a state is not finite.
     """
     source = states_of_words(encoder, [pair.source for pair in pairs])
     target = states_of_words(encoder, [pair.target for pair in pairs])
@@ -111,7 +118,10 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
 
 
 def _without_trivial(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
-    """Return the links (L, 2) that are not trivial."""
+    """Return those of the links (L, 2) of a pair that say something about translation.
+
+    `is_trivial` tells which do not.
+    """
     source = lower_words(pair.source)
     target = lower_words(pair.target)
     kept = [not is_trivial(source[i], target[j]) for i, j in links]
@@ -119,7 +129,10 @@ def _without_trivial(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
 
 
 def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
-    """Return a digest of sentences and links. Only models with the same digest can be compared."""
+    """Return a hash of all sentences and sure links.
+
+    Only models with the same hash were measured on the same text and can be compared.
+    """
     rows = []
     for code, pairs in aligned.items():
         for pair in pairs:

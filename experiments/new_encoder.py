@@ -27,9 +27,13 @@ PAIRS = 2000  # pairs of each language whose pieces are counted
 
 
 def frequent_pieces(tokenizer: PreTrainedTokenizerBase, paths: Sequence[str]) -> list[str]:
-    """Return the pieces that the text is cut into, pieces of one character first.
+    """Find the pieces that the tokenizer cuts a text into, sorted by frequency.
 
-    Both groups are sorted by frequency. Both sides of the text count.
+    Pieces of one character come first, then longer ones. Both sides of the text count.
+
+    Args:
+        tokenizer: the tokenizer.
+        paths: files or folders of parallel text.
     """
     counts: Counter[str] = Counter()
     for files in find_bitext(paths).values():
@@ -41,10 +45,10 @@ def frequent_pieces(tokenizer: PreTrainedTokenizerBase, paths: Sequence[str]) ->
 
 
 def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int) -> None:
-    """Reduce the vocabulary of a tokenizer, in place, to special tokens and the first pieces.
+    """Reduce the vocabulary of a tokenizer to its special tokens and the first pieces.
 
     Args:
-        definition: content of a tokenizer.json.
+        definition: content of a tokenizer.json, changed in place.
         pieces: pieces in the order in which they are kept.
         size: size of the new vocabulary.
 
@@ -81,7 +85,7 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write the folder that the command line asks for."""
+    """Write configuration and tokenizer of a small encoder, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer"

@@ -22,7 +22,14 @@ KEYS = ("study", "shared", "step_seconds", "evaluations", "runs")
 
 
 def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
-    """Read every recipe of a folder with its results, sorted by name, ablations last.
+    """Read every recipe of a folder with its results.
+
+    Args:
+        recipes_dir: folder with a YAML file per study.
+        results_dir: folder with a merged result file per study. A study may have none yet.
+
+    Returns:
+        The studies, sorted by name, ablations last.
 
     Raises:
         UserError: a result file is damaged, has no recipe, or has a run that its recipe lacks.
@@ -74,7 +81,14 @@ def write_study_file(
     step_seconds: Mapping[str, float],
     evaluations: Mapping[str, Any],
 ) -> None:
-    """Write a result file with one run per line."""
+    """Write a result file with one run per line.
+
+    Args:
+        path: file to write. Its name without suffix is the name of the study.
+        outcomes: results of the runs.
+        step_seconds: run -> CPU seconds of a training step.
+        evaluations: name of an evaluation -> its protocol and settings.
+    """
     shared = common_items([outcome.settings for outcome in outcomes])
     lines = []
     for outcome in outcomes:
@@ -95,7 +109,7 @@ def write_study_file(
 
 
 def common_items(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the items that all mappings share.
+    """Return the keys that have the same value in all mappings, with this value.
 
     >>> common_items([{"a": 1, "b": 2}, {"a": 1, "b": 3}])
     {'a': 1}

@@ -41,15 +41,27 @@ TRAIN = "train_dap.py"
 
 @dataclass(frozen=True)
 class Run:
-    """One line of a recipe's `runs`: a model to train once per seed."""
+    """One line of a recipe's `runs`: a model to train once per seed.
+
+    Attributes:
+        name: name in the recipe.
+        arguments: arguments of the training command.
+        seeds: seeds to train with.
+        evaluate: names of the evaluations of the trained model.
+        like: name of the run whose settings and learning rate it copies.
+        same_time_as: name of the run whose CPU time it gets, instead of a number of steps.
+        seconds: wall-clock time of the training, instead of a number of steps.
+        command: script or module that trains.
+        is_past: it has an argument that no longer exists, so it is shown but not trained.
+    """
 
     name: str
-    arguments: Mapping[str, Any]  # of its training command
+    arguments: Mapping[str, Any]
     seeds: tuple[int, ...]
     evaluate: tuple[str, ...]
     like: str | None = None
     same_time_as: str | None = None
-    seconds: float | None = None  # wall-clock time of the training
+    seconds: float | None = None
     command: str = TRAIN
     is_past: bool = False
 
@@ -61,25 +73,35 @@ class Run:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The runs of a study and how they are evaluated."""
+    """The runs of a study and how they are evaluated.
+
+    Attributes:
+        name: name of the study.
+        runs: name -> run.
+        evaluate: name of an evaluation -> its command, with places in braces.
+        learning_rates: rates that are tried for runs that give none.
+        places: name of a place -> path.
+    """
 
     name: str
     runs: Mapping[str, Run]
-    evaluate: Mapping[str, str] = field(default_factory=dict)  # name -> command with places
+    evaluate: Mapping[str, str] = field(default_factory=dict)
     learning_rates: tuple[float, ...] = ()
-    places: Mapping[str, str] = field(default_factory=dict)  # name -> path
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def learning_rate(self, run: Run, score: Callable[[Run, float], float | None]) -> float | None:
-        """Return a run's learning rate.
+        """Choose the learning rate of a run.
 
-        It is the run's own, that of the run it is `like`, or the one with the best score.
+        A run that gives a learning rate has that one. A run that is `like` another has the rate of
+        the other run. For any other run it is the one of `learning_rates` with the best score.
 
         Args:
             run: a run of this recipe.
-            score: returns the score of a run at a rate, None if it is not known yet.
+            score: function that returns the score of a run at a learning rate, higher is better. It
+                returns None if the score is not known yet.
 
         Returns:
-            The rate, or None while a score is missing.
+            The learning rate, or None while a score is missing.
         """
         if "learning_rate" in run.arguments:
             return float(run.arguments["learning_rate"])
@@ -123,6 +145,7 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
 
 
 def _content(path: Path) -> dict[str, Any]:
+    """Read the YAML of a recipe, and raise `UserError` if it lacks `runs` or has unknown keys."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -143,6 +166,15 @@ def _run(
     before: Mapping[str, Run],
     path: Path,
 ) -> Run:
+    """Make a run from its lines in the recipe.
+
+    Args:
+        name: name of the run.
+        own: the run's lines in the recipe.
+        content: content of the whole recipe.
+        before: name -> run, for the runs that stand above this one.
+        path: file of the recipe, for error messages.
+    """
     for key in ("like", "same_time_as"):
         if own.get(key) is not None and own[key] not in before:
             raise UserError(f"{path}: {name} is {key} {own[key]}, which must be a run above it")
@@ -177,7 +209,13 @@ def _run(
 
 
 def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
-    """Return a value of YAML with the places filled in its strings."""
+    """Return a value of YAML with the places filled in all of its strings.
+
+    Args:
+        value: a string, number, list or dictionary.
+        places: name of a place -> path.
+        path: file of the recipe, for error messages.
+    """
     if isinstance(value, dict):
         return {key: _filled(item, places, path) for key, item in value.items()}
     if isinstance(value, list):
@@ -195,7 +233,7 @@ def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return arguments as command-line flags.
+    """Turn name -> value into command-line flags.
 
     A list gives several values. None leaves the flag out.
 
@@ -213,9 +251,13 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 def words(text: str, places: Mapping[str, object]) -> list[str]:
     """Split an evaluation's command into words and fill in its places.
 
-    It is split before, so that a path with spaces stays one word.
+    The command is split before places are filled in, so that a path with spaces stays one word.
 
     >>> words("eval.py --model {model} --data {data}/tatoeba", {"model": "m", "data": "my data"})
     ['eval.py', '--model', 'm', '--data', 'my data/tatoeba']
+
+    Args:
+        text: the command, with places in braces.
+        places: name of a place -> path.
     """
     return [part.format(**places) for part in shlex.split(text)]

@@ -38,9 +38,11 @@ class AlignedPair:
     """A sentence pair and the links between its words.
 
     Attributes:
-        source, target: the sentences.
-        sure, possible: numbers of a source word and a target word, (L, 2). All sure links are also
-            possible links.
+        source: the source sentence.
+        target: the target sentence.
+        sure: (L, 2) links that the aligner found in both directions: numbers of a source word and a
+            target word, from 0.
+        possible: (L, 2) links that it found in at least one direction.
     """
 
     source: str
@@ -50,20 +52,23 @@ class AlignedPair:
 
 
 def word_spans(sentence: str) -> list[tuple[int, int]]:
-    """Return the start and end of each word.
+    """Find the words of a sentence.
 
     A word is letters, marks and digits, with apostrophes inside. Every other character except space
     is a word by itself.
 
     >>> [("Don't go, Müller!")[start:end] for start, end in word_spans("Don't go, Müller!")]
     ["Don't", 'go', ',', 'Müller', '!']
+
+    Returns:
+        First character of each word, and the character after its last one.
     """
     return [match.span() for match in _word_pattern().finditer(sentence)]
 
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word.
+    """Return the regular expression of a word.
 
     `\\w` does not match combining marks, which are parts of words in Arabic and Devanagari.
     """
@@ -74,14 +79,14 @@ def _word_pattern() -> re.Pattern[str]:
 
 
 def lower_words(sentence: str) -> list[str]:
-    """Return the words in lower case, as the aligner compares them."""
+    """Return the words of a sentence in lower case, as the aligner compares them."""
     return [sentence[start:end].lower() for start, end in word_spans(sentence)]
 
 
 def is_trivial(source: str, target: str) -> bool:
-    """Tell whether a link says nothing about translation.
+    """Tell whether a link between two words says nothing about translation.
 
-    It joins equal words, or a word without letters and digits.
+    Such a link joins identical words, or a word that has no letter and no digit.
 
     >>> is_trivial("tom", "tom"), is_trivial("haus", "house"), is_trivial(",", "and")
     (True, False, True)
@@ -92,15 +97,20 @@ def is_trivial(source: str, target: str) -> bool:
 def reference(
     pairs: PairsByLanguage, train_data: Sequence[str], wanted: int, training_pairs: int, folder: str
 ) -> dict[str, list[AlignedPair]]:
-    """Return language code -> its first pairs with silver links.
+    """Link the words of the first pairs of each language by a statistical aligner.
+
+    Such links are called silver, because nobody has checked them.
 
     Args:
-        pairs: measured text. The aligner is trained on all of it, too.
-        train_data: parallel text, in any form that training takes. Each file is shuffled. The
-            first one is used up first.
-        wanted: number of pairs to link.
+        pairs: language code -> sentence pairs to measure on. The aligner is also trained on them.
+        train_data: parallel text to train the aligner on, in any form that train_dap.py takes. Each
+            file is shuffled. The first one is used up first.
+        wanted: number of pairs to link per language.
         training_pairs: largest number of pairs of `train_data` per language.
-        folder: keeps the links. If it has those of this text, they are read.
+        folder: folder that keeps the links. If it has links of this text, they are read.
+
+    Returns:
+        Language code -> its first `wanted` pairs with links.
 
     Raises:
         UserError: a language has no spaces between words or no training text, or a kept file is
@@ -131,11 +141,11 @@ def link_pairs(
     wanted: int,
     training_pairs: int,
 ) -> list[AlignedPair]:
-    """Return the first `wanted` rows with links.
+    """Train an aligner, and link the words of the first `wanted` rows.
 
     Args:
-        rows: pairs of sentences.
-        text: more pairs to train the aligner on. Those of over `LONGEST` words are left out.
+        rows: sentence pairs to measure on. The aligner is also trained on them.
+        text: more pairs to train the aligner on. Pairs with over `LONGEST` words are left out.
         wanted: number of rows to link.
         training_pairs: largest number of pairs of `text`.
 
@@ -173,12 +183,13 @@ def _short_pairs(text: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], l
 
 
 def _frequent(sentences: Sequence[Sequence[str]]) -> set[str]:
-    """Return the words that occur at least `MIN_COUNT` times."""
+    """Return the words that occur at least `MIN_COUNT` times in the sentences."""
     counts = Counter(chain(*sentences))
     return {word for word, times in counts.items() if times >= MIN_COUNT}
 
 
 def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of one file after the other, those of each file in random order."""
     for file in files:
         pairs = [(pair["source"], pair["target"]) for pair in read_pairs(file)]
         random.Random(SEED).shuffle(pairs)
@@ -188,9 +199,15 @@ def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
 def _digest(
     rows: Sequence[tuple[str, str]], files: Sequence[BitextFile], wanted: int, training_pairs: int
 ) -> str:
-    """Return a digest of everything that decides about the links.
+    """Return a hash of everything that the links depend on, as a name for their file.
 
-    Training files count by their names and sizes.
+    Training files count by their names and sizes, because reading them would take long.
+
+    Args:
+        rows: sentence pairs to measure on.
+        files: files to train the aligner on.
+        wanted: number of rows to link.
+        training_pairs: largest number of training pairs.
     """
     places = [disk_path(path) for file in files for path in file.paths]
     text = [(path.name, path.stat().st_size if path.is_file() else None) for path in places]
@@ -199,6 +216,7 @@ def _digest(
 
 
 def _read(path: Path) -> list[AlignedPair]:
+    """Read a file of links that `reference` has written."""
     try:
         found = []
         for row in read_object(path)["pairs"]:

@@ -86,12 +86,19 @@ NOTES = """- `warm`, `dap-sampled` drew 4,096 ids of the vocabulary for each RTL
 
 
 def number(found: Spread | None, seeds: int, sign: str = "") -> str:
-    """Return `88.61 ± 0.12`, marked if fewer seeds have the number than the run.
+    """Format a result over seeds, such as `88.61 ± 0.12`.
+
+    If only some of the run's seeds have the result, their number follows.
 
     >>> number(Spread(88.613, 0.12, 2), 2), number(Spread(0.5, None, 1), 3, "+")
     ('88.61 ± 0.12', '+0.50 (n=1)')
     >>> number(Spread(-0.001, None, 1), 1, "+")  # no negative zero
     '+0.00'
+
+    Args:
+        found: mean and standard deviation of the result. None gives `ABSENT`.
+        seeds: number of seeds of the run.
+        sign: "+" also writes the sign of positive means, for differences.
     """
     if found is None:
         return ABSENT
@@ -112,7 +119,13 @@ def paragraph(text: str) -> str:
 
 
 def study_section(study: Study, images: Mapping[str, str]) -> str:
-    """Return all tables of a comparison: equal pairs, equal time, word alignment, step cost."""
+    """Return the section of a comparison: tables of equal pairs, equal time, cost and alignment.
+
+    Args:
+        study: the study.
+        images: file name of a figure -> Markdown that shows it. Figures of other studies are left
+            out.
+    """
     heading = f"## {study.name}\n\n{ABOUT.get(study.name, '')}".strip()
     if not study.outcomes:
         return f"{heading}\n\n{NOT_RUN}"
@@ -140,7 +153,12 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
 
 
 def runs_table(study: Study, runs: Mapping[str, str]) -> str:
-    """Return a row per run: what it trained."""
+    """Return a table with a row per run: seeds, learning rate, steps and pairs of its training.
+
+    Args:
+        study: the study.
+        runs: label -> name of a run.
+    """
     rows: list[Row] = []
     for label, name in runs.items():
         outcomes = study.final(name)
@@ -160,7 +178,12 @@ def runs_table(study: Study, runs: Mapping[str, str]) -> str:
 
 
 def values_table(study: Study, runs: Mapping[str, str]) -> str:
-    """Return a row per measure and a column per run."""
+    """Return a table of results, with a row per measure and a column per run.
+
+    Args:
+        study: the study.
+        runs: label -> name of a run.
+    """
     rows: list[Row] = []
     for measure in measures(study):
         cells = []
@@ -174,7 +197,20 @@ def values_table(study: Study, runs: Mapping[str, str]) -> str:
 def differences_table(
     study: Study, runs: Mapping[str, str], base: str, rows: Sequence[Measure]
 ) -> str:
-    """Return three columns per run: mean difference from a base run, by seed, and its interval."""
+    """Return a table of differences from a base run, with a row per measure.
+
+    Each run has three columns: the mean difference, the difference of each seed, and the 95%
+    interval of the mean.
+
+    Args:
+        study: the study.
+        runs: label -> name of a run.
+        base: label of the base run.
+        rows: the measures.
+
+    Returns:
+        The table, or "" if there are no differences yet.
+    """
     others = [label for label in runs if label not in (base, START)]
     lines: list[Row] = []
     for measure in rows:
@@ -192,20 +228,27 @@ def differences_table(
 
 
 def difference_cells(study: Study, name: str, base: str, measure: Measure) -> list[str]:
-    """Return the mean difference of equal seeds, the differences by seed, and the interval."""
+    """Return three cells: mean difference of the same seeds, difference by seed, 95% interval.
+
+    Args:
+        study: the study.
+        name: name of the run.
+        base: name of the run that is subtracted.
+        measure: what is compared.
+    """
     found = list(study.differences(name, base, measure).values())
     mean = number(spread(found), len(study.final(name)), "+")
     return [mean, listed(found), listed(t_interval(found) or ())]
 
 
 def listed(values: Sequence[float]) -> str:
-    """Return values with signs, separated by commas."""
+    """Format numbers with signs, separated by commas. No numbers give `ABSENT`."""
     cells = [number(Spread(value, None, 1), 1, "+") for value in values]
     return ", ".join(cells) or ABSENT
 
 
 def cost_of_steps(study: Study) -> str:
-    """Return the CPU seconds of a training step of each timed run."""
+    """Return a table of the CPU seconds of a training step, and their ratio to those of `tr`."""
     rows: list[Row] = []
     base = study.step_seconds.get("tr")
     for name, seconds in study.step_seconds.items():
@@ -215,7 +258,7 @@ def cost_of_steps(study: Study) -> str:
 
 
 def alignment_tables(study: Study) -> str:
-    """Return all numbers of word alignment, and the AER of each language."""
+    """Return a table of all results of word alignment, and of the AER of each language."""
     rows = alignment_measures(study)
     runs = {}
     for label, name in study.main_runs().items():
@@ -235,7 +278,7 @@ def alignment_tables(study: Study) -> str:
 
 
 def paper_section(studies: Sequence[Study]) -> str:
-    """Return the paper's numbers for every measure of the studies that it has."""
+    """Return a section with the paper's results, for those measures of the studies that it has."""
     papers = {}
     for study in studies:
         if study.is_comparison:
@@ -260,7 +303,7 @@ def paper_section(studies: Sequence[Study]) -> str:
 
 
 def search_section(studies: Sequence[Study]) -> str:
-    """Return the held-out accuracy of every learning rate tried, the chosen one in bold."""
+    """Return a section with the held-out accuracy of every learning rate that was tried."""
     note = """Accuracy on held-out pairs of the training text, mean of both directions and all
     languages, first seed. **Bold**: the chosen rate."""
     parts = ["## Learning rates", paragraph(note)]
@@ -277,7 +320,12 @@ def search_section(studies: Sequence[Study]) -> str:
 
 
 def search_cells(found: Mapping[float, float | None], chosen: float | None) -> list[str]:
-    """Return the accuracy of each learning rate, the chosen one in bold."""
+    """Return a cell per learning rate with its accuracy, that of the chosen rate in bold.
+
+    Args:
+        found: learning rate -> accuracy in percent, None if the training has not ended.
+        chosen: the chosen learning rate. None while the search is not complete.
+    """
     cells = []
     for rate, accuracy in found.items():
         cell = ABSENT if accuracy is None else f"{accuracy:.2f}"
@@ -286,7 +334,12 @@ def search_cells(found: Mapping[float, float | None], chosen: float | None) -> l
 
 
 def ablation_section(study: Study, images: Mapping[str, str]) -> str:
-    """Return every ablation beside `base`, by group."""
+    """Return the section of a study whose runs each change one setting of the run `base`.
+
+    Args:
+        study: the study.
+        images: file name of a figure -> Markdown that shows it.
+    """
     heading = f"## {study.name}"
     if not study.outcomes:
         return f"{heading}\n\n{NOT_RUN}"
@@ -297,7 +350,7 @@ def ablation_section(study: Study, images: Mapping[str, str]) -> str:
 
 
 def ablation_note(study: Study) -> str:
-    """Say how much the difference of a single seed varies by chance."""
+    """Return a text on how to read the ablations: how much a single seed varies by chance."""
     deviations = []
     for measure in ablated(study):
         spreads = [spread(each.values()) for each in study.minus_base(measure).values()]
@@ -311,7 +364,10 @@ def ablation_note(study: Study) -> str:
 
 
 def ablation_table(study: Study) -> str:
-    """Return a row per run. A run is named GROUP-VALUE, and the first row of a group names it."""
+    """Return a table of the ablations, with a row per run.
+
+    A run is named GROUP-VALUE. Only the first row of a group names the group.
+    """
     columns = ablated(study)
     rows: list[Row] = []
     before = None
@@ -335,7 +391,11 @@ def ablation_table(study: Study) -> str:
 
 
 def cost_section(path: Path) -> str:
-    """Return the paper's Table 6 beside what `python -m benchmarks.flops --json` wrote."""
+    """Return a section with our cost of each objective beside the paper's Table 6.
+
+    Args:
+        path: file that `python -m benchmarks.flops --json` wrote. It need not exist.
+    """
     heading = "## Cost"
     if not path.is_file():
         return f"{heading}\n\n{NOT_RUN}"
@@ -351,7 +411,7 @@ def cost_section(path: Path) -> str:
 
 
 def missing_section(studies: Sequence[Study]) -> str:
-    """Return everything that a recipe asks for and no result file has."""
+    """Return a section that lists what the recipes ask for and no result file has."""
     lines = []
     for study in studies:
         if not study.outcomes:
@@ -364,7 +424,7 @@ def missing_section(studies: Sequence[Study]) -> str:
 
 
 def machine_section(studies: Sequence[Study]) -> str:
-    """Return the machines, versions and commits of all results."""
+    """Return a section with the machines, library versions and commits of all results."""
     machines = []
     versions = []
     commits = []
@@ -387,7 +447,9 @@ def machine_section(studies: Sequence[Study]) -> str:
 
 
 def counted(words: Sequence[str]) -> str:
-    """Return each distinct word once, the most frequent first, with its count.
+    """List each distinct text once with its count, the most frequent first.
+
+    The count is left out if all texts are the same.
 
     >>> counted(["a", "b", "b"])
     'b (2), a (1)'
@@ -402,7 +464,13 @@ def counted(words: Sequence[str]) -> str:
 
 
 def study_page(studies: Sequence[Study], images: Mapping[str, str], results_dir: Path) -> str:
-    """Return the text of STUDY.md."""
+    """Return the text of STUDY.md.
+
+    Args:
+        studies: all studies.
+        images: file name of a figure -> Markdown that shows it.
+        results_dir: folder of the result files, which may have `cost.json`.
+    """
     parts = [INTRODUCTION.strip(), "## Where some rows came from", NOTES, paper_section(studies)]
     parts += [study_section(study, images) for study in studies if study.is_comparison]
     parts.append(search_section(studies))

@@ -45,7 +45,14 @@ PROBE_LOGGING = 20
 
 @dataclass(frozen=True)
 class Job:
-    """One training of a recipe and its evaluations."""
+    """One training of a run of a recipe, and its evaluations.
+
+    Attributes:
+        run: the run of the recipe.
+        seed: seed of the training.
+        learning_rate: peak learning rate of the training.
+        evaluate: names of the evaluations to carry out.
+    """
 
     run: Run
     seed: int
@@ -54,12 +61,19 @@ class Job:
 
     @property
     def name(self) -> str:
+        """Return the name of the job, such as "tr-lr5e-05/seed-0"."""
         return f"{self.run.name}-lr{self.learning_rate:g}/seed-{self.seed}"
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """A recipe, the folder of its models and the folder of its results."""
+    """A recipe and the folders where its work is done.
+
+    Attributes:
+        recipe: the recipe.
+        runs_dir: folder for models and logs. Each study has a folder in it.
+        results_dir: folder for results. Each study has a folder in it.
+    """
 
     recipe: Recipe
     runs_dir: Path
@@ -96,11 +110,15 @@ class Workspace:
                 yield Job(run, seed, rate, run.evaluate)
 
     def learning_rate(self, run: Run) -> float | None:
-        """Return the recipe's rate or the best of the search, None while the search runs."""
+        """Return the learning rate of a run, or None while the search for it is not complete."""
         return self.recipe.learning_rate(run, self.score)
 
     def score(self, run: Run, rate: float) -> float | None:
-        """Return the accuracy on held-out pairs, None for a training that has not ended."""
+        """Return the accuracy on held-out pairs of a run's first seed at a learning rate.
+
+        Returns:
+            Accuracy in percent, or None if the training has not ended.
+        """
         job = Job(run, run.seeds[0], rate, ())
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
@@ -144,6 +162,10 @@ class Workspace:
 
         They are measured once per run, by a short training, and kept in a file. All costs of a step
         count: reading and collating pairs, the optimizer and the log.
+
+        Args:
+            job: a job of the run.
+            arguments: arguments of the training command.
         """
         folder = self.runs_dir / self.recipe.name / f"{job.run.name}-probe"
         path = folder.with_suffix(".json")
@@ -164,8 +186,15 @@ class Workspace:
     def state(self, job: Job) -> str:
         """Return how far a job is.
 
-        "open", "begun" (also if it failed), "trained, without ..." some evaluations, "not
-        collected" (also if the result file belongs to other trainings or evaluations), or "done".
+        Returns:
+            One of these texts:
+
+            - "open": nothing was done.
+            - "begun": the training has begun, and may have failed.
+            - "trained, without NAME ...": the named evaluations are missing.
+            - "not collected": there is no result file, or it belongs to another training or
+              evaluation.
+            - "done".
         """
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
@@ -204,7 +233,7 @@ class Workspace:
                 write_json(about | self.measured(job), self.result(job))
 
     def train(self, job: Job) -> None:
-        """Run the training command of a job."""
+        """Run the training command of a job, and write its output to `train.log`."""
         folder = self.folder(job)
         arguments = self.arguments(job)
         self.begin(job, arguments)
@@ -212,7 +241,7 @@ class Workspace:
         execute(line, folder / "train.log")
 
     def evaluate(self, job: Job, name: str) -> None:
-        """Run an evaluation command of a job."""
+        """Run the evaluation of a job that has this name in the recipe."""
         folder = self.folder(job)
         result = evaluation(folder, name)
         result.parent.mkdir(exist_ok=True)
@@ -221,7 +250,14 @@ class Workspace:
         execute(line, folder / f"{name}.log")
 
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
-        """Record what trains a model, unless it continues from a checkpoint of a recorded run."""
+        """Record what trains a model: command, commit, machine, versions and encoder.
+
+        The record of a training that continues from a checkpoint is kept.
+
+        Args:
+            job: the job that is about to train.
+            arguments: arguments of the training command.
+        """
         path = self.folder(job) / BEGUN
         if path.is_file() and any(path.parent.glob("checkpoint-*")):
             return
@@ -235,7 +271,12 @@ class Workspace:
         write_json(about, path)
 
     def measured(self, job: Job) -> dict[str, Any]:
-        """Return what a finished training and its evaluations left in their folder."""
+        """Read what a finished training and its evaluations left in the job's folder.
+
+        Returns:
+            "record" (arguments), "config", "train" (summary), "dev" (held-out results), "curve"
+            (logs with losses) and "evaluations" (reports by name).
+        """
         folder = self.folder(job)
         path = folder / "eval_results.json"
         dev = {}
@@ -259,14 +300,19 @@ class Workspace:
 
 
 def evaluation(folder: Path, name: str) -> Path:
-    """Return the result file of an evaluation in a training's folder."""
+    """Return the result file of an evaluation, given the training's folder and its name."""
     return folder / name / f"{name}.json"
 
 
 def commit(checkout: Path = ROOT) -> str | None:
-    """Return the commit of a checkout, with "-dirty" if its code or recipes have changed since.
+    """Return the commit of a git checkout, so that a result says which code made it.
 
-    Returns None for a folder that is no checkout, or without git.
+    Args:
+        checkout: folder of the checkout.
+
+    Returns:
+        The hash, with "-dirty" if code or recipes have changed since. None for a folder that is no
+        checkout, or if git is not installed.
     """
 
     def git(*arguments: str) -> str:
@@ -285,9 +331,13 @@ def commit(checkout: Path = ROOT) -> str | None:
 
 
 def digest_of_weights(encoder: str | None) -> str | None:
-    """Return a digest that tells apart two encoders that lay in the same folder.
+    """Return a hash of an encoder's weights, because another one may lie in the folder later.
 
-    Returns None for anything but a folder with safetensors.
+    Args:
+        encoder: folder or Hub id. None if the training names no encoder.
+
+    Returns:
+        12 hexadecimal digits, or None for anything but a folder with `model.safetensors`.
     """
     path = Path(encoder or "", "model.safetensors")
     if encoder is None or not path.is_file():
@@ -298,6 +348,10 @@ def digest_of_weights(encoder: str | None) -> str | None:
 
 def execute(arguments: Sequence[str], log: Path) -> None:
     """Run one of the project's scripts or modules, and append its output to a log.
+
+    Args:
+        arguments: script or module, and the arguments of its command line.
+        log: file for the output.
 
     Raises:
         RuntimeError: it failed. The message names the log.
@@ -317,6 +371,10 @@ def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
 
     Jobs without an evaluation (learning rate searches) come first, then all runs of a seed, seed by
     seed.
+
+    Args:
+        workspace: the recipe and its folders.
+        only: names of the runs. None takes all.
     """
     jobs = {}
     for name, run in workspace.recipe.runs.items():
@@ -329,8 +387,12 @@ def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
 def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
     """Carry out all jobs that no other process works on.
 
+    Args:
+        workspace: the recipe and its folders.
+        only: names of the runs. None takes all.
+
     Returns:
-        Descriptions of the jobs that failed.
+        A line per job that failed, with its name and the reason.
     """
     failed: list[str] = []
     tried: list[Job] = []
@@ -352,7 +414,10 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
 
 
 def parse_places(given: Sequence[str]) -> dict[str, str]:
-    """Turn `["data=d"]` into absolute paths by name.
+    """Parse the values of `--places`, such as "data=corpus".
+
+    Returns:
+        Name of each place -> its absolute path.
 
     Raises:
         UserError: an item is not NAME=PATH.
@@ -368,7 +433,7 @@ def parse_places(given: Sequence[str]) -> dict[str, str]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line."""
+    """Carry out the jobs of a recipe, or list them, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="YAML file, such as those in experiments/recipes/")
     parser.add_argument(

@@ -20,8 +20,8 @@ import numpy as np
 
 from dap.errors import UserError
 
-Sentences = Sequence[Sequence[str]]
-Links = tuple[np.ndarray, np.ndarray]
+Sentences = Sequence[Sequence[str]]  # each sentence a list of words
+Links = tuple[np.ndarray, np.ndarray]  # sure links and possible links of a pair, (L, 2) each
 
 ITERATIONS = 5
 #: Probability that a target word comes from no source word, as in fast_align.
@@ -67,18 +67,22 @@ def align_words(source: Sentences, target: Sentences, wanted: int | None = None)
 
 
 def _link_array(links: set[tuple[int, int]]) -> np.ndarray:
-    """Return links as a sorted array (L, 2)."""
+    """Return links as an int64 array (L, 2) in ascending order."""
     return np.array(sorted(links), np.int64).reshape(-1, 2)
 
 
 def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
-    """Return, for each pair, the source word that each target word most probably comes from.
+    """Find the source word that each target word most probably comes from, by EM on all pairs.
 
-    An entry is -1 if the word comes from no source word. Among equally probable source words the
-    first is taken, and "no word" before all of them.
+    Among equally probable source words the first is taken, and "no word" before all of them.
+
+    Args:
+        source: P sentences as lists of words.
+        target: P sentences. Sentence i is the translation of source sentence i.
 
     Returns:
-        P arrays of int64, one entry per target word.
+        P arrays (T,) of int64 with the number of a source word for each target word, from 0. It is
+        -1 if the target word comes from no source word.
     """
     if not any(target):
         return [np.empty(0, np.int64) for _ in source]
@@ -119,11 +123,14 @@ def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
 
 @cache
 def _prior(width: int, height: int) -> np.ndarray:
-    """Return the prior that target words come from no source word and from each one, (T, 1 + S).
+    """Return the prior probability that each target word comes from each source word.
 
     Args:
-        width: S, words of the source sentence.
-        height: T, words of the target sentence.
+        width: S, number of words of the source sentence.
+        height: T, number of words of the target sentence.
+
+    Returns:
+        (T, 1 + S) float64. Column 0 is for "no source word".
     """
     share = np.arange(1, height + 1) / height
     other = np.arange(1, width + 1) / width
@@ -134,6 +141,6 @@ def _prior(width: int, height: int) -> np.ndarray:
 
 
 def _numbers(sentences: Sentences, first: int) -> list[list[int]]:
-    """Return the words as numbers that count from `first`."""
+    """Replace each distinct word by a number, counted from `first` in order of appearance."""
     numbers: defaultdict[str, int] = defaultdict(count(first).__next__)
     return [[numbers[word] for word in sentence] for sentence in sentences]

@@ -56,13 +56,14 @@ T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is read from an outcome: the mean of the values at `paths`.
+    """A quantity that studies compare, such as an accuracy: the mean of the values at `paths`.
 
     Attributes:
         label: name in tables.
-        paths: keys from the outside to the inside, joined by `/`. `dev/...` is the held-out text.
-        lower_is_better: whether a lower number is better.
-        paper: the paper's model -> its number, None where the paper prints none.
+        paths: where the values are in an outcome: keys from the outside to the inside, joined by
+            `/`. The first key is an evaluation, or "dev" for the held-out text.
+        lower_is_better: whether a lower value is better.
+        paper: the paper's model -> its value, None where the paper prints none.
     """
 
     label: str
@@ -82,9 +83,9 @@ class Outcome:
         steps: training steps of the measured model. 0 for the start encoder.
         pairs_per_step: sentence pairs of a step.
         settings: everything else that decides about the weights, and where they were trained.
-        dev: numbers on held-out pairs of the training text.
-        losses: loss -> points (step, value) of the training curve.
-        results: evaluation -> its numbers.
+        dev: name -> result on held-out pairs of the training text.
+        losses: name of a loss -> points (step, value) of the training curve.
+        results: name of an evaluation -> its results, as `experiments.collect` keeps them.
     """
 
     run: str
@@ -98,7 +99,7 @@ class Outcome:
     results: Mapping[str, Any]
 
     def value(self, measure: Measure) -> float | None:
-        """Return the number, or None if it was not measured."""
+        """Return the value of a measure in this outcome, or None if it was not measured."""
         numbers = {**self.results, "dev": self.dev}
         found = [value_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
@@ -118,7 +119,13 @@ def value_at(tree: Any, path: str) -> Any:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds. `sd` is None for one seed."""
+    """Mean and standard deviation over seeds.
+
+    Attributes:
+        mean: mean over the seeds.
+        sd: standard deviation of the sample. None for one seed.
+        count: number of seeds.
+    """
 
     mean: float
     sd: float | None
@@ -126,7 +133,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return mean and standard deviation of values, or None if there are no values.
+    """Compute mean and standard deviation of values. Return None if there are no values.
 
     >>> spread([1.0, 3.0])
     Spread(mean=2.0, sd=1.4142135623730951, count=2)
@@ -139,7 +146,9 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def pooled_sd(spreads: Sequence[Spread]) -> float:
-    """Return the standard deviation within groups, each weighted by its n - 1.
+    """Pool the standard deviations of several groups into one, each weighted by its n - 1.
+
+    Every group needs a standard deviation, so at least two values.
 
     >>> pooled_sd([Spread(0.0, 1.0, 2), Spread(9.0, 7.0, 2)])
     5.0
@@ -150,9 +159,13 @@ def pooled_sd(spreads: Sequence[Spread]) -> float:
 
 
 def t_interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% interval of the mean difference by a paired t-test over seeds.
+    """Compute the 95% confidence interval of the mean difference, by a paired t-test over seeds.
 
-    Returns None for fewer than two seeds.
+    Args:
+        differences: difference between two runs for each seed, at most 5 of them.
+
+    Returns:
+        Lower and upper end. None for fewer than two seeds.
 
     >>> [round(end, 2) for end in t_interval([1.0, 2.0, 3.0])]
     [-0.48, 4.48]
@@ -183,11 +196,12 @@ class Study:
 
     @property
     def name(self) -> str:
+        """Return the name of the study, which is that of its recipe."""
         return self.recipe.name
 
     @property
     def is_ablation(self) -> bool:
-        """Tell whether each run is one change to the run `base`."""
+        """Tell whether the study has a run `base`, of which each other run changes one setting."""
         return "base" in self.recipe.runs
 
     @property
@@ -197,12 +211,16 @@ class Study:
         return has_evaluation and not self.is_ablation
 
     def main_runs(self) -> dict[str, str]:
-        """Return label -> run, for the runs whose steps do not depend on another run's time."""
+        """Return label -> name, for the runs whose steps do not depend on another run's time."""
         runs = self.recipe.runs.items()
         return self._by_label([name for name, run in runs if run.same_time_as is None])
 
     def same_time_runs(self) -> dict[str, dict[str, str]]:
-        """Return run -> (label -> run), for a run and those trained for its CPU time."""
+        """Group the runs that are trained for the CPU time of another run.
+
+        Returns:
+            Name of that other run -> label -> name of a run. The other run itself is among them.
+        """
         found: dict[str, list[str]] = {}
         for name, run in self.recipe.runs.items():
             if run.same_time_as is not None:
@@ -210,9 +228,9 @@ class Study:
         return {timed: self._by_label(names) for timed, names in found.items()}
 
     def _by_label(self, names: Iterable[str]) -> dict[str, str]:
-        """Return label -> run in the order of the tables.
+        """Return label -> name of each run, in the order of the tables.
 
-        The second run with a label stands under its own name.
+        If two runs have the same label, the second one has its name as its label.
         """
         found: dict[str, str] = {}
         for name in names:
@@ -222,14 +240,23 @@ class Study:
         return known | found
 
     def find(self, run: str, rate: float, seed: int) -> Outcome | None:
-        """Return the outcome of one training, or None if it has not ended."""
+        """Return the outcome of one training, or None if it has not ended.
+
+        Args:
+            run: name of the run.
+            rate: learning rate of the training.
+            seed: seed of the training.
+        """
         for each in self.outcomes:
             if (each.run, each.learning_rate, each.seed) == (run, rate, seed):
                 return each
         return None
 
     def dev(self, run: Run, rate: float) -> float | None:
-        """Return the accuracy that chooses learning rates, with a run's first seed."""
+        """Return the accuracy that chooses learning rates, or None if it is not known yet.
+
+        It is the accuracy on held-out pairs, of the run's first seed at this learning rate.
+        """
         found = self.find(run.name, rate, run.seeds[0])
         return found.value(HELD_OUT) if found else None
 
@@ -242,7 +269,10 @@ class Study:
         return self.recipe.learning_rate(run, self.dev)
 
     def final(self, name: str) -> list[Outcome]:
-        """Return a run's outcomes at its chosen learning rate, by seed."""
+        """Return a run's outcomes at its chosen learning rate, in the order of its seeds.
+
+        Seeds whose training has not ended are left out.
+        """
         run = self.recipe.runs[name]
         rate = self.rate(run)
         if rate is None:
@@ -251,27 +281,37 @@ class Study:
         return [each for each in found if each is not None]
 
     def values(self, name: str, measure: Measure) -> dict[int, float]:
-        """Return seed -> number, for the seeds that were measured."""
+        """Return seed -> value of a measure, for the seeds of a run that were measured."""
         found = {each.seed: each.value(measure) for each in self.final(name)}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def spread(self, name: str, measure: Measure) -> Spread | None:
-        """Return mean and standard deviation over seeds, or None if nothing was measured."""
+        """Return mean and standard deviation of a measure over a run's seeds, None without any."""
         return spread(self.values(name, measure).values())
 
     def differences(self, name: str, base: str, measure: Measure) -> dict[int, float]:
-        """Return seed -> a run minus another, for the seeds that both have."""
+        """Return seed -> a run's value minus that of another run, for the seeds that both have.
+
+        Args:
+            name: name of the run.
+            base: name of the run that is subtracted.
+            measure: what is compared.
+        """
         ours = self.values(name, measure)
         theirs = self.values(base, measure)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
     def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
-        """Return run -> seed -> difference from `base`, for the other runs of an ablation."""
+        """Return run -> seed -> difference from the run `base`, for all other runs."""
         names = [name for name in self.recipe.runs if name != "base"]
         return {name: self.differences(name, "base", measure) for name in names}
 
     def missing(self) -> dict[str, list[str]]:
-        """Return run -> descriptions of its trainings and evaluations that have no result."""
+        """Find what the recipe asks for and was not done yet.
+
+        Returns:
+            Name of a run -> texts such as "training, seed 1, 2". Complete runs are left out.
+        """
         found: dict[str, list[str]] = {}
         for run in self.recipe.runs.values():
             done = {each.seed: each.results for each in self.final(run.name)}
@@ -286,7 +326,10 @@ class Study:
 
 
 def label_of(run: Run) -> str:
-    """Return a run's label, from its objective and whether it ranks changed copies."""
+    """Return what tables call a run, such as "DAP+edits".
+
+    The label depends on the objective, and on whether changed copies of the target are ranked.
+    """
     if run.arguments.get("learning_rate") == 0:
         return START
     label = LABELS.get(run.arguments.get("objective"), run.name)
@@ -301,7 +344,7 @@ HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 
 
 def measures(study: Study) -> list[Measure]:
-    """Return everything that was measured of any of a study's models, in the tables' order."""
+    """Return the measures that at least one model of a study has, in the order of the tables."""
     found = [HELD_OUT, *_tatoeba(), *_hard_negatives(study), *_bucc()]
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
@@ -311,6 +354,7 @@ def measures(study: Study) -> list[Measure]:
 
 
 def _tatoeba() -> list[Measure]:
+    """Return a measure per direction and group of languages of Tatoeba."""
     found = []
     for direction, arrow in DIRECTIONS.items():
         for column, group in enumerate(TATOEBA_GROUPS):
@@ -321,7 +365,7 @@ def _tatoeba() -> list[Measure]:
 
 
 def _hard_negatives(study: Study) -> list[Measure]:
-    """Return the error with hard negatives, and the error by kind of change."""
+    """Return the measures with hard negatives: the error, and its parts by kind of change."""
     found = []
     for name in sorted(study.recipe.evaluate):
         kinds: set[str] = set()
@@ -336,6 +380,7 @@ def _hard_negatives(study: Study) -> list[Measure]:
 
 
 def _bucc() -> list[Measure]:
+    """Return F1, precision and recall of mining, per language pair of BUCC."""
     found = []
     for pair in BUCC_PAIRS:
         for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
@@ -346,17 +391,18 @@ def _bucc() -> list[Measure]:
 
 
 def alignment_measures(study: Study) -> list[Measure]:
-    """Return each number that `experiments.measure_alignment` reports as a measure."""
+    """Return the measures of word alignment that at least one model of a study has."""
     return measured(study, [_alignment(name, name) for name in ALIGNMENT])
 
 
 def _alignment(label: str, *names: str) -> Measure:
+    """Return the measure that is the mean of these results of `experiments.measure_alignment`."""
     paths = tuple(f"alignment/mean/{name}" for name in names)
     return Measure(label, paths, lower_is_better="AER" in names)
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
-    """Return the measures that at least one of the study's models has."""
+    """Select those of the measures that at least one model of a study has."""
     found = []
     for measure in among:
         if any(each.value(measure) is not None for each in study.outcomes):
@@ -365,7 +411,7 @@ def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
 
 
 def headline(study: Study) -> dict[str, Measure]:
-    """Return short name -> measure, for the few that figures show."""
+    """Return short name -> measure, for the few measures that figures show."""
     names = {
         f"tatoeba/averages/{LARGEST}/xx-en": "Tatoeba xx→en",
         f"tatoeba/averages/{LARGEST}/en-xx": "Tatoeba en→xx",
@@ -379,7 +425,7 @@ def headline(study: Study) -> dict[str, Measure]:
 
 
 def ablated(study: Study) -> list[Measure]:
-    """Return the measures in which ablations are compared."""
+    """Return the measures by which ablations are compared: held-out pairs and Tatoeba."""
     paths = tuple(f"tatoeba/averages/{LARGEST}/{direction}" for direction in DIRECTIONS)
     tatoeba = Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)
     return measured(study, [HELD_OUT, tatoeba])

@@ -46,7 +46,11 @@ SHARED = {
 
 
 def compared(workspace: Workspace) -> dict[str, Run]:
-    """Return the runs whose step times decide the number of steps of another run."""
+    """Return the runs whose step times decide the number of steps of another run.
+
+    Returns:
+        Name -> run: each run that `same_time_as` names, and the run that the timed one is `like`.
+    """
     found = {}
     runs = workspace.recipe.runs
     for run in runs.values():
@@ -57,7 +61,11 @@ def compared(workspace: Workspace) -> dict[str, Run]:
 
 
 def model_folder(workspace: Workspace, run: Run) -> Path:
-    """Return the folder of the finished model of a run's first seed."""
+    """Return the folder of the finished model of a run's first seed.
+
+    Raises:
+        UserError: the search for the learning rate or the training has not ended.
+    """
     rate = workspace.learning_rate(run)
     if rate is None:
         raise UserError(
@@ -70,7 +78,13 @@ def model_folder(workspace: Workspace, run: Run) -> Path:
 
 
 def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """Return the arguments of `SHARED`, which all runs must have in common.
+    """Return the arguments that `SHARED` names, which all compared runs must have in common.
+
+    Args:
+        runs: name -> run.
+
+    Returns:
+        Name of the argument -> its value.
 
     Raises:
         UserError: there is nothing to compare, or the runs differ in one of these arguments or
@@ -97,12 +111,15 @@ def shared_arguments(runs: Mapping[str, Run]) -> dict[str, Any]:
 def batches(
     arguments: dict[str, Any], tokenizer_folder: Path, share: float
 ) -> list[dict[str, Tensor]]:
-    """Return some batches of the runs' text.
+    """Draw `BATCHES` batches of the runs' training text.
 
     Args:
-        arguments: those of `shared_arguments`.
-        tokenizer_folder: folder of a model.
-        share: share of pairs with a changed copy of the target.
+        arguments: result of `shared_arguments`, which says what text and how many pairs.
+        tokenizer_folder: folder of a model, whose tokenizer is used.
+        share: share of pairs that get a changed copy of the target as a hard negative, 0 to 1.
+
+    Returns:
+        The batches, each a dictionary of the model's inputs.
     """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     given = arguments["train_data"]
@@ -127,7 +144,14 @@ def batches(
 def training_step(
     folder: Path, frozen: bool, bf16: bool, data: Sequence[dict[str, Tensor]]
 ) -> Callable[[], None]:
-    """Return a function that takes the next training step of a model."""
+    """Load a model, and return a function that does its next training step on the CPU.
+
+    Args:
+        folder: folder of the model.
+        frozen: do not train the word embeddings.
+        bf16: run under bfloat16 autocast.
+        data: batches, which are used in turn.
+    """
     model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
     if frozen:
         model.get_input_embeddings().weight.requires_grad_(False)

@@ -48,7 +48,13 @@ DIGEST = "data "
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure's data, its caption, and a function that draws the data into a matplotlib figure."""
+    """A figure that can be drawn.
+
+    Attributes:
+        data: everything that the figure shows, as JSON can hold it.
+        caption: the text under the figure.
+        draw: function that draws the data into a matplotlib figure.
+    """
 
     data: Mapping[str, Any]
     caption: str
@@ -56,11 +62,12 @@ class Picture:
 
     @property
     def digest(self) -> str:
+        """Return a hash of the data."""
         return hashlib.sha256(json.dumps(self.data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
-    """Return file name -> figure, for everything that has results."""
+    """Return file name -> figure, for all figures whose data is there."""
     made = {}
     for study in studies:
         name = study.name
@@ -79,7 +86,7 @@ def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Draw an SVG file. The same data and matplotlib give the same bytes."""
+    """Draw a figure into an SVG file. The same data and matplotlib version give the same bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -100,7 +107,7 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def is_drawn(picture: Picture, path: Path) -> bool:
-    """Tell whether a file shows the data of today."""
+    """Tell whether an SVG file exists and shows the data that the picture has now."""
     if not path.is_file():
         return False
     mark = f"<dc:description>{DIGEST}{picture.digest}<"
@@ -111,7 +118,11 @@ def is_drawn(picture: Picture, path: Path) -> bool:
 
 
 def loss_data(study: Study) -> dict[str, Any]:
-    """Return loss -> method -> points (pairs seen, mean over seeds)."""
+    """Collect the training losses that a figure shows.
+
+    Returns:
+        Key of a loss -> method -> points (pairs seen, mean loss over the seeds).
+    """
     found: dict[str, Any] = {}
     for label, name in study.main_runs().items():
         if label == START or label not in STYLES:
@@ -124,7 +135,15 @@ def loss_data(study: Study) -> dict[str, Any]:
 
 
 def mean_curve(outcomes: Sequence[Outcome], key: str) -> list[tuple[int, float]]:
-    """Return (pairs seen, mean over seeds) at the steps that all outcomes logged."""
+    """Average a loss over seeds, at the steps that all of them logged.
+
+    Args:
+        outcomes: results of one run with several seeds.
+        key: key of the loss, such as "tr_loss".
+
+    Returns:
+        Points (pairs seen, mean loss). Empty without outcomes.
+    """
     curves = []
     for each in outcomes:
         points = each.losses.get(key, [])
@@ -136,9 +155,14 @@ def mean_curve(outcomes: Sequence[Outcome], key: str) -> list[tuple[int, float]]
 
 
 def comparison_data(study: Study) -> dict[str, Any]:
-    """Return measure -> row -> method and value of every seed.
+    """Collect the results that the comparison of methods shows.
 
-    The rows are the methods with equal pairs, then TR for the CPU time of other methods.
+    The rows are the methods with the same number of pairs, then TR for the CPU time of other
+    methods.
+
+    Returns:
+        Short name of a measure -> label of a row -> {"method": its style in `STYLES`, "values": a
+        value per seed}.
     """
     rows = {}
     for label, name in study.main_runs().items():
@@ -162,7 +186,7 @@ def comparison_data(study: Study) -> dict[str, Any]:
 
 
 def ablation_data(study: Study) -> dict[str, Any]:
-    """Return measure -> run -> differences from `base` by seed."""
+    """Return label of a measure -> run -> its differences from `base`, one per seed."""
     found = {}
     for measure in ablated(study):
         runs = study.minus_base(measure).items()
@@ -174,7 +198,14 @@ def ablation_data(study: Study) -> dict[str, Any]:
 
 
 def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
-    """Draw a panel per loss, logarithmic if the loss falls to a tenth."""
+    """Draw a panel per loss, with a curve per method.
+
+    The axis is logarithmic if the largest value is over 10 times the smallest.
+
+    Args:
+        figure: an empty matplotlib figure.
+        data: result of `loss_data`.
+    """
     from matplotlib.ticker import LogLocator, NullLocator
 
     figure.set_size_inches(3.5 * len(data), 3.2)
@@ -203,10 +234,14 @@ def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
 
 
 def draw_comparison(figure: Any, data: Mapping[str, Any]) -> None:
-    """Draw a panel per measure and a line per method: mean, one deviation, every seed.
+    """Draw a panel per measure, with a row per method.
 
-    Methods stand on the y axis, so that long names do not overlap. Hollow markers show TR for the
-    CPU time of another method.
+    A row shows the mean, one standard deviation and the value of every seed. Hollow markers show TR
+    for the CPU time of another method.
+
+    Args:
+        figure: an empty matplotlib figure.
+        data: result of `comparison_data`.
     """
     rows = list(dict.fromkeys(row for panel in data.values() for row in panel))
     figure.set_size_inches(1.6 + 2.0 * len(data), 0.9 + 0.33 * len(rows))
@@ -235,7 +270,12 @@ def draw_comparison(figure: Any, data: Mapping[str, Any]) -> None:
 
 
 def draw_ablations(figure: Any, data: Mapping[str, Any]) -> None:
-    """Draw a panel per measure and a line per run: mean difference and one deviation."""
+    """Draw a panel per measure, with a row per run: mean difference and one standard deviation.
+
+    Args:
+        figure: an empty matplotlib figure.
+        data: result of `ablation_data`.
+    """
     names = list(dict.fromkeys(name for runs in data.values() for name in runs))
     groups = list(dict.fromkeys(name.partition("-")[0] for name in names))
     figure.set_size_inches(2 + 3.4 * len(data), 1 + 0.24 * len(names))
