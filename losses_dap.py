@@ -21,8 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-#: Number of float32 logits that the vocabulary loss holds at a time: 128 MiB.
+#: Number of float32 logits that the vocabulary losses hold at a time: 128 MiB.
 LOGITS_PER_CHUNK = 2**25
+#: The same on CUDA, where small products waste the device: 1 GiB.
+LOGITS_PER_CHUNK_ON_CUDA = 2**28
 #: Number of similarities that translation ranking holds at a time: 8 MiB in float32, held a few
 #: times.
 SIMILARITIES_PER_BLOCK = 2**21
@@ -262,7 +264,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias) if needs_bias else None
 
         factor = weight if half is None else weight.to(half)
-        rows = max(1, LOGITS_PER_CHUNK // weight.shape[0])
+        rows = rows_per_chunk(weight)
         total = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], rows):
             states = hidden[start : start + rows]  # (rows, E)
@@ -324,6 +326,34 @@ def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
     return half_product(a.device.type)(a.to(half), b.to(half))
 
 
+class _HalfProduct(torch.autograd.Function):
+    """hidden @ weight.T with factors in half precision and a float32 result, and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.half = half
+        return product(hidden, weight.T, half)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight = ctx.saved_tensors
+        of_hidden = product(gradient, weight, ctx.half)
+        of_weight = product(gradient.T, hidden, ctx.half)
+        return of_hidden, of_weight, None
+
+
+def rows_per_chunk(weight: Tensor) -> int:
+    """Return the number of rows of logits that are held at a time.
+
+    Args:
+        weight: (V, E) output embeddings.
+    """
+    logits = LOGITS_PER_CHUNK_ON_CUDA if weight.is_cuda else LOGITS_PER_CHUNK
+    return max(1, logits // weight.shape[0])
+
+
 def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that multiplies matrices in half precision on a type of device."""
     if device == "cuda":
@@ -336,7 +366,8 @@ def bag_cross_entropy(
 ) -> Tensor:
     """Sum the cross entropy of softmax(hidden @ weight.T + bias) over several labels per row.
 
-    Everything is float32. A block of rows at a time is computed, and computed again in the
+    Logits and sums are float32. On CUDA under bfloat16 autocast the products take bfloat16
+    factors, and add up in float32. A block of rows at a time is computed, and computed again in the
     backward pass, so that the logits (B, V) are never held at once.
 
     Args:
@@ -357,18 +388,26 @@ def bag_cross_entropy(
     def block_sum(
         hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
     ) -> Tensor:
-        logits = torch.addmm(bias, hidden, weight.T)  # (b, V)
+        if half is None:
+            logits = torch.addmm(bias, hidden, weight.T)  # (b, V)
+        else:
+            logits = _HalfProduct.apply(hidden, weight, half) + bias  # (b, V)
         counts = torch.zeros_like(logits)
         counts.scatter_add_(
             1, labels, counted.to(logits.dtype)
         )  # (b, V): how often each label occurs
         return F.cross_entropy(logits, counts, reduction="sum")
 
-    with torch.autocast(hidden.device.type, enabled=False):
+    device = hidden.device.type
+    is_half = torch.is_autocast_enabled(device) and (
+        torch.get_autocast_dtype(device) is torch.bfloat16
+    )
+    with torch.autocast(device, enabled=False):
         hidden = at_least_float32(hidden)
         weight = at_least_float32(weight)
         bias = at_least_float32(bias)
-        rows = max(1, LOGITS_PER_CHUNK // len(weight))
+        half = torch.bfloat16 if is_half and hidden.is_cuda else None
+        rows = rows_per_chunk(weight)
         total = hidden.new_zeros(())
         for start in range(0, len(hidden), rows):
             block = slice(start, start + rows)

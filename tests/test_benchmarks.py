@@ -1,8 +1,12 @@
 """Every benchmark runs on a tiny model, and counts and compares correctly."""
 
+import copy
 import importlib
 import json
 import re
+import shlex
+import sys
+import tarfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -57,13 +61,13 @@ def test_step_compares_equal_losses_on_shared_weights(
     options = ["--mini_batch_size", "4", "--optimizer", "--matrix_seconds", "0.001"]
     train_step.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
     found = read_json(tmp_path / "a.json")
-    names = ["TR", "TLM", "DAP", "sentence-transformers"]
+    names = ["TR", "TLM", "DAP", "BOW", "sentence-transformers"]
     names += [f"{name} cached" for name in names]
     assert set(found["contenders"]) == {*names, "matrix products"}
     assert found["check"]["gradient"] > 0
     parts = found["contenders"]
     assert parts["TR"]["flops"] < min(
-        parts["sentence-transformers"]["flops"], parts["DAP"]["flops"]
+        parts["sentence-transformers"]["flops"], parts["BOW"]["flops"]
     )
     assert found["cpu"]["DAP / TR"] == parts["DAP"]["cpu"] / parts["TR"]["cpu"]
     assert "DAP cached" in capsys.readouterr().out
@@ -79,7 +83,7 @@ def test_step_refuses_another_loss_or_gradient(workload: Workload, other: Callab
 
 def test_contenders_share_weights_but_not_modules(workload: Workload) -> None:
     encoders = [model.dap.encoder for model in workload.models.values()]
-    assert len({id(encoder) for encoder in encoders}) == 3
+    assert len({id(encoder) for encoder in encoders}) == 4
     for parameters in zip(*(encoder.parameters() for encoder in encoders), strict=True):
         assert len({id(parameter) for parameter in parameters}) == 1
 
@@ -126,7 +130,8 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
 def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flops.main([*TINY, "--tokens", "8", "--json", str(tmp_path / "a.json")])
     parts = read_json(tmp_path / "a.json")["pair"]
-    assert parts["TR"]["flops"] < min(parts["DAP"]["flops"], parts["TLM"]["flops"])
+    assert parts["TR"]["flops"] < parts["BOW"]["flops"] < parts["DAP"]["flops"]
+    assert parts["TR"]["flops"] < parts["TLM"]["flops"]
     assert "33.7" in capsys.readouterr().out
 
 
@@ -271,13 +276,32 @@ def test_correctness_finds_a_wrong_path(
 ) -> None:
     options = ["--encoders", "modernbert", "--paths", "float32"]
     correctness.main(options)
-    assert capsys.readouterr().out.count(" ok\n") == 3
+    assert capsys.readouterr().out.count(" ok\n") == 4
     monkeypatch.setattr(correctness, "OBJECTIVES", {"TR": "tr"})
     right = correctness.gradient
     off = lambda model: right(model) * (1 if model.dtype == torch.float64 else 1.01)  # noqa: E731
     monkeypatch.setattr(correctness, "gradient", off)
     with pytest.raises(ValueError, match="modernbert TR float32"):
         correctness.main(options)
+
+
+def test_correctness_with_dropout_finds_a_path_without_dropout_of_attention() -> None:
+    batch = correctness.uneven_batch(pairs=3, longest=8)
+    model = correctness.build("bert", "tr", dropout=0.1)
+    moments = {}
+    for name in ("packed", "padded", "wrong"):
+        encoder = copy.deepcopy(model)
+        encoder = (encoder if name == "packed" else correctness.padded(encoder)).dap.encoder
+        if name == "wrong":
+            for layer in encoder.encoder.layer:
+                layer.attention.self.dropout.p = 0.0
+        moments[name] = correctness.draw(encoder, batch, 300, only_first=False, bf16=False)
+
+    def largest(other: str) -> float:
+        pairs = zip(moments["packed"], moments[other], strict=True)
+        return max(correctness.excess(*pair) for pair in pairs)
+
+    assert largest("padded") < correctness.ALLOWED_EXCESS < largest("wrong")
 
 
 def test_turns_alternate_and_medians_are_taken() -> None:
@@ -289,11 +313,11 @@ def test_turns_alternate_and_medians_are_taken() -> None:
     assert timing.in_turn({"ours": lambda: {"wall": next(seconds)}}, 3)["ours"]["wall"] == 2.0
 
 
-@pytest.mark.parametrize("line", [*gpu.STAGES.values(), *gpu.DRY.values()])
+@pytest.mark.parametrize("line", {*gpu.STAGES.values(), *gpu.DRY.values()} - {"tests"})
 def test_every_benchmark_for_a_gpu_takes_its_arguments(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, *argv = line.split()
+    module, *argv = shlex.split(line)
     benchmark = importlib.import_module(f"benchmarks.{module}")
 
     def stop(args: Namespace) -> None:  # the command line was taken
@@ -304,20 +328,32 @@ def test_every_benchmark_for_a_gpu_takes_its_arguments(
         benchmark.main([*argv, "--device", "cuda", "--json", "a.json"])
 
 
-def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest(
+def test_a_rehearsal_tells_of_each_stage_and_what_fails_does_not_stop_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(flops, "main", lambda argv: 1 / 0)
-    stages = ["FLOPs", "step, float32", "memory", "step"]
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "benchmarks.input_pipeline")
+    stages = ["FLOPs", "pipeline", "step, compiled", "memory", "step"]
+    archive = tmp_path / "a.tar.xz"
+    options = ["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--archive", str(archive)]
     with pytest.raises(SystemExit, match="1"):
-        gpu.main(["--device", "cpu", "--tiny", "--folder", str(tmp_path), "--stages", *stages])
-    table = capsys.readouterr().out.rpartition("\nbenchmark  ")[2]
+        gpu.main([*options, "--stages", *stages])
+    printed = capsys.readouterr().out
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert [line["stage"] for line in lines] == ["preflight", *stages]
+    assert "datasets" in lines[0]["missing"]
+    assert lines[-1]["contenders"]["BOW"]["wall"] > 0
+    with tarfile.open(archive) as file:
+        assert file.getnames() == ["memory.json", "step.json"]
+    table = printed.rpartition("\nstage  ")[2]
     rows = {
-        name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-1])
+        name: rest for name, *rest in (re.split(" {2,}", line) for line in table.splitlines()[2:-2])
     }
-    assert rows["tests"][0] == rows["step, float32"][0] == "left out of a dry run"
-    assert [rows[name][0] for name in ("FLOPs", "memory", "step")] == [
-        "FAILED: ZeroDivisionError",
+    assert [rows[name][0] for name in stages] == [
+        "FAILED: ZeroDivisionError: division by zero",
+        "FAILED: datasets is not installed",
+        "left out of a rehearsal",
         "ok",
         "ok",
     ]
@@ -328,17 +364,9 @@ def test_a_dry_run_tells_of_each_benchmark_and_what_fails_does_not_stop_the_rest
 @pytest.mark.parametrize(
     ("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")]
 )
-def test_a_goal_is_judged_by_the_benchmarks_file(
-    seconds: float, verdict: str, tmp_path: Path
-) -> None:
+def test_a_goal_is_judged_by_the_benchmarks_numbers(seconds: float, verdict: str) -> None:
     parts = {"DAP": {"flops": 2.0, "wall": seconds}, "matrix products": {"flops": 3.0, "wall": 3.0}}
-    (tmp_path / "a.json").write_text(json.dumps({"contenders": parts}), encoding="utf-8")
-    assert gpu.judge("step", tmp_path / "a.json") == f"goal 45%, {verdict}"
-    (tmp_path / "a.json").write_text(
-        json.dumps({"rows": {"9": {"ours": {"share": 2 / seconds}}}}), encoding="utf-8"
-    )
-    assert gpu.judge("mining", tmp_path / "a.json").startswith("goal 60%, reached")
-    assert gpu.judge("memory", tmp_path / "a.json") == ""
+    assert gpu.judge("step", {"contenders": parts}) == f"goal 45%, {verdict}"
 
 
 def test_mining_made_up_results_is_measured_and_written(tmp_path: Path) -> None:

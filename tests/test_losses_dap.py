@@ -157,3 +157,10 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
 def test_a_gpu_keeps_products_of_half_precision_in_float32() -> None:
     a = torch.empty(3, 4, dtype=torch.bfloat16, device="meta")
     assert losses_dap.half_product("cuda")(a, a.T).dtype == torch.float32
+
+
+def test_a_half_product_has_the_gradients_of_the_product() -> None:
+    hidden, weight = torch.randn(3, 4).double(), torch.randn(5, 4).double()
+    given = (hidden.requires_grad_(), weight.requires_grad_(), torch.float64)
+    assert torch.autograd.gradcheck(losses_dap._HalfProduct.apply, given)
+    assert torch.equal(losses_dap._HalfProduct.apply(*given), hidden @ weight.T)

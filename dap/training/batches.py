@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
 NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
+ROWS_AT_ONCE = 65_536  # rows of an epoch that are Python integers at a time
 CACHE_VERSION = 2
 MIXES = ("natural", "uniform", "temperature")
 
@@ -144,14 +145,15 @@ def _without(
         keys: keys of all targets of each map-style dataset.
     """
     left: dict[str, Any] = {}
+    known = np.fromiter(held_out, np.uint64, len(held_out))
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
             left[language] = _filtered_stream(dataset, held_out, language)
             continue
 
-        own = keys[language].tolist()
-        rows = [row for row, key in enumerate(own) if key not in held_out]
-        if not rows:
+        own = keys[language]
+        rows = np.flatnonzero(~np.isin(own, known))
+        if not len(rows):
             raise _nothing_left(language)
         dropped = len(own) - len(rows)
         if dropped:
@@ -385,9 +387,12 @@ class LanguageMixSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         starts = np.cumsum([0, *self.sizes[:-1]])
-        rows = [start + self._rows_of(number) for number, start in enumerate(starts)]
+        rows = np.concatenate([start + self._rows_of(i) for i, start in enumerate(starts)])
         rng = np.random.default_rng((self.seed, len(self.sizes), self.epoch))
-        return iter(rng.permutation(np.concatenate(rows)).tolist())
+        rng.shuffle(rows)
+        # Python's integers take five times the memory of the array's.
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            yield from rows[start : start + ROWS_AT_ONCE].tolist()
 
     def _rows_of(self, number: int) -> np.ndarray:
         """Return the rows of one language in this epoch.

@@ -6,14 +6,14 @@ Beside what `Trainer` does, it
 - evaluates retrieval on dev pairs, and whether the heads use the source (`source_reading`),
 - trains a batch in chunks (GradCache, `mini_batch_size`),
 - freezes parts of the model, and gives heads a learning rate of their own,
-- stops with the pairs' names if a loss or a gradient is not finite.
+- stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
 """
 
-import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,18 @@ from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 SEEDS_BETWEEN_PROCESSES = 1_000_003
 
 DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
+
+
+#: Checks that are kept on the device, where lines are logged more rarely.
+UNCHECKED_AT_MOST = 1000
+
+
+@dataclass
+class Check:
+    """A check of a loss or gradient whose value may not have been computed yet."""
+
+    is_fine: Tensor  # bool scalar
+    failure: Callable[[], Exception]  # makes the error
 
 
 class DAPTrainer(ResumableTrainer):
@@ -100,6 +112,7 @@ class DAPTrainer(ResumableTrainer):
         self.train_sampler = train_sampler
         self.meter = StepMeter()
         self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
+        self.unchecked: list[Check] = []  # checks of losses and gradients that are still to do
         self.head_rate = 0.0  # learning rate of the heads, for the log
         if self.dev_bitext:
             # `Trainer` does not evaluate without a dataset.
@@ -227,12 +240,7 @@ class DAPTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
-        """Compute the loss of one batch.
-
-        Raises:
-            FloatingPointError: the loss is not finite. The message names the step, the losses, and
-                the languages and pairs since the last step.
-        """
+        """Compute the loss of one batch. `do_checks` refuses it later if it is not finite."""
         inputs = self._begin(inputs)
         out = model(**inputs)
         self._observe(out, len(inputs["source_input_ids"]) if model.training else 0)
@@ -298,22 +306,22 @@ class DAPTrainer(ResumableTrainer):
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses of a batch to the log, and refuse a batch that cannot be learned from.
+        """Add the losses of a batch to the log, and have `do_checks` refuse a useless batch.
 
         Args:
             out: the output of the model.
             pairs: number of pairs that were trained on, 0 in evaluation.
         """
-        if not torch.isfinite(out.loss):
-            losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
-            listed = ", ".join(f"{name}={value.item()}" for name, value in losses.items())
-            raise FloatingPointError(self._describe_failure("loss", listed))
-        if pairs and out.negatives is not None and out.negatives == 0:
-            raise UserError(
+        losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
+        self._check_later(out.loss.isfinite(), self._not_finite("loss", losses))
+        if pairs and out.negatives is not None:
+            names = " ".join(self.step_pairs[:SHOWN])
+            no_negatives = UserError(
                 f"the batch of step {self.state.global_step + 1} has no negatives, because all its "
-                f"sources or targets are equal (pairs: {' '.join(self.step_pairs[:SHOWN])} ...): "
+                f"sources or targets are equal (pairs: {names} ...): "
                 "give a larger batch, or remove repeated sentences from the text"
             )
+            self._check_later(out.negatives != 0, lambda: no_negatives)
         if pairs:
             self.meter.add(out, pairs)
 
@@ -322,35 +330,70 @@ class DAPTrainer(ResumableTrainer):
     ) -> Tensor | float | None:
         """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
 
-        Raises:
-            FloatingPointError: the norm is not finite. With float16 this is no error, because the
-                gradient scaler skips such a step.
+        `do_checks` refuses it later if it is not finite. With float16 this is no error, because the
+        gradient scaler skips such a step.
         """
         norm = super()._get_grad_norm(model, grad_norm)
         is_scaled = getattr(self.accelerator, "scaler", None) is not None
-        if norm is not None and not is_scaled and not math.isfinite(norm):
-            raise FloatingPointError(self._describe_failure("gradient", f"norm={float(norm)}"))
+        if norm is not None and not is_scaled:
+            values = {"norm": torch.as_tensor(norm, device=self.args.device)}
+            self._check_later(values["norm"].isfinite(), self._not_finite("gradient", values))
         self.step_pairs = []
         return norm
 
-    def _describe_failure(self, what: str, values: str) -> str:
-        """Describe a loss or gradient that is not finite.
+    def _check_later(self, is_fine: Tensor, failure: Callable[[], Exception]) -> None:
+        """Have `do_checks` raise the failure if a bool on the device is not True."""
+        self.unchecked.append(Check(is_fine.detach(), failure))
+        if len(self.unchecked) >= UNCHECKED_AT_MOST:
+            self.do_checks()
+
+    def do_checks(self) -> None:
+        """Check the losses and gradients of all steps since the last call.
+
+        This is done when a line is logged, and before an evaluation and before anything is saved.
+        To check each step at once would let a GPU wait for the host.
+
+        Raises:
+            FloatingPointError: a loss or gradient is not finite. The message names the first such
+                step, its losses, languages and pairs.
+            UserError: a batch has no negatives.
+        """
+        checks = self.unchecked
+        self.unchecked = []
+        if not checks:
+            return
+        are_fine = torch.stack([check.is_fine for check in checks]).tolist()
+        for check, is_fine in zip(checks, are_fine, strict=True):
+            if not is_fine:
+                raise check.failure()
+
+    def _not_finite(self, what: str, values: Mapping[str, Tensor]) -> Callable[[], Exception]:
+        """Return a function that makes the error for a loss or gradient of this step.
 
         Args:
             what: "loss" or "gradient".
-            values: its values.
+            values: what the message lists.
         """
-        pairs = self.step_pairs
-        languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
-        kept = self.state.best_model_checkpoint or f"the last checkpoint in {self.args.output_dir}"
-        return (
-            f"the {what} is not finite at step {self.state.global_step + 1} ({values}); "
-            f"languages: {languages}; pairs: {' '.join(pairs)}. Nothing was saved after it: resume "
-            f"from {kept} with a lower learning rate, or look at these pairs."
-        )
+        pairs = self.step_pairs.copy()
+        step = self.state.global_step + 1
+        values = {name: value.detach() for name, value in values.items()}
+
+        def failure() -> FloatingPointError:
+            listed = ", ".join(f"{name}={value.item()}" for name, value in values.items())
+            languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
+            folder = self.args.output_dir
+            kept = self.state.best_model_checkpoint or f"the last checkpoint in {folder}"
+            return FloatingPointError(
+                f"the {what} is not finite at step {step} ({listed}); "
+                f"languages: {languages}; pairs: {' '.join(pairs)}. Nothing was saved after it: "
+                f"resume from {kept} with a lower learning rate, or look at these pairs."
+            )
+
+        return failure
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log a line. A line with the training loss also gets the means since the last one."""
+        self.do_checks()
         if "loss" in logs:
             logs = dict(logs)
             if self.args.head_learning_rate is not None:
@@ -378,6 +421,7 @@ class DAPTrainer(ResumableTrainer):
             UserError: `eval_dataset` is anything else, or there are no dev pairs.
         """
         started = time.perf_counter()
+        self.do_checks()
         model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
         bitext = self.dev_bitext if eval_dataset is None else eval_dataset
         if not isinstance(bitext, Mapping) or not bitext:
@@ -439,6 +483,7 @@ class DAPTrainer(ResumableTrainer):
         return metrics, float(found[:, 2:].mean())
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.do_checks()
         started = time.perf_counter()
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
@@ -451,6 +496,7 @@ class DAPTrainer(ResumableTrainer):
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
+        self.do_checks()
         with own_class(self.model):
             super()._save(output_dir, state_dict)
         # Under FSDP all processes come here.

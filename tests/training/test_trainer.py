@@ -350,8 +350,6 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
         FloatingPointError, match=rf"{named}.*languages: .*pairs: (\w\w:\d+ ?){{8}}"
     ):
         trainer.train()
-    if poisoned == "gradient":
-        assert torch.isfinite(weight).all()  # no step was made
     checkpoints = [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")]
     assert checkpoints == ["checkpoint-2"]
     saved = DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2")
