@@ -246,17 +246,20 @@ class ResumableTrainer(Trainer):
 
 
 def check_moments(optimizer: torch.optim.Adam) -> None:
-    """Raise `ValueError` unless each parameter has moments of its shape."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for name in ("exp_avg", "exp_avg_sq"):
-                shape = getattr(state.get(name), "shape", None)
-                if shape != parameter.shape:
-                    raise ValueError(
-                        f"its optimizer has {name} of shape {shape} for a weight of shape "
-                        f"{tuple(parameter.shape)}"
-                    )
+    """Raise `ValueError` unless the optimizer has moments, each of its parameter's shape.
+
+    A parameter that no loss needs has none.
+    """
+    if not optimizer.state:
+        raise ValueError("its optimizer has no moments")
+    for parameter, state in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            shape = getattr(state.get(name), "shape", None)
+            if shape != parameter.shape:
+                raise ValueError(
+                    f"its optimizer has {name} of shape {shape} for a weight of shape "
+                    f"{tuple(parameter.shape)}"
+                )
 
 
 # ----------------------------------------------------------------------- training from a checkpoint
