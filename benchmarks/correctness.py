@@ -47,9 +47,13 @@ ALLOWED_EXCESS = 1.5
 
 
 def encoder_config(name: str, dropout: float = 0.0) -> PreTrainedConfig:
-    """Return a configuration with three layers.
+    """Return the configuration of an encoder with three layers.
 
-    ModernBERT's attention window is shorter than the sentences, so that it matters.
+    ModernBERT's attention window is shorter than the sentences, so that the window matters.
+
+    Args:
+        name: model type of Transformers, one of `ENCODERS`.
+        dropout: probability of every dropout.
     """
     shape = {
         "vocab_size": WORDS,
@@ -69,7 +73,13 @@ def encoder_config(name: str, dropout: float = 0.0) -> PreTrainedConfig:
 
 
 def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
-    """Return a model whose random weights are large enough for every part to matter."""
+    """Return a model in training mode whose random weights are large enough for all to matter.
+
+    Args:
+        name: model type of the encoder, one of `ENCODERS`.
+        objective: objective of the model, such as "tr+rtl".
+        dropout: probability of every dropout.
+    """
     torch.manual_seed(0)
     config = DAPConfig(encoder_config(name, dropout), objective=objective, mask_token_id=MASK)
     model = DAPForPreTraining(config)
@@ -82,7 +92,10 @@ def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
 
 
 def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
-    """Return random pairs of 3 to 24 tokens."""
+    """Return a batch of random pairs whose sentences have 3 to `longest` tokens.
+
+    The batch also has the random numbers that choose masked tokens, so every path masks the same.
+    """
     generator = torch.Generator().manual_seed(0)
     batch: Batch = {}
     for side in ("source", "target"):
@@ -105,9 +118,12 @@ def gradient(model: DAPForPreTraining) -> Tensor:
 
 
 def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
-    """Return loss and gradients with padded rows and torch's attention, in float64.
+    """Compute loss and gradients in the simplest way: padded rows, torch's attention, float64.
 
     Transformers' eager attention is not used, because it gives NaN for ModernBERT.
+
+    Returns:
+        The loss, and all gradients as one vector.
     """
     plain = padded(copy.deepcopy(model).double())
     loss = backward(lambda batch: plain(**batch).loss, batch)
@@ -115,16 +131,23 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
 
 
 def padded(model: DAPForPreTraining) -> DAPForPreTraining:
-    """Let a model compute padded rows, and return it."""
+    """Switch a model to the padded computation, and return it. It is changed in place."""
     for encoder in [model.dap.encoder, *([model.rtl_head.blocks] if model.rtl_head else [])]:
         encoder.set_attn_implementation("sdpa")
     return model
 
 
 def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | None, Tensor]:
-    """Return loss and gradients of one of the fast paths.
+    """Compute loss and gradients on one of the fast paths.
 
-    The loss is None for GradCache, which computes it in shares.
+    Args:
+        path: key of `ALLOWED`.
+        model: the model. Its gradients are set, and it may be compiled.
+        batch: the pairs, on the model's device.
+
+    Returns:
+        The loss, and all gradients as one vector. The loss is None for GradCache, which computes it
+        in parts.
     """
     if path == "cached":
         cached_backward(model, 5, batch)
@@ -139,13 +162,15 @@ def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | 
 def draw(
     encoder: PreTrainedModel, batch: Batch, draws: int, only_first: bool, bf16: bool
 ) -> list[Tensor]:
-    """Draw dropout masks for one side of a batch, and return moments of what the encoder computes.
+    """Run an encoder with many dropout masks, and return moments of what it computes.
+
+    Only the source side of the batch is used.
 
     Args:
         encoder: the encoder.
         batch: B pairs.
         draws: number of copies of each sentence, each with masks of its own.
-        only_first: read the first token's state only, as CLS pooling does.
+        only_first: read the first token's state only, as CLS pooling does. Otherwise read all.
         bf16: run under bfloat16 autocast.
 
     Returns:
@@ -185,8 +210,8 @@ def excess(ours: Tensor, theirs: Tensor) -> float:
     """Return the squared distance of two means, divided by its expectation for equal means.
 
     Args:
-        ours: (draws, values).
-        theirs: the same of the other computation.
+        ours: (draws, values) of one computation.
+        theirs: (draws, values) of the other computation.
     """
     distance = (ours.mean(0) - theirs.mean(0)).square().sum()
     expected = (ours.var(0) + theirs.var(0)).sum() / len(ours)
@@ -194,7 +219,15 @@ def excess(ours: Tensor, theirs: Tensor) -> float:
 
 
 def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the excess of states and gradients, for each encoder and path with dropout."""
+    """Compare the paths with dropout with padded rows, for each encoder.
+
+    Args:
+        args: the command line.
+
+    Returns:
+        A dictionary per comparison: "encoder", "objective" (which tokens are read), "path", "loss"
+        (largest excess of the states), "gradient" (of their gradients), and "fine".
+    """
     batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
     found = []
     for name in args.encoders:
@@ -219,7 +252,15 @@ def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return relative errors, and whether they are small, for each encoder, objective and path."""
+    """Compare the paths without dropout with float64, for each encoder and objective.
+
+    Args:
+        args: the command line.
+
+    Returns:
+        A dictionary per comparison: "encoder", "objective", "path", relative errors of "loss" and
+        "gradient", and "fine", whether both are small enough.
+    """
     batch = uneven_batch()
     on_device = {key: value.to(args.device) for key, value in batch.items()}
     found = []

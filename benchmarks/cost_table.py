@@ -18,11 +18,14 @@ HEADER = [
 
 
 def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
-    """Return a row per objective: our numbers, the paper's, and each divided by TR's.
+    """Return a table's rows, one per objective: our cost, the paper's, and each divided by TR's.
 
     Args:
-        found: objective -> `flops` of a pair's forward pass and `cpu` seconds of a step.
-        pairs: pairs of a step.
+        found: objective -> `flops` of a pair's forward pass, and `cpu` seconds of a step.
+        pairs: number of pairs of a step.
+
+    Returns:
+        The cells of each row, in the order of `HEADER`.
     """
     rows = []
     for name in [*PAPER_COST, *(name for name in found if name not in PAPER_COST)]:
@@ -44,7 +47,15 @@ def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
 
 
 def paper_cells(name: str, column: int, form: str) -> list[str]:
-    """Return the paper's cost of an objective, also divided by TR's, or empty cells for BOW."""
+    """Return two cells: the paper's cost of an objective, and the same divided by TR's.
+
+    Both are empty for an objective that the paper does not have.
+
+    Args:
+        name: objective.
+        column: which cost of `PAPER_COST`: 0 for GFLOPs, 1 for milliseconds.
+        form: format of the first cell, such as ".1f".
+    """
     if name not in PAPER_COST:
         return ["", ""]
     cost = PAPER_COST[name][column]

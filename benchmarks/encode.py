@@ -43,7 +43,7 @@ Encode = Callable[[], np.ndarray]
 
 
 def read_sentences(args: argparse.Namespace) -> list[str]:
-    """Draw distinct sentences or, for `--size`, make sentences of 4 to 30 random words."""
+    """Draw distinct sentences of `--data_dir` or, for `--size`, make sentences of random words."""
     rng = random.Random(0)
     if args.size:
         return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(args.sentences)]
@@ -56,7 +56,12 @@ def read_sentences(args: argparse.Namespace) -> list[str]:
 
 
 def write_model(size: str, folder: str) -> None:
-    """Write a model of a size with random weights, and the tokenizer of the random words."""
+    """Write a model with random weights into a folder, and the tokenizer of the random words.
+
+    Args:
+        size: key of `SIZES`.
+        folder: where to write.
+    """
     tokenizer = word_tokenizer()
     config, _ = encoder_config(size)
     config.pad_token_id = tokenizer.pad_token_id
@@ -66,6 +71,11 @@ def write_model(size: str, folder: str) -> None:
 
 def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> dict[str, Encode]:
     """Make the contenders: our encoder, the library at each batch size, and the ONNX files.
+
+    Args:
+        model: folder or Hub id of the encoder.
+        sentences: what to encode.
+        args: the command line.
 
     Returns:
         Name of each contender -> a function that encodes all sentences.
@@ -100,11 +110,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Time all contenders.
 
     Returns:
-        The number of sentences, and of each contender the median times and the lowest cosine with
-        our vectors.
+        "sentences" is their number. "contenders" has the median times of each, and the lowest
+        cosine between its vectors and ours.
 
     Raises:
-        ValueError: the library's vectors are not ours.
+        ValueError: the library's vectors are not the same as ours.
     """
     sentences = read_sentences(args)
     with tempfile.TemporaryDirectory(prefix="dap-encode-") as folder:
@@ -126,7 +136,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
-    """Return the time of the fastest sentence-transformers divided by ours, for each clock."""
+    """Divide the time of the fastest sentence-transformers by ours, in wall-clock and CPU time.
+
+    Args:
+        found: result of `compare`.
+
+    Returns:
+        `WALL` and `CPU` -> the ratio. Above 1, ours is faster.
+    """
     parts = found["contenders"]
     library = [part for name, part in parts.items() if name.startswith(LIBRARY)]
     faster = {}
@@ -137,7 +154,7 @@ def ratios(found: dict[str, Any]) -> dict[str, float]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return the rates of all contenders as text."""
+    """Format the result of `compare` as text: sentences per second of each contender."""
     count = found["sentences"]
     lines = []
     for name, part in found["contenders"].items():
@@ -151,7 +168,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print a table, and write everything to `--json`."""
+    """Compare the encoders, print a table, and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=3)
     weights = parser.add_mutually_exclusive_group(required=True)
     weights.add_argument("--model", help="checkpoint of an encoder; needs --data_dir")

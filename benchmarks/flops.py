@@ -28,6 +28,7 @@ FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12)
 def _attention_flops(
     query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
 ) -> int:
+    """Count the FLOPs of attention, given the shapes of its inputs."""
     return sdpa_flop_count(query, key, value)
 
 
@@ -36,9 +37,10 @@ MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_f
 
 
 def with_noise(batch: Batch, share: int = 5) -> Batch:
-    """Return the batch with noise that masks every fifth token of a pair.
+    """Return the batch with noise, the numbers that decide which tokens are masked.
 
-    CLS and separators do not count.
+    It masks every `share`-th token of a pair, so that the FLOPs do not depend on chance. CLS and
+    separators are never masked.
     """
     noisy = dict(batch)
     seen = 0
@@ -53,7 +55,14 @@ def with_noise(batch: Batch, share: int = 5) -> Batch:
 
 
 def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
-    """Count the forward FLOPs of products and attention for one pair without padding."""
+    """Count the forward FLOPs of products and attention for one pair without padding.
+
+    Args:
+        loss: function that computes the loss of a batch.
+        workload: makes the pair.
+        source: number of tokens of the source sentence.
+        target: number of tokens of the target sentence.
+    """
     batch = with_noise(workload.batch_of([source], [target]))
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:
         loss(batch)
@@ -61,12 +70,21 @@ def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
 
 
 def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, int]]) -> float:
-    """Return the forward FLOPs of pairs of these lengths as if nothing were padded.
+    """Compute the forward FLOPs of many pairs as if nothing were padded.
 
-    A few lengths are measured. The FLOPs of a pair are a quadratic form of both lengths.
+    Without padding, the FLOPs of a pair are a quadratic form of both lengths. So a few lengths are
+    measured, and the form is fitted to them.
+
+    Args:
+        loss: function that computes the loss of a batch.
+        workload: makes the pairs that are measured.
+        lengths: numbers of tokens (source, target) of each pair.
+
+    Returns:
+        FLOPs of all pairs together.
 
     Raises:
-        ValueError: they are not, so pairs were padded.
+        ValueError: the measured FLOPs are no quadratic form, so pairs were padded.
     """
     measured = np.array([pair_flops(loss, workload, *pair) for pair in FITTED_LENGTHS], float)
     form = np.linalg.lstsq(_terms(FITTED_LENGTHS), measured, rcond=None)[0]
@@ -79,19 +97,30 @@ def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, in
 
 
 def _terms(lengths: Any) -> np.ndarray:
-    """Return the terms of a quadratic form of both lengths, (pairs, 6)."""
+    """Return the terms of a quadratic form of x and y, (pairs, 6): 1, x, y, x², xy, y²."""
     x, y = np.array(lengths, float).T
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
 
 
 def step(model: torch.nn.Module, loss: Loss, batch: Batch, bf16: bool) -> None:
-    """Run one forward and backward pass from empty gradients."""
+    """Run a forward and a backward pass, after the gradients are cleared.
+
+    Args:
+        model: the model whose gradients are cleared.
+        loss: function that computes the model's loss of a batch.
+        batch: the pairs.
+        bf16: run the forward pass under bfloat16 autocast.
+    """
     model.zero_grad(set_to_none=True)
     backward(loss, batch, bf16)
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return objective -> forward FLOPs of a pair and median times of its step."""
+    """Count FLOPs and time the step of each objective.
+
+    Returns:
+        Objective -> "flops" of a pair's forward pass, and median times of a training step.
+    """
     workload = Workload(args)
     losses = workload.losses()
     counted = {}

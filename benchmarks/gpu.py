@@ -8,7 +8,8 @@ missing. Then each stage prints its own table and one JSON line with its numbers
 another, and one that fails does not stop the others. The table at the end shows the outcome of
 each, and whether it reached its goal for an H100.
 
-The exit status is 1 if a stage failed or could not run, also for want of a package or of time.
+The exit status is 1 if a stage failed or could not run, for example because a package or time was
+lacking.
 """
 
 import argparse
@@ -97,7 +98,11 @@ DRY = {
 
 
 def step_share(found: dict[str, Any]) -> float:
-    """Return the rate of DAP's step as a share of the rate of matrix products."""
+    """Return the rate of DAP's step as a share of the rate of matrix products.
+
+    Args:
+        found: content of the JSON file of `benchmarks.train_step`.
+    """
     from benchmarks.train_step import shares  # here, because it needs more than torch
 
     return shares(found["contenders"], WALL)["DAP"]
@@ -139,7 +144,16 @@ def run_tests() -> None:
 
 
 def run_benchmark(line: str, args: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Run a benchmark of `STAGES` or `DRY`, and return the content of its JSON file."""
+    """Run a benchmark.
+
+    Args:
+        line: module and arguments, a value of `STAGES` or `DRY`.
+        args: our command line.
+        path: JSON file that the benchmark writes.
+
+    Returns:
+        The content of the JSON file.
+    """
     module, *argv = shlex.split(line)
     if module == "train_step" and find_spec("sentence_transformers") is None:
         argv.append("--no_library")
@@ -150,10 +164,15 @@ def run_benchmark(line: str, args: argparse.Namespace, path: Path) -> dict[str, 
 
 
 def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Run a stage and print its JSON line.
+    """Run a stage, unless there is no time left, and print its JSON line. Errors are caught.
+
+    Args:
+        name: key of `STAGES`.
+        args: our command line.
 
     Returns:
-        Its "stage", "outcome", "seconds", and "goal" if it has one.
+        "stage" is the name. "outcome" is "ok" or says what failed. "seconds" is the time it took.
+        "goal" says whether the goal was reached, if there is one.
     """
     lines = DRY if args.tiny else STAGES
     line: dict[str, Any] = {"stage": name, "outcome": "ok"}
@@ -187,9 +206,12 @@ def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def brief(value: Any) -> Any:
-    """Return the content of a benchmark's JSON file in short, for one line.
+    """Shorten the content of a benchmark's JSON file, so that it fits into one line.
 
-    Single measurements and what describes the run are left out, and numbers are rounded.
+    Single measurements and descriptions of the run are left out. Floats get 4 significant digits.
+
+    Args:
+        value: the content or a part of it.
     """
     if isinstance(value, dict):
         hidden = ("runs", "arguments", "machine", "versions")
@@ -200,19 +222,27 @@ def brief(value: Any) -> Any:
 
 
 def judge(name: str, found: dict[str, Any]) -> str:
-    """Say whether a benchmark reached its goal."""
+    """Return a text that says whether a stage reached its goal.
+
+    Args:
+        name: key of `GOALS`.
+        found: content of the JSON file of the stage.
+    """
     least, share = GOALS[name]
     reached = share(found)
     return f"goal {least:.0%}, reached {reached:.0%}: {'met' if reached >= least else 'MISSED'}"
 
 
 def stop(*_: Any) -> None:
-    """Stop the running stage, so that the table is still printed."""
+    """Stop the running stage by an error, so that the table is still printed.
+
+    This handles the signals that ask the process to end.
+    """
     raise TimeoutError("asked to end")
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write the JSON files of a folder into a .tar.xz archive, without folders."""
+    """Pack the JSON files of a folder into a .tar.xz archive, under their names only."""
     with tarfile.open(archive, "w:xz") as file:
         for path in sorted(folder.glob("*.json")):
             file.add(path, path.name)

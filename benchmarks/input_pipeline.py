@@ -29,7 +29,12 @@ LANGUAGES = [f"l{number}" for number in range(36)]
 
 
 def random_pairs(workload: Workload, count: int) -> Dataset:
-    """Return random tokenised pairs, in the form of `tokenize_bitext`."""
+    """Return random tokenised pairs, in the form of `tokenize_bitext`.
+
+    Args:
+        workload: draws the lengths and token ids.
+        count: number of pairs.
+    """
     batch = workload.batch(count)
     numbers = np.random.default_rng(0).integers(len(LANGUAGES), size=count)
     columns = {
@@ -46,9 +51,15 @@ def random_pairs(workload: Workload, count: int) -> Dataset:
 def batches(
     dataset: Dataset, collator: BitextCollator, args: argparse.Namespace, workers: int
 ) -> Iterator[Any]:
-    """Yield shuffled batches on the device without end, as the Trainer's loader does.
+    """Yield shuffled batches without end, moved to the device as the Trainer moves them.
 
     Ids of pairs and languages are left out.
+
+    Args:
+        dataset: tokenised pairs.
+        collator: makes a batch of pairs.
+        args: the command line, which has the batch size and the device.
+        workers: number of processes that read batches. 0 reads them in this process.
     """
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
     options |= {"num_workers": workers, "pin_memory": args.device == "cuda", "drop_last": True}
@@ -72,7 +83,13 @@ def batches(
 def run(
     source: Iterator[Batch], count: int, work: Callable[[Batch], None] | None, device: str
 ) -> dict[str, float]:
-    """Take `count` batches, with a step on each if there is one.
+    """Take batches from the pipeline, and measure the time.
+
+    Args:
+        source: yields the batches.
+        count: how many batches to take.
+        work: function that does a training step on a batch. None only takes the batches.
+        device: where the step runs.
 
     Returns:
         Wall-clock seconds, CPU seconds, and the seconds spent waiting for batches.
@@ -91,7 +108,11 @@ def run(
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure each number of workers, without and with the step."""
+    """Measure the pipeline for each number of workers, without and with a training step.
+
+    Returns:
+        A dictionary per measurement: "workers", "step" (whether steps ran), and median times.
+    """
     workload = Workload(args, ["DAP"])
     dataset = random_pairs(workload, args.pairs)
     workload.to(args.device)
@@ -109,7 +130,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    """Return the medians as a table of text."""
+    """Format the result of `compare` as a text table."""
     pairs = args.batches * args.batch_size
     lines = []
     for part in found:

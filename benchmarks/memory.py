@@ -50,7 +50,17 @@ RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "
 def loss_memory(
     args: argparse.Namespace, contender: str, tokens: int, vocabulary: int
 ) -> dict[str, int]:
-    """Measure the peak `bytes` of the vocabulary loss, forward and backward."""
+    """Measure the peak memory of the vocabulary loss, forward and backward.
+
+    Args:
+        args: the command line.
+        contender: `OURS` or `NAIVE`.
+        tokens: number of tokens with a label.
+        vocabulary: number of words that the loss compares.
+
+    Returns:
+        "bytes" -> the peak.
+    """
     prepare_machine(args)
 
     def run(rows: int) -> None:
@@ -73,11 +83,15 @@ def loss_memory(
 
 
 def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[str, int]:
-    """Measure the peak `bytes` of a step.
+    """Measure the peak memory of a training step, forward and backward.
 
     Args:
+        args: the command line.
         contender: name of an objective, followed by " cached" for GradCache.
-        pairs: pairs of the batch.
+        pairs: number of pairs of the batch.
+
+    Returns:
+        "bytes" -> the peak.
     """
     prepare_machine(args)
     objective, _, cached = contender.partition(" ")
@@ -96,9 +110,11 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
 
 
 def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
-    """List the contenders with their sizes.
+    """List what to measure.
 
-    A size is the pairs of a step, or tokens and vocabulary of a loss.
+    Returns:
+        Contender, and its size. For a step the size is (pairs,). For a loss it is (tokens,
+        vocabulary).
     """
     found: list[tuple[str, tuple[int, ...]]] = []
     for objective in args.objectives:
@@ -121,7 +137,11 @@ def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every point and return the median of its repeats."""
+    """Measure everything that `points` lists.
+
+    Returns:
+        A dictionary per measurement: "contender", "sizes", and "bytes", the median of the repeats.
+    """
     same_process = args.device == "cuda" or args.same_process
     if not same_process:
         os.environ |= RETURN_MEMORY  # which a process reads when it starts
@@ -139,7 +159,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """Return a table of the losses and a table of the steps."""
+    """Format the result of `compare`: a text table of the losses, and one of the steps."""
     steps, losses = [], {}
     for point in found:
         size = f"{point['bytes'] / MB:.0f}"
@@ -159,7 +179,7 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print the tables and write everything to `--json`."""
+    """Measure memory, print the tables, and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     add_workload_arguments(parser)
     parser.add_argument(

@@ -94,7 +94,13 @@ CONTENDERS: dict[str, Search] = {
 
 
 def sgemm_rate(device: str, size: int = 4096, repeats: int = 3) -> float:
-    """Measure the rate of a float32 matrix product, in GFLOP/s."""
+    """Measure how fast this machine multiplies square float32 matrices, in GFLOP/s.
+
+    Args:
+        device: "cpu" or "cuda".
+        size: rows of a matrix.
+        repeats: number of products that are timed together.
+    """
     matrix = torch.rand(size, size, device=device)
     out = torch.empty(size, size, device=device)
     torch.mm(matrix, matrix, out=out)  # the first product also loads libraries
@@ -107,11 +113,21 @@ def sgemm_rate(device: str, size: int = 4096, repeats: int = 3) -> float:
 def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, float]:
     """Measure one search in this process.
 
+    Args:
+        contender: key of `CONTENDERS`.
+        rows: rows of each side.
+        args: the command line.
+
     Returns:
-        "seconds", "pairs_per_second", "bytes_per_second", "sgemm" (GFLOP/s), "share" of sgemm,
-        "memory" in units of the two matrices, "found" (share of rows whose best neighbour is the
-        row with the same number) and, if it is our search, the shares of pairs "in_float32" and
-        "computed" one by one.
+        Name of a number -> number:
+
+        - "seconds", "pairs_per_second", "bytes_per_second": time and rates of the search.
+        - "sgemm": rate of plain matrix products, in GFLOP/s.
+        - "share": rate of the search's useful work, as a share of "sgemm".
+        - "memory": peak memory, in units of the two matrices.
+        - "found": share of rows whose best neighbour is the row with the same number.
+        - "in_float32", "computed": for our search only, share of pairs in blocks that were
+          multiplied in float32, and share of pairs that were computed one by one.
     """
     # load libraries and start threads
     search = CONTENDERS[contender]
@@ -147,7 +163,17 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
 
 
 def made_vectors(rows: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Read the `--vectors` or draw random pairs, and normalise all rows."""
+    """Read the vectors of `--vectors`, or draw random ones.
+
+    Row i of one side is a translation of row i of the other, or similar to it.
+
+    Args:
+        rows: most rows of each side.
+        args: the command line.
+
+    Returns:
+        Source and target, (rows, D) float32 each, with rows of length 1.
+    """
     if args.vectors:
         source, target = (np.load(path)[:rows] for path in args.vectors)
     else:
@@ -161,9 +187,11 @@ def made_vectors(rows: int, args: argparse.Namespace) -> tuple[np.ndarray, np.nd
 
 @contextmanager
 def screening_counts() -> Iterator[dict[str, int]]:
-    """Catch the numbers that our search logs about its pairs.
+    """Catch what our search logs about its pairs during a block.
 
-    They stay empty for other contenders.
+    Yields:
+        A dictionary that has "pairs", "in_float32" and "computed" after the block: numbers of
+        pairs. It stays empty if another search runs.
     """
     counts: dict[str, int] = {}
     handler = logging.Handler()
@@ -177,7 +205,7 @@ def screening_counts() -> Iterator[dict[str, int]]:
 
 
 def write_vectors(args: argparse.Namespace) -> None:
-    """Encode random pairs of `--data_dir` and write them to the two `--vectors`.
+    """Encode random pairs of `--data_dir`, and write their vectors into the files of `--vectors`.
 
     No sentence of a side is used twice.
     """
@@ -201,7 +229,12 @@ def write_vectors(args: argparse.Namespace) -> None:
 
 
 def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
-    """Show the medians of one size."""
+    """Format the results of all contenders as a text table.
+
+    Args:
+        rows: rows of each side.
+        found: contender -> medians of the numbers that `measure` returns.
+    """
     reference = found.get("ours", next(iter(found.values())))
     lines = []
     for name, numbers in found.items():

@@ -43,7 +43,13 @@ INTERVAL = 0.5  # seconds between two readings of the memory
 
 
 def vocabulary(alphabet: str, rng: np.random.Generator, size: int = 60_000) -> pl.Series:
-    """Return random words of 2 to 8 letters."""
+    """Make up a vocabulary of random words of 2 to 8 letters.
+
+    Args:
+        alphabet: the letters.
+        rng: random number generator.
+        size: number of words.
+    """
     letters = np.array(list(alphabet))
     words = []
     for _ in range(size):
@@ -52,7 +58,13 @@ def vocabulary(alphabet: str, rng: np.random.Generator, size: int = 60_000) -> p
 
 
 def sentences(words: pl.Series, lengths: np.ndarray, rng: np.random.Generator) -> pl.Series:
-    """Return sentences with these numbers of words, drawn by Zipf's law."""
+    """Make up sentences whose words are drawn by Zipf's law, so that few words are frequent.
+
+    Args:
+        words: the vocabulary, most frequent words first.
+        lengths: number of words of each sentence.
+        rng: random number generator.
+    """
     drawn = (len(words) ** rng.random(lengths.sum())).astype(np.int64) - 1
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     lists = pa.ListArray.from_arrays(offsets, words.gather(drawn).to_arrow().cast(pa.string()))
@@ -62,7 +74,19 @@ def sentences(words: pl.Series, lengths: np.ndarray, rng: np.random.Generator) -
 def pairs(
     count: int, words: pl.Series, english: pl.Series, rng: np.random.Generator
 ) -> pl.DataFrame:
-    """Return pairs with a median of 13 words per side, 8% repeated lines and 2% with a URL."""
+    """Make up sentence pairs with a median of 13 source words.
+
+    8% of the pairs repeat another pair, and 2% have a URL in the source.
+
+    Args:
+        count: number of pairs.
+        words: vocabulary of the source language.
+        english: vocabulary of English.
+        rng: random number generator.
+
+    Returns:
+        A table with the columns "source" and "target".
+    """
     lengths = np.clip(rng.lognormal(np.log(13), 0.6, count), 1, 120).astype(np.int64)
     other = np.maximum(lengths * rng.uniform(0.8, 1.3, count), 1).astype(np.int64)
     source = sentences(words, lengths, rng)
@@ -75,7 +99,13 @@ def pairs(
 
 
 def make_text(folder: Path, lines: int, files: int = 2) -> None:
-    """Write tables of generated pairs, `files` per language."""
+    """Write files of generated sentence pairs, one pair per line.
+
+    Args:
+        folder: where to write. The files are named like `0.de-en.tsv`.
+        lines: number of lines of all files and languages together. A remainder is left out.
+        files: number of files per language.
+    """
     rng = np.random.default_rng(0)
     english = vocabulary(ENGLISH, rng)
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +120,7 @@ def make_text(folder: Path, lines: int, files: int = 2) -> None:
 
 
 def memory(process: psutil.Process) -> float:
-    """Return the MB of a process and its children, 0 if it has ended."""
+    """Return the memory in MiB that a process and its children use, 0 if it has ended."""
     with suppress(psutil.NoSuchProcess):
         own = process.memory_full_info().pss / 2**20
         return own + sum(memory(child) for child in process.children())
@@ -98,7 +128,11 @@ def memory(process: psutil.Process) -> float:
 
 
 def measure(command: list[str]) -> tuple[float, float, float]:
-    """Run a command, and return its seconds, CPU-seconds and peak memory in MB."""
+    """Run a command until it ends. If it fails, end this process as well.
+
+    Returns:
+        Wall-clock seconds, CPU seconds of all its processes, and peak memory in MiB.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     process = psutil.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)

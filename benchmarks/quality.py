@@ -39,9 +39,15 @@ LENGTH = 32  # tokens of a training sentence
 
 
 class Clock(TrainerCallback):
-    """Measure an encoder every few steps.
+    """A callback that measures retrieval accuracy every few steps of a training.
 
-    `points` are (step, CPU seconds of training, mean accuracy).
+    Args:
+        encoder: the encoder that is trained.
+        args: the command line.
+        spent: CPU seconds that count as used before the training.
+
+    Attributes:
+        points: (step, CPU seconds of training, mean accuracy in percent) of each measurement.
     """
 
     def __init__(
@@ -55,15 +61,17 @@ class Clock(TrainerCallback):
         self.measure(0)
 
     def measure(self, step: int) -> None:
-        """Measure retrieval and add a point."""
+        """Measure retrieval accuracy after a number of steps, and add it to `points`."""
         accuracy = float(np.mean(list(evaluate(self.encoder, self.pairs).values())))
         self.points.append((step, self.spent, accuracy))
         show(f"step {step}: {self.spent:.1f} CPU-s, {accuracy:.2f}")
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
         self.started = time.process_time()
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        """Add the time of the step, and measure if it is time to. Measuring does not count."""
         self.spent += time.process_time() - self.started
         if state.global_step % self.every == 0:
             self.measure(state.global_step)
@@ -71,7 +79,11 @@ class Clock(TrainerCallback):
 
 
 def draw_pairs(args: argparse.Namespace) -> Dataset:
-    """Return as many pairs as the steps take, evenly from all languages, in random order."""
+    """Draw as many training pairs as the steps take, evenly from all languages.
+
+    Returns:
+        A dataset with the columns "source" and "target", in random order.
+    """
     rng = random.Random(args.seed)
     count = args.steps * args.batch_size
     languages = read_languages(args.train_data)
@@ -86,7 +98,17 @@ def draw_pairs(args: argparse.Namespace) -> Dataset:
 def ours(
     name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
 ) -> tuple[Trainer, Clock]:
-    """Return our trainer for DAP or TR, and its clock."""
+    """Make our trainer for an objective.
+
+    Args:
+        name: "DAP" or "TR".
+        pairs: training pairs.
+        args: the command line.
+        common: training arguments that all methods share.
+
+    Returns:
+        The trainer, and the clock that measures its encoder. Tokenising counts as training time.
+    """
     rates = {}
     if name == "DAP":
         model = DAPForPreTraining.from_pretrained(args.heads)
@@ -112,9 +134,18 @@ def ours(
 def theirs(
     name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
 ) -> tuple[Trainer, Clock]:
-    """Return sentence-transformers' trainer for one of its losses, and its clock.
+    """Make the trainer of sentence-transformers for one of its losses.
 
     It tokenises the texts within the steps.
+
+    Args:
+        name: class name of the loss, `MNRL` or `CACHED`.
+        pairs: training pairs.
+        args: the command line.
+        common: training arguments that all methods share.
+
+    Returns:
+        The trainer, and the clock that measures its encoder.
     """
     transformer = Transformer(
         args.model, max_seq_length=LENGTH, model_kwargs={"add_pooling_layer": False}

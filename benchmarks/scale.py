@@ -32,7 +32,7 @@ from dap.ray.ray_search import TILES, cluster_neighbours
 from dap.reports import machine, text_table
 from dap.search import Neighbours, mutual_neighbours
 
-#: Name of a place -> nodes of its cluster (0: no cluster) and threads.
+#: Where a job runs. Name of a place -> nodes of its cluster (0: no cluster) and threads.
 PLACES = {
     "one process": (0, 1),
     "one process, two threads": (0, 2),
@@ -51,7 +51,13 @@ Runs = dict[str, list[tuple[float, str]]]
 
 
 def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Make the job of searching random vectors."""
+    """Make the job of searching random vectors.
+
+    Args:
+        rows: vectors per side.
+        args: the command line.
+        cluster: says whether to search on a cluster.
+    """
     generator = np.random.default_rng(0)
     source = generator.standard_normal((rows, args.dimensions), np.float32)
     target = generator.standard_normal((rows, args.dimensions), np.float32)
@@ -66,7 +72,13 @@ def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Jo
 
 
 def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Make the job of encoding random sentences of 12 numbers."""
+    """Make the job of encoding random sentences of 12 numbers.
+
+    Args:
+        count: number of sentences.
+        args: the command line, which names the encoder.
+        cluster: says whether to encode on a cluster.
+    """
     generator = np.random.default_rng(0)
     encoder = load_on(cluster, EncoderArguments(args.model, pooling="mean"))
     sentences = []
@@ -77,7 +89,13 @@ def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) ->
 
 
 def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Make the job of preparing the made-up text of `args.folder`."""
+    """Make the job of preparing the made-up text in the folder of the command line.
+
+    Args:
+        lines: not used, because the text is already there.
+        args: the command line.
+        cluster: says whether to prepare on a cluster.
+    """
 
     def work(whole: bool) -> list[np.ndarray]:
         text = Path(args.folder, "all" if whole else "few")
@@ -95,10 +113,16 @@ JOBS = {"search": search, "encoding": encoding, "preparation": preparation}
 
 
 def measure(name: str, size: int, nodes: int, args: argparse.Namespace) -> tuple[float, str]:
-    """Time a job on a cluster of so many nodes or, with 0 nodes, in this process.
+    """Time a job on a new cluster, or in this process.
+
+    Args:
+        name: key of `JOBS`.
+        size: rows, sentences or lines of the job.
+        nodes: nodes of the cluster. 0 means this process.
+        args: the command line.
 
     Returns:
-        Seconds, and a digest of the results.
+        Wall-clock seconds, and a hash of the results.
     """
     address = start_cluster(nodes) if nodes else None
     cluster = ClusterArguments(address)
@@ -115,7 +139,7 @@ def measure(name: str, size: int, nodes: int, args: argparse.Namespace) -> tuple
 
 
 def start_cluster(nodes: int) -> str:
-    """Start nodes of one core on this machine. Returns: their cluster's address."""
+    """Start a cluster of nodes with one core each on this machine, and return its address."""
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": STORE}
@@ -126,7 +150,7 @@ def start_cluster(nodes: int) -> str:
 
 
 def timed_table(args: argparse.Namespace) -> str:
-    """Measure all jobs in all places, and return the table of the fastest runs."""
+    """Time all jobs in all places, and return a text table of the fastest runs."""
     jobs = [("search", rows) for rows in args.rows]
     if args.model:
         jobs.append(("encoding", args.sentences))
@@ -153,7 +177,12 @@ def timed_table(args: argparse.Namespace) -> str:
 
 
 def job_rows(name: str, runs: Runs) -> list[list]:
-    """Return the table's rows of one job."""
+    """Return the rows of the table for one job.
+
+    Args:
+        name: what the table calls the job.
+        runs: place -> seconds and hash of the results, for each run.
+    """
     # Several threads may add numbers in another order, so their results are not compared.
     compared = [place for place, (_, threads) in PLACES.items() if threads == 1]
     digests = set()
@@ -170,7 +199,15 @@ def job_rows(name: str, runs: Runs) -> list[list]:
 
 
 def mining_memory(count: int, args: argparse.Namespace) -> int:
-    """Read, mine and write two texts of `count` sentences. Returns: the most bytes in memory."""
+    """Measure the memory of a mining command's process, with made-up vectors and neighbours.
+
+    Args:
+        count: sentences of each of the two texts.
+        args: the command line.
+
+    Returns:
+        Peak in bytes, without memory-mapped files.
+    """
     generator = np.random.default_rng(0)
     slices = list(row_blocks(count))
     with peak_anonymous() as peak, temporary_folder(args.folder):

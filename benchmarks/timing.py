@@ -1,5 +1,7 @@
 """Shared by all benchmarks: options, contenders that take turns, peak memory and JSON files.
 
+A contender is one of the implementations or settings that a benchmark compares.
+
 Legend: `T` tokens, `D` hidden size, `I` intermediate size.
 """
 
@@ -46,7 +48,7 @@ def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
 
 
 def prepare_machine(args: argparse.Namespace) -> None:
-    """Require the GPU if the arguments ask for it, and set the seed."""
+    """Set the random seed, and raise `ValueError` if `--device cuda` finds no GPU."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no GPU on this machine; leave the option out")
     torch.manual_seed(0)
@@ -59,9 +61,14 @@ def synchronise(device: str) -> None:
 
 
 def once(step: Step, device: str) -> Numbers:
-    """Run a step, and return its wall-clock seconds and the CPU seconds of all threads.
+    """Run a function once, and measure its time.
 
-    The wall-clock time includes the work of the GPU.
+    Args:
+        step: the function.
+        device: "cuda" also waits for the work that it starts on the GPU.
+
+    Returns:
+        `WALL` -> wall-clock seconds. `CPU` -> CPU seconds of all threads of this process.
     """
     synchronise(device)
     wall = time.perf_counter()
@@ -74,7 +81,9 @@ def once(step: Step, device: str) -> Numbers:
 def in_turn(
     measures: Mapping[str, Callable[[], Numbers]], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Measure the contenders in turn.
+    """Measure several contenders, one after the other in each round.
+
+    So a slow minute of the machine does not hit one of them only.
 
     Args:
         measures: contender -> function that measures it once.
@@ -100,9 +109,16 @@ def in_turn(
 def alternate(
     contenders: Mapping[str, Step], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, dict[str, Any]]:
-    """Time the contenders' steps in turn, after some steps of each that do not count.
+    """Time several contenders, one after the other in each round.
 
-    Returns the same as `in_turn`.
+    Args:
+        contenders: contender -> function to time.
+        repeats: turns of each contender.
+        device: "cuda" also waits for work on the GPU.
+        warm_up: calls of each contender before, which do not count.
+
+    Returns:
+        Contender -> median wall-clock and CPU seconds, and all single measurements under `runs`.
     """
     for step in contenders.values():
         for _ in range(warm_up):
@@ -112,7 +128,11 @@ def alternate(
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a new process, which reads today's environment variables.
+    """Call a function in a new process, which reads the environment variables as they are now.
+
+    Args:
+        work: the function. It must be importable, or a `partial` of such a function.
+        args: its arguments.
 
     Returns:
         The function's result.
@@ -125,8 +145,11 @@ def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
 def peak_memory(device: str) -> Iterator[dict[str, int]]:
     """Measure the peak memory of a block, above the memory in use before it.
 
+    Args:
+        device: "cuda" measures the memory of the GPU, "cpu" that of this process.
+
     Yields:
-        A mapping that has the peak under `bytes` after the block.
+        A dictionary that has the peak under `bytes` after the block.
     """
     found: dict[str, int] = {}
     gc.collect()
@@ -149,6 +172,9 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
     """Measure the peak memory of a block like `peak_memory`, without pages of mapped files.
 
     The memory is read every 10 ms, so short peaks are missed.
+
+    Yields:
+        A dictionary that has the peak so far under `bytes`.
     """
     found = {"bytes": 0}
     over = threading.Event()
@@ -167,7 +193,12 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
 
 
 def kernel_bytes(file: str, name: str) -> int:
-    """Return a number of a file in /proc, converted from kB to bytes."""
+    """Read an amount of memory from a file in /proc, in bytes.
+
+    Args:
+        file: path, such as /proc/meminfo.
+        name: name of the line, such as "MemAvailable".
+    """
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path(file).read_text())[1])
 
 
@@ -179,8 +210,18 @@ def show(line: str) -> None:
 class MatrixWork:
     """The six weight products of an encoder layer over T tokens, forward pass only.
 
-    A call repeats them until about `seconds` have passed, because a single pass is too short to
-    give a steady rate. `flops` is the work of a call.
+    A call repeats the products for about `seconds`, because a single pass is too short to give a
+    steady rate.
+
+    Args:
+        config: configuration of the encoder, which gives the shapes.
+        tokens: number of tokens, T.
+        device: where to compute.
+        dtype: type of states and weights.
+        seconds: about how long a call takes.
+
+    Attributes:
+        flops: floating-point operations of a call.
     """
 
     def __init__(
@@ -212,7 +253,14 @@ class MatrixWork:
 
 
 def save(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """Write the numbers with arguments, machine and versions to the file of `--json`, if given."""
+    """Write a benchmark's results to the file of `--json`, if it is given.
+
+    Arguments, machine and library versions are added.
+
+    Args:
+        args: the command line.
+        found: name -> result.
+    """
     if not args.json:
         return
     arguments = {}

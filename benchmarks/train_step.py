@@ -54,7 +54,13 @@ SCALE = 20.0  # 1 / tr_temperature
 
 
 class LibraryLoss(nn.Module):
-    """`MultipleNegativesRankingLoss`, plain or cached, with the workload's encoder."""
+    """The ranking loss of sentence-transformers, `MultipleNegativesRankingLoss`.
+
+    Args:
+        workload: its encoder's weights are used.
+        mini_batch_size: pairs of a chunk for the cached version of the loss. None takes the plain
+            version.
+    """
 
     def __init__(self, workload: Workload, mini_batch_size: int | None = None) -> None:
         from sentence_transformers import SentenceTransformer
@@ -80,12 +86,12 @@ class LibraryLoss(nn.Module):
         self.loss = kind(self.model, scale=SCALE, **cached)
 
     def follow(self, workload: Workload) -> None:
-        """Move to the workload's device and share its parameters."""
+        """Move to the workload's device, and use the parameters of its encoder."""
         self.to(workload.device)
         share_weights(self.model[0].auto_model, workload.encoder)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Compute the loss of one of our batches."""
+        """Return the loss of a batch in our format, a scalar."""
         names = ("input_ids", "attention_mask")
         features = []
         for side in ("source", "target"):
@@ -96,9 +102,19 @@ class LibraryLoss(nn.Module):
 def contenders(
     workload: Workload, losses: dict[str, Loss], batch: Batch, args: argparse.Namespace
 ) -> dict[str, Callable[[], object]]:
-    """Return a function for each contender that adds the gradients of the batch.
+    """Make the contenders of the timing, each a forward and backward pass.
 
-    If the batch is larger than a chunk, there are cached contenders as well.
+    If the batch is larger than `--mini_batch_size`, there are also cached contenders, which compute
+    it in chunks.
+
+    Args:
+        workload: our models.
+        losses: name -> function that computes the loss of a batch.
+        batch: the pairs that all contenders train on.
+        args: the command line.
+
+    Returns:
+        Name -> function that computes the gradients of the batch and adds them to the parameters'.
     """
     size = args.mini_batch_size
     found: dict[str, Callable[..., object]] = {
@@ -127,7 +143,15 @@ def contenders(
 def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> dict[str, float]:
     """Check that our TR and sentence-transformers have the same loss and gradients.
 
-    Dropout is off.
+    Dropout is off during the check.
+
+    Args:
+        losses: name -> function that computes the loss of a batch.
+        workload: our models.
+        batch: the pairs.
+
+    Returns:
+        "loss", length of the "gradient", and relative difference of both, "gradient_error".
 
     Raises:
         ValueError: they differ, so that the contenders would not do the same work.
@@ -160,11 +184,11 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Time all contenders.
+    """Time a training step of all contenders.
 
     Returns:
-        The result of `check_equal`, and for each contender the median times and useful FLOPs of a
-        step.
+        "check" is the result of `check_equal`, or None without the library. "contenders" has the
+        median times of each contender, and the useful FLOPs of its step.
     """
     workload = Workload(args)
     losses = workload.losses() | ({LIBRARY: LibraryLoss(workload)} if args.library else {})
@@ -202,7 +226,15 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
-    """Return the ratios of contenders by wall or CPU time, if both ran."""
+    """Divide the times of some contenders by those of others.
+
+    Args:
+        found: contender -> its times, as in the result of `compare`.
+        clock: `WALL` or `CPU`.
+
+    Returns:
+        Text such as "DAP / TR" -> ratio, for each two contenders of interest that both ran.
+    """
     wanted = [("DAP", LIBRARY), ("DAP", "TR"), ("TLM", "TR"), ("TR", LIBRARY)]
     wanted += [(a + CACHED, b + CACHED) for a, b in wanted] + [("DAP" + CACHED, "DAP")]
     return {
@@ -213,13 +245,23 @@ def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
 
 
 def shares(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
-    """Return each contender's rate of useful FLOPs, relative to the matrix products."""
+    """Return each contender's useful FLOPs per second, as a share of plain matrix products.
+
+    Args:
+        found: contender -> its times and FLOPs, as in the result of `compare`.
+        clock: `WALL` or `CPU`.
+    """
     rates = {name: part["flops"] / part[clock] for name, part in found.items()}
     return {name: rate / rates[MATRIX] for name, rate in rates.items()}
 
 
 def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
-    """Return medians and ratios as a text table."""
+    """Format median times and ratios as a text table.
+
+    Args:
+        found: contender -> its times and FLOPs, as in the result of `compare`.
+        pairs: number of pairs of a step.
+    """
     base = found.get(LIBRARY) or found["TR"]
     wall, cpu = shares(found, WALL), shares(found, CPU)
     lines = []
@@ -250,7 +292,7 @@ def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print the table and write everything to `--json`."""
+    """Time all contenders, print the table, and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=7)
     add_workload_arguments(parser)
     parser.add_argument(

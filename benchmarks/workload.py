@@ -34,7 +34,12 @@ XLMR_IDS = {CLS: 0, PAD: 1, SEP: 2, MASK: 250_001}
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32) -> None:
-    """Add the options that choose the model and the pairs."""
+    """Add the command-line options that choose the model and the pairs.
+
+    Args:
+        parser: the benchmark's parser, changed in place.
+        batch_size: default of `--batch_size`.
+    """
     parser.add_argument(
         "--size",
         choices=list(SIZES),
@@ -59,7 +64,11 @@ def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32
 
 
 def encoder_config(size: str) -> tuple[PreTrainedConfig, dict[str, int]]:
-    """Return the configuration of XLM-R base or of a BERT, and the ids of its special tokens."""
+    """Return the configuration of an encoder, and the ids of its special tokens by name.
+
+    Args:
+        size: key of `SIZES`. "xlmr" is XLM-R base, and all others are a BERT.
+    """
     layers, hidden, words = SIZES[size]
     shape = {
         "vocab_size": words,
@@ -102,6 +111,7 @@ class Workload:
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
 
     def _model(self, objective: str) -> DAPForPreTraining:
+        """Make a model of an objective, such as "tr+rtl", on the shared encoder."""
         is_restricted = objective in ("tr+rtl", "tr+bow")  # as train_dap.py does by default
         config = DAPConfig(
             self.config,
@@ -116,7 +126,7 @@ class Workload:
         return model
 
     def to(self, device: str) -> "Workload":
-        """Move the models to a device, and all later batches. Parameters stay shared."""
+        """Move the models to a device. Later batches are made there. Returns this workload."""
         self.device = device
         self.encoder.to(device)
         for model in self.models.values():
@@ -131,7 +141,15 @@ class Workload:
         return found
 
     def batch(self, pairs: int, seed: int = 0) -> Batch:
-        """Return B pairs of random lengths and ids."""
+        """Make a batch of pairs with random lengths and token ids.
+
+        Args:
+            pairs: number of pairs, B.
+            seed: seed of the random numbers.
+
+        Returns:
+            Name of a model's input -> tensor (B, S).
+        """
         generator = torch.Generator().manual_seed(seed)
         low, high = self.lengths
         lengths = torch.randint(low, high + 1, (2, pairs), generator=generator).tolist()
@@ -140,9 +158,17 @@ class Workload:
     def batch_of(
         self, source: list[int], target: list[int], generator: torch.Generator | None = None
     ) -> Batch:
-        """Return pairs with these numbers of tokens.
+        """Make a batch of pairs with given lengths and random token ids.
 
         A sentence has CLS, random ids and SEP, then padding up to the longest of its side.
+
+        Args:
+            source: number of tokens of each source sentence.
+            target: number of tokens of each target sentence.
+            generator: source of random numbers. None takes torch's own.
+
+        Returns:
+            Name of a model's input -> tensor (B, S).
         """
         allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
         batch = {}
@@ -160,7 +186,12 @@ class Workload:
 
 
 def share_weights(module: nn.Module, other: nn.Module) -> None:
-    """Replace a module's parameters by those of another module with the same names."""
+    """Replace a module's parameters by those of another module, so that both train the same.
+
+    Args:
+        module: its parameters are replaced.
+        other: a module with parameters of the same names.
+    """
     for name, parameter in other.named_parameters():
         place, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(place), leaf, parameter)
@@ -174,7 +205,16 @@ def token_counts(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
 
 
 def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
-    """Return the loss of a batch, and add its gradients to those of the parameters."""
+    """Compute the loss of a batch, and add its gradients to those of the parameters.
+
+    Args:
+        loss: function that computes the loss.
+        batch: the pairs.
+        bf16: compute the loss under bfloat16 autocast.
+
+    Returns:
+        The loss, a scalar without gradients.
+    """
     with torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16):
         found = loss(batch)
     found.backward()
@@ -182,7 +222,14 @@ def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
 
 
 def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: bool = False) -> None:
-    """Add the same gradients as `backward`, by GradCache with `size` pairs at a time."""
+    """Compute the same gradients as `backward`, in chunks that need less memory (GradCache).
+
+    Args:
+        model: the model. The gradients are added to those of its parameters.
+        size: pairs of a chunk.
+        batch: the pairs.
+        bf16: compute the loss under bfloat16 autocast.
+    """
     from dap.training import CachedBatch  # here, because it needs the package `datasets`
 
     autocast = torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16)
@@ -195,7 +242,12 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that knows some words and puts each sentence between CLS and SEP."""
+    """Make a tokenizer that has an id per word, and puts each sentence between CLS and SEP.
+
+    Args:
+        words: the words that it knows.
+        options: further arguments of `PreTrainedTokenizerFast`.
+    """
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {word: number for number, word in enumerate([*special, *words])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))

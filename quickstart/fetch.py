@@ -14,7 +14,13 @@ from dap.errors import UserError
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned file of the Python package registry."""
+    """A pinned file of the Python package registry.
+
+    Attributes:
+        requirement: what pip is asked for, such as "Django==6.1.3".
+        filename: name of the file.
+        sha256: SHA-256 of the file, in hexadecimal digits.
+    """
 
     requirement: str
     filename: str
@@ -60,8 +66,12 @@ def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
 def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     """Download the wheels that a folder lacks, and check all of them.
 
+    Args:
+        wheels: the files to have.
+        folder: where they are kept.
+
     Returns:
-        Paths of the wheels, in their order.
+        Path of each wheel, in the order of `wheels`.
 
     Raises:
         UserError: a file has another digest, or the download failed.
@@ -83,9 +93,12 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    """Download wheels into a temporary folder, then move them.
+    """Download wheels into a temporary folder, then move them into `folder`.
 
-    pip would leave part of a file behind if it were killed.
+    Otherwise pip would leave part of a file behind if it were killed.
+
+    Raises:
+        UserError: the download failed.
     """
     names = ", ".join(wheel.requirement for wheel in wheels)
     print(f"   downloading {names}", flush=True)

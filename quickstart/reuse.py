@@ -18,7 +18,7 @@ RECORD = "made_from.json"  # written before training begins
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a digest of the names and contents of the files directly in a folder."""
+    """Return a hash of the names and contents of all files of a folder, without subfolders."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         with path.open("rb") as file:
@@ -28,10 +28,18 @@ def folder_digest(folder: Path) -> str:
 
 
 def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str, Any]:
-    """Return everything that decides about the weights of a run.
+    """Describe everything that decides about the weights of a run.
 
-    These are the start model, the pooling, the training text and the lines of the recipe that
-    change weights. A model in a folder is known by its content, one of the Hub by its name.
+    A model in a folder is known by its content, one of the Hub by its name.
+
+    Args:
+        model: id or folder of the model that training starts from.
+        pooling: "cls" or "mean".
+        recipe: YAML file with arguments of train_dap.py.
+        text: folder of the training text.
+
+    Returns:
+        Start model, pooling, hash of the text, and those lines of the recipe that change weights.
     """
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
@@ -51,8 +59,11 @@ def claim(out: Path, wanted: dict[str, Any]) -> bool:
     these ingredients.
 
     Args:
-        out: folder of the run.
-        wanted: what `ingredients` returns.
+        out: folder of the run. It need not exist.
+        wanted: result of `ingredients` for the run.
+
+    Returns:
+        True if there is a finished run. False if training must begin or continue.
 
     Raises:
         UserError: the folder holds a finished or interrupted run of other ingredients.
