@@ -33,23 +33,28 @@ EXAMPLE = (
 
 
 class Text(NamedTuple):
-    """A text to search."""
+    """A text to search.
 
-    sentences: list[str]  # N
-    vectors: np.ndarray  # (N, D), of length 1
+    Attributes:
+        sentences: N distinct sentences.
+        vectors: (N, D), their vectors, of Euclidean length 1.
+    """
+
+    sentences: list[str]
+    vectors: np.ndarray
 
 
 def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None) -> Text:
-    """Encode the lines of a file, or the pasted lines, without repetitions.
+    """Encode the distinct lines of a file, or of pasted text.
 
     Args:
         encoder: makes the vectors.
-        name: name of the text, for error messages.
+        name: what error messages call the text.
         pasted: sentences, one per line.
-        file: path of a file. It takes precedence.
+        file: path of a file to read instead of the pasted text. None if there is no file.
 
     Raises:
-        ValueError: no sentences, more than `MOST`, or a file that is not text.
+        UserError: no sentences, more than `MOST`, or a file that is not text.
     """
     lines = list(read_sentences(file)) if file else pasted.splitlines()
     sentences = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
@@ -59,13 +64,18 @@ def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None
 
 
 def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[list[Any]]:
-    """Find the nearest sentences of each text by cosine.
+    """Find the `MATCHES` sentences of each text that are nearest to a sentence by cosine.
+
+    Args:
+        encoder: makes the vector of the sentence. It must be that of the texts.
+        texts: the texts to search.
+        query: the sentence.
 
     Returns:
-        Rows of cosine, number of the text (from 1) and sentence, best first.
+        A row per match: cosine, number of the text (from 1) and sentence. Highest cosine first.
 
     Raises:
-        ValueError: an empty query, or no texts.
+        UserError: an empty query, or no texts.
     """
     if not query.strip() or not texts:
         raise UserError("there is nothing to search: give two texts, and type a sentence")
@@ -82,6 +92,14 @@ def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
     """Draw the cosines of two sentences' tokens as a heat map.
 
     A dot marks two tokens that are each other's nearest.
+
+    Args:
+        encoder: makes the token states.
+        query: the sentence that was searched, whose tokens are the rows.
+        match: the sentence that was found, whose tokens are the columns.
+
+    Returns:
+        A matplotlib figure.
     """
     from matplotlib.figure import Figure
 
@@ -100,7 +118,15 @@ def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
 
 
 def build(encoder: SentenceEncoder, name: str) -> Any:
-    """Build the app, a `gradio.Blocks`."""
+    """Build the app.
+
+    Args:
+        encoder: the encoder.
+        name: what the app calls the encoder.
+
+    Returns:
+        The app, a `gradio.Blocks`.
+    """
     import gradio
 
     read = lru_cache(8)(partial(read_text, encoder))  # encodes each text once
@@ -152,7 +178,7 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
 
 @dataclass
 class AppArguments:
-    """How to reach the app."""
+    """Command-line arguments of the app, beside those that choose the encoder."""
 
     port: int = field(default=7860, metadata={"help": "Port on 127.0.0.1."})
 

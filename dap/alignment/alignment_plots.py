@@ -20,16 +20,19 @@ TARGET_COLOUR = "#2e6f9e"
 
 
 def principal_plane(states: np.ndarray) -> np.ndarray:
-    """Project points (N, D) onto their two directions of greatest variance (PCA).
+    """Project points onto the plane of their two directions of greatest variance (PCA).
 
-    The result is centred. On each axis the coordinate of largest size is positive, so that the
-    picture of the same states never flips.
+    The result is centred. On each axis the coordinate with the largest absolute value is positive,
+    so that the picture of the same states never flips.
+
+    Args:
+        states: points (N, D).
 
     Returns:
-        (N, 2) float64.
+        Coordinates (N, 2) float64.
 
     Raises:
-        ValueError: there are fewer than two points or dimensions.
+        UserError: there are fewer than two points or dimensions.
     """
     points = np.asarray(states, np.float64)
     if points.ndim != 2 or min(points.shape) < 2:
@@ -51,11 +54,11 @@ def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
     3.0
 
     Args:
-        source: (N, D).
-        target: (M, D).
+        source: points (N, D) of one cloud.
+        target: points (M, D) of the other cloud.
 
     Raises:
-        ValueError: a cloud is empty, or the points of each cloud are all the same.
+        UserError: a cloud is empty, or the points of each cloud are all the same.
     """
     if not len(source) or not len(target):
         raise UserError(f"clouds of {len(source)} and {len(target)} points: both need points")
@@ -87,14 +90,15 @@ def plot_token_states(
     Args:
         before: source token states (N, D) and target token states (M, D) of one model, such as
             `np.concatenate(encoder.encode_tokens(sentences))` for each side.
-        after: the same for the other model.
-        path: .png, .pdf or .svg.
+        after: token states of the other model.
+        path: picture to write: .png, .pdf or .svg.
         source_name: name of the source side in the legend.
         target_name: name of the target side in the legend.
         titles: titles of the two panels.
 
     Returns:
-        `cloud_distance` in both panels, which the titles also show.
+        `cloud_distance` of source and target tokens, for each of the two models. The titles also
+        show it.
     """
     from matplotlib.figure import Figure
 
@@ -112,7 +116,17 @@ def plot_token_states(
 
 
 def _draw_clouds(axes: Any, states: TokenStates, title: str, names: tuple[str, str]) -> float:
-    """Draw one panel of `plot_token_states`. Returns: the distance of the clouds."""
+    """Draw one panel of `plot_token_states`.
+
+    Args:
+        axes: matplotlib axes.
+        states: source and target token states of one model.
+        title: title of the panel, to which the distance is added.
+        names: names of the source side and the target side in the legend.
+
+    Returns:
+        The `cloud_distance` of source and target tokens.
+    """
     source, target = states
     plane = principal_plane(np.concatenate(states))  # (N + M, 2)
     source_points, target_points = np.split(plane, [len(source)])
@@ -144,15 +158,15 @@ def plot_alignment(
         states: title of a panel -> source states (S, D) and target states (T, D) of one model.
         source_tokens: S labels, from top to bottom.
         target_tokens: T labels, from left to right.
-        path: .png, .pdf or .svg.
+        path: picture to write: .png, .pdf or .svg.
         font: a font file. None takes matplotlib's DejaVu Sans, which has Latin, Greek, Cyrillic,
             Arabic and Hebrew letters.
 
     Returns:
-        Title -> links (L, 2).
+        Title of a panel -> the links that its dots show, (L, 2): source row and target row.
 
     Raises:
-        ValueError: there is no panel, the numbers of states and labels differ, or the font lacks a
+        UserError: there is no panel, the numbers of states and labels differ, or the font lacks a
             character of a label.
     """
     from matplotlib.figure import Figure
@@ -180,10 +194,16 @@ def plot_alignment(
 def draw_alignment(
     axes: Any, states: TokenStates, source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> np.ndarray:
-    """Draw one heat map of `plot_alignment`, with its colour bar, on matplotlib axes.
+    """Draw the cosines of one sentence pair as a heat map with a colour bar, on matplotlib axes.
+
+    Args:
+        axes: matplotlib axes.
+        states: source states (S, D) and target states (T, D).
+        source_tokens: S labels, from top to bottom.
+        target_tokens: T labels, from left to right.
 
     Returns:
-        Links (L, 2).
+        The links that the dots show, (L, 2): source row and target row.
     """
     links, similarity = align_tokens(*states)
     axes.figure.colorbar(axes.imshow(similarity, cmap="Blues"), ax=axes, shrink=0.8)
@@ -200,7 +220,7 @@ def draw_alignment(
 def _require_labels(
     states: Mapping[str, TokenStates], source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> None:
-    """Raise `UserError` unless there are panels and each has one state per label."""
+    """Raise `UserError` unless there is a panel, and each panel has one state per label."""
     if not states:
         raise UserError("there is no panel to draw: give the states of one model or more")
     labels = (len(source_tokens), len(target_tokens))
@@ -218,7 +238,12 @@ def _require_labels(
 
 
 def _require_glyphs(properties: Any, labels: Sequence[str]) -> None:
-    """Raise `UserError` if the font lacks a character. matplotlib would only draw a box for it."""
+    """Raise `UserError` if the font lacks a character. matplotlib would only draw a box for it.
+
+    Args:
+        properties: the font, as matplotlib's `FontProperties`.
+        labels: the texts to draw.
+    """
     from matplotlib.font_manager import findfont, get_font
 
     name = findfont(properties)

@@ -23,6 +23,9 @@ def heat_map(alignment: WordAlignment) -> str:
     The source words stand at the rows, the target words at the columns. A cell has the cosine, on a
     blue that is darker the higher the cosine is among those of the pair. A red frame marks a link.
 
+    Args:
+        alignment: words, links and cosines of the sentence pair.
+
     Returns:
         HTML that needs no other file.
     """
@@ -45,7 +48,13 @@ def heat_map(alignment: WordAlignment) -> str:
 
 
 def _cell(cosine: float, share: float, is_linked: bool) -> str:
-    """Return a cell whose blue has the opacity `share`. Text on a dark blue is white."""
+    """Return a cell of the table as HTML.
+
+    Args:
+        cosine: the number in the cell.
+        share: how blue the cell is, from 0 (white) to 1 (dark). Text on a dark cell is white.
+        is_linked: draw a frame around the cell.
+    """
     ink = "#fff" if share > 0.55 else "#17324a"
     # mixed with white, so that the ink can be read on a dark page as well
     red, green, blue = (round(255 - share * (255 - part)) for part in (0x1F, 0x5F, 0x99))

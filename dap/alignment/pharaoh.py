@@ -33,7 +33,7 @@ class GoldLinks:
 
 
 def format_links(links: np.ndarray) -> str:
-    """Write links (L, 2) in Pharaoh format.
+    """Format links (L, 2) as a line in Pharaoh format.
 
     >>> format_links(np.array([[0, 1], [2, 0]]))
     '0-1 2-0'
@@ -42,7 +42,7 @@ def format_links(links: np.ndarray) -> str:
 
 
 def parse_links(line: str, first: int = 0) -> GoldLinks:
-    """Read a line in Pharaoh format.
+    """Parse a line in Pharaoh format.
 
     >>> parse_links("0-1 2p0").possible.tolist()
     [[2, 0]]
@@ -68,10 +68,17 @@ def parse_links(line: str, first: int = 0) -> GoldLinks:
 
 
 def read_links(path: str | Path, first: int = 0) -> list[GoldLinks]:
-    """Read a file in Pharaoh format, also as `.gz` or `.xz`.
+    """Read a file in Pharaoh format, which may be compressed as `.gz` or `.xz`.
+
+    Args:
+        path: the file.
+        first: number that the file gives the first word of a sentence, 0 or 1.
+
+    Returns:
+        The links of each line, with words counted from 0.
 
     Raises:
-        UserError: a line is not in this format. It is named.
+        UserError: a line is not in this format. The message names the line.
         FileNotFoundError: there is no such file.
     """
     found = []

@@ -31,8 +31,8 @@ class WordAlignment:
         target: T words.
         links: (L, 2) int64, pairs of source and target word, from 0, in ascending order.
         similarity: (S, T) float32, cosines of the words. A word without tokens has cosine 0.
-        without_state: words of both sides that have no tokens, because the sentence was cut or the
-            tokenizer dropped them. They get no link.
+        without_state: number of words of both sides that have no tokens, because the sentence was
+            cut or the tokenizer dropped them. These words get no link.
     """
 
     source: list[str]
@@ -53,13 +53,13 @@ class WordAlignment:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A sentence in tokens and words.
+    """A sentence in tokens and words. A span is the first character, and the one after the last.
 
     Attributes:
         words: W words.
-        word_spans: (W, 2) int64.
-        states: (N, D).
-        token_spans: (N, 2) int64.
+        word_spans: (W, 2) int64, span of each word in the sentence.
+        states: (N, D), state of each token.
+        token_spans: (N, 2) int64, span of each token in the sentence.
     """
 
     words: list[str]
@@ -94,10 +94,10 @@ def align_words(
             "link" links subwords, and with them their words, as SimAlign does by default.
         words: "spaces" takes the words between spaces. "tokenizer" takes the tokenizer's words. Use
             it for text without spaces between words, such as Chinese.
-        token_budget: most tokens of a batch.
+        token_budget: most tokens of a batch, padding included.
 
     Returns:
-        P alignments.
+        The alignment of each of the P pairs.
 
     Raises:
         UserError: unequal numbers of sentences, an unknown option, an encoder without token states,
@@ -121,7 +121,20 @@ def stream_alignments(
     words: str = "spaces",
     token_budget: int = 4096,
 ) -> Iterator[WordAlignment]:
-    """Yield the alignment of each pair, like `align_words`, in memory that does not grow."""
+    """Yield the alignment of each pair, in memory that does not grow with the number of pairs.
+
+    Args:
+        encoder: as in `align_words`.
+        pairs: sentences with their translations.
+        method: as in `align_words`.
+        subwords: as in `align_words`.
+        words: as in `align_words`.
+        token_budget: most tokens of a batch, padding included.
+
+    Raises:
+        UserError: an unknown option, an encoder without token states, or states that are not
+            finite.
+    """
     for name, value, choices in (
         ("method", method, METHODS),
         ("subwords", subwords, SUBWORDS),
@@ -150,7 +163,14 @@ def stream_alignments(
 def _tokens_of(
     encoder: SentenceEncoder, sentences: Sequence[str], words: str, token_budget: int
 ) -> list[_Tokens]:
-    """Encode sentences, and find their words."""
+    """Encode sentences, and find their words.
+
+    Args:
+        encoder: makes the token states.
+        sentences: any number of sentences.
+        words: what counts as a word, "spaces" or "tokenizer".
+        token_budget: most tokens of a batch, padding included.
+    """
     token_spans = encoder.token_spans(sentences)
     token_states = encoder.encode_tokens(sentences, token_budget)
     if words == "tokenizer":
@@ -170,7 +190,14 @@ def _tokens_of(
 
 
 def _align(source: _Tokens, target: _Tokens, method: str, subwords: str) -> WordAlignment:
-    """Align the words of one pair."""
+    """Align the words of one sentence pair.
+
+    Args:
+        source: the sentence.
+        target: its translation.
+        method: "argmax" or "itermax", as in `align_words`.
+        subwords: "mean", "first" or "link", as in `align_words`.
+    """
     missing = 0
     for side in (source, target):
         missing += int((~_is_part(side).any(1)).sum())
@@ -190,7 +217,8 @@ def _align_by_subwords(
     """Link subwords, and the words that they belong to.
 
     Returns:
-        Links of words (L, 2), and for each two words the highest cosine of their subwords (S, T).
+        Links of words (L, 2). And for each source word and target word the highest cosine of their
+        subwords, (S, T).
     """
     token_links, token_similarity = align_tokens(source.states, target.states, method)
     of_source = _is_part(source)  # (S, N)
@@ -213,7 +241,10 @@ def _align_by_subwords(
 def _first_states(
     token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
 ) -> np.ndarray:
-    """Return the state of each word's first token, (W, D), like `word_states`."""
+    """Return the state of each word's first token, (W, D). A word without tokens gets zeros.
+
+    The arguments are those of `word_states`.
+    """
     is_part = overlaps(word_spans, token_spans)
     states = np.zeros((len(word_spans), token_states.shape[1]))
     has_token = is_part.any(1)
@@ -222,7 +253,7 @@ def _first_states(
 
 
 def _is_part(tokens: _Tokens) -> np.ndarray:
-    """Tell which tokens share a character with each word, (W, N) bool."""
+    """Tell which tokens of a sentence belong to which word: (W, N) bool."""
     return overlaps(tokens.word_spans, tokens.token_spans)
 
 

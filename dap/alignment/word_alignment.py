@@ -29,11 +29,14 @@ LINKED_FACTOR = 0.9
 
 @dataclass(frozen=True)
 class TokenRetrieval:
-    """How often the nearest token by cosine is a linked one, in percent of the linked tokens.
+    """How often the nearest token of the other side is one that the token is linked to.
+
+    Only tokens with a link are queries. Accuracies are in percent of these.
 
     Attributes:
-        pool: (source→target, target→source), if the tokens of all pairs are candidates.
-        sentence: the same, if only the tokens of the sentence's own translation are candidates.
+        pool: accuracy (source→target, target→source) if the tokens of all pairs are candidates.
+        sentence: accuracy (source→target, target→source) if only the tokens of the sentence's own
+            translation are candidates.
         queries: number of linked tokens on the source side and on the target side.
     """
 
@@ -77,11 +80,11 @@ def align_tokens(
         method: one of `METHODS`.
 
     Returns:
-        Links (L, 2) int64, pairs of source and target token in ascending order, and the cosines (S,
-        T) float32.
+        Links (L, 2) int64, pairs of source row and target row in ascending order. And the cosines
+        of all rows, (S, T) float32.
 
     Raises:
-        ValueError: an unknown method, wrong shapes, or a state with NaN or infinity. The side and
+        UserError: an unknown method, wrong shapes, or a state with NaN or infinity. The side and
             the row are named.
     """
     if method not in METHODS:
@@ -107,7 +110,7 @@ def align_tokens(
 
 
 def itermax(similarity: np.ndarray) -> np.ndarray:
-    """Link tokens by cosine in two rounds, as "Itermax" of SimAlign: (S, T) bool.
+    """Link tokens by cosine in two rounds, as "Itermax" of SimAlign does.
 
     The first round links mutual nearest tokens. The second round looks again, for links with at
     least one token that has none so far. Tokens that have a link take part at 0.9 times their
@@ -119,7 +122,10 @@ def itermax(similarity: np.ndarray) -> np.ndarray:
     [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
 
     Args:
-        similarity: cosines (S, T).
+        similarity: cosines (S, T) of source and target tokens.
+
+    Returns:
+        True for each link, (S, T) bool.
     """
     positive = (similarity.astype(np.float64) + 1) / 2
     linked = _mutual(positive)
@@ -138,7 +144,7 @@ def itermax(similarity: np.ndarray) -> np.ndarray:
 
 
 def _mutual(similarity: np.ndarray) -> np.ndarray:
-    """Mark the highest value of both its row and its column: (S, T) bool."""
+    """Mark the values that are the highest of both their row and their column: (S, T) bool."""
     nearest_target = similarity.argmax(1)  # (S,)
     nearest_source = similarity.argmax(0)  # (T,)
     sources = np.arange(len(similarity))
@@ -151,7 +157,7 @@ def _mutual(similarity: np.ndarray) -> np.ndarray:
 def word_states(
     token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
 ) -> np.ndarray:
-    """Average the states of the tokens that share a character with each word: (W, D) float64.
+    """Average the states of the tokens of each word. A word's tokens share a character with it.
 
     A token that belongs to several words counts for each of them. A word without tokens (cut off,
     or dropped by the tokenizer) has a zero state.
@@ -166,10 +172,13 @@ def word_states(
         token_states: (S, D).
         token_spans: (S, 2), first character of each token and the character after its last one, as
             a tokenizer's offset mapping has them.
-        word_spans: (W, 2), the same for the words.
+        word_spans: (W, 2), first character of each word and the character after its last one.
+
+    Returns:
+        State of each word, (W, D) float64.
 
     Raises:
-        ValueError: unequal numbers of states and spans.
+        UserError: unequal numbers of states and spans.
     """
     states = np.asarray(token_states, np.float64)
     token_spans = np.asarray(token_spans, np.int64).reshape(-1, 2)
@@ -186,8 +195,8 @@ def overlaps(word_spans: np.ndarray, token_spans: np.ndarray) -> np.ndarray:
     """Tell which tokens share a character with each word: (W, S) bool.
 
     Args:
-        word_spans: (W, 2).
-        token_spans: (S, 2).
+        word_spans: (W, 2), first character of each word and the character after its last one.
+        token_spans: (S, 2), first character of each token and the character after its last one.
     """
     first_shared = np.maximum(word_spans[:, None, 0], token_spans[:, 0])  # (W, S)
     end_of_shared = np.minimum(word_spans[:, None, 1], token_spans[:, 1])  # (W, S)
@@ -200,8 +209,9 @@ def token_retrieval_accuracy(
     """Measure how often the nearest token of the other side is one that the token is linked to.
 
     It is measured twice: among the tokens of all pairs, as sentence retrieval on Tatoeba searches
-    all sentences, and among the tokens of the own translation. Equal tokens of other pairs are
-    misses. So are tokens with a zero state. Of equal cosines the first token is taken.
+    all sentences, and among the tokens of the own translation. Finding the same token in another
+    pair is a miss. A query with a zero state is also a miss. Of equal cosines the first token is
+    taken.
 
     >>> states = [np.eye(3)[:2], np.eye(3)[[2, 0]]]
     >>> links = [np.array([[0, 0], [1, 1]]), np.array([[0, 0], [1, 1]])]
@@ -211,10 +221,10 @@ def token_retrieval_accuracy(
     Args:
         source_states: P arrays (S_i, D), need not be normalised.
         target_states: P arrays (T_i, D), need not be normalised.
-        links: P arrays (L_i, 2), pairs of source and target token.
+        links: P arrays (L_i, 2) with the right links: pairs of source and target token, from 0.
 
     Raises:
-        ValueError: unequal numbers of pairs, no links at all, a link to a token that does not
+        UserError: unequal numbers of pairs, no links at all, a link to a token that does not
             exist, or a state with NaN or infinity.
     """
     _require_pairs(source_states, target_states, links)
@@ -246,13 +256,13 @@ def alignment_quality(
     AlignmentQuality(precision=100.0, recall=50.0, error_rate=25.0)
 
     Args:
-        links: P arrays (L_i, 2) of distinct links, as `align_tokens` gives them.
-        sure: P arrays (L_i, 2), the reference.
+        links: P arrays (L_i, 2) of the links to judge, as `align_tokens` gives them.
+        sure: P arrays (L_i, 2), the links of the reference that should be found.
         possible: P arrays (L_i, 2) of further links that are no mistakes. None if the reference has
             only sure links.
 
     Raises:
-        ValueError: unequal numbers of pairs, or no sure links.
+        UserError: unequal numbers of pairs, or no sure links.
     """
     possible = sure if possible is None else possible
     _require_pairs(links, sure, possible)
@@ -271,12 +281,14 @@ def alignment_quality(
 
 
 def _require_pairs(*sides: Arrays) -> None:
+    """Raise `UserError` unless all lists have the same number of pairs."""
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(str(len(side)) for side in sides)
         raise UserError(f"{counts} pairs: give the same number of each")
 
 
 def _require_links(links: Arrays) -> None:
+    """Raise `UserError` if no pair of the reference has a link."""
     if not any(len(pair) for pair in links):
         raise UserError(
             f"the reference has no link in {len(links)} pairs: there is nothing to measure against"
@@ -284,7 +296,7 @@ def _require_links(links: Arrays) -> None:
 
 
 def _all_links(links: Arrays) -> Iterable[Link]:
-    """Yield the links of all pairs."""
+    """Yield (pair, source token, target token) for the links of all pairs."""
     for row, pair in enumerate(links):
         for i, j in pair:
             yield row, int(i), int(j)
@@ -294,9 +306,9 @@ def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, i
     """Measure one direction of `token_retrieval_accuracy`.
 
     Args:
-        queries: P arrays (S_i, D).
-        keys: P arrays (T_i, D).
-        links: P arrays (L_i, 2), pairs of query and key.
+        queries: P arrays (S_i, D), states of the tokens whose translation is looked for.
+        keys: P arrays (T_i, D), states of the tokens of the other side.
+        links: P arrays (L_i, 2), pairs of query and key, from 0.
 
     Returns:
         Accuracy in percent among the keys of all pairs, the same among the keys of the own pair,

@@ -1,5 +1,7 @@
 """Where the words of a sentence stand: words between spaces, or words as the tokenizer sees them.
 
+A span is the position of the first character of a word or token, and the position after its last.
+
 Legend: `S` tokens of a sentence, `W` words of it.
 """
 
@@ -22,7 +24,7 @@ LONGEST_WORD = 12
 def space_words(sentence: str) -> list[Span]:
     """Return the spans of the words between spaces.
 
-    SimAlign, fast_align and awesome-align count words in this way, too.
+    SimAlign, fast_align and awesome-align also count words in this way.
 
     >>> space_words("Wo ist er?")
     [(0, 2), (3, 6), (7, 10)]
@@ -33,7 +35,7 @@ def space_words(sentence: str) -> list[Span]:
 def tokenizer_words(
     sentence: str, token_spans: Sequence[Span], token_words: Sequence[int | None]
 ) -> list[Span]:
-    """Return the spans of the words as the tokenizer divides a sentence.
+    """Return the spans of the words into which the tokenizer divides a sentence.
 
     A word starts at the first token after a space, and where the tokenizer starts a word. In
     scripts without spaces between words, such as Chinese or Thai, every token starts one.
@@ -76,6 +78,13 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
 
     SentencePiece has such tokens. They mark where a word starts, so they belong to that word.
 
+    Args:
+        sentence: the text.
+        token_spans: span of each token.
+
+    Returns:
+        New span of each token.
+
     >>> with_word_marks("a €1", [(0, 1), (1, 2), (2, 3), (3, 4)])
     [(0, 1), (1, 3), (2, 3), (3, 4)]
     """
@@ -87,7 +96,10 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
 
 
 def is_unsegmented(sentence: str) -> bool:
-    """Tell whether a run without spaces holds too many letters of a script without spaces.
+    """Tell whether a sentence is not cut into words, although its script needs it.
+
+    In scripts such as Chinese, spaces between words have to be added. A run of over `LONGEST_WORD`
+    such letters without a space is taken for more than one word.
 
     >>> is_unsegmented("他们 在 车站"), is_unsegmented("火车八点钟从车站出发前往北京")
     (False, True)
